@@ -1,0 +1,73 @@
+"""What supervised losses read: token rows, alone or compared with each other.
+
+`segment_BT` describes how rows are laid out: 0 at padding and 1, 2, … on the sequences that share a row.
+Shape letters: B rows, T token positions, C comparisons, K answers in a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kedge.core.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows of one or more sequences. `counted_BT` is True on the tokens whose loss counts."""
+
+    tokens_BT: Tensor
+    segment_BT: Tensor
+    counted_BT: Tensor
+
+    def __post_init__(self) -> None:
+        if not self.tokens_BT.shape == self.segment_BT.shape == self.counted_BT.shape:
+            shapes = [tuple(x.shape) for x in (self.tokens_BT, self.segment_BT, self.counted_BT)]
+            raise ShapeError(f"Batch: tokens, segments and counted must have one shape, found {shapes}")
+
+    def to(self, device: torch.device) -> Batch:
+        move = _mover(device)
+        return Batch(tokens_BT=move(self.tokens_BT), segment_BT=move(self.segment_BT), counted_BT=move(self.counted_BT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparisons:
+    """Answers (one a row) and how they were ranked against each other: a pair is a ranking of two.
+
+    `row_CK` says in which row an answer stands; `rank_CK` is its place, 1 the best, equal numbers tie, 0 absent.
+    `margin_C` is how much better the better one should score (0 without a margin), `weight_C` how much a comparison
+    counts, `objective_C` which head of the reward model it is about.
+    """
+
+    tokens_BT: Tensor
+    attention_mask_BT: Tensor
+    row_CK: Tensor
+    rank_CK: Tensor
+    margin_C: Tensor
+    weight_C: Tensor
+    objective_C: Tensor
+
+    def __post_init__(self) -> None:
+        if self.tokens_BT.shape != self.attention_mask_BT.shape or self.row_CK.shape != self.rank_CK.shape:
+            rows = f"tokens {tuple(self.tokens_BT.shape)}, attention mask {tuple(self.attention_mask_BT.shape)}"
+            places = f"rows {tuple(self.row_CK.shape)}, ranks {tuple(self.rank_CK.shape)}"
+            raise ShapeError(f"Comparisons: {rows}; {places}: the two of each kind must have one shape")
+
+    def to(self, device: torch.device) -> Comparisons:
+        move = _mover(device)
+        return Comparisons(
+            tokens_BT=move(self.tokens_BT),
+            attention_mask_BT=move(self.attention_mask_BT),
+            row_CK=move(self.row_CK),
+            rank_CK=move(self.rank_CK),
+            margin_C=move(self.margin_C),
+            weight_C=move(self.weight_C),
+            objective_C=move(self.objective_C),
+        )
+
+
+def _mover(device: torch.device) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.to(device, non_blocking=True)

@@ -1,0 +1,61 @@
+"""One tree of errors. A message says what was found, where, what was expected, and what to do.
+
+Each class also inherits the fitting built-in, can be pickled, and knows the exit code of the command line:
+1 failed, 2 bad input (nothing was changed), 3 stopped by a contract with everything saved.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KedgeError(Exception):
+    """Base of everything that Kedge raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(KedgeError, ValueError):
+    """A recipe, a setting or a command-line argument is wrong."""
+
+    exit_code = 2
+
+
+class PluginError(KedgeError, LookupError):
+    """A part was asked for that is not installed, or that cannot be imported."""
+
+    exit_code = 2
+
+
+class DataError(KedgeError, ValueError):
+    """A data file is missing, unreadable, or unfit for what it is asked to do."""
+
+    exit_code = 2
+
+
+class ModelError(KedgeError, ValueError):
+    """A model or tokenizer is missing, incomplete, or unfit for what it is asked to do."""
+
+    exit_code = 2
+
+
+class ShapeError(KedgeError, ValueError):
+    """Tensors that must agree in shape or type do not."""
+
+
+class NumericsError(KedgeError, ArithmeticError):
+    """A number that must be finite is not."""
+
+
+class CheckpointError(KedgeError, OSError):
+    """A checkpoint is incomplete, damaged, or belongs to another run."""
+
+
+class RunError(KedgeError, OSError):
+    """A run folder cannot be created, locked, read or written."""
+
+
+class ContractStop(KedgeError, RuntimeError):
+    """A contract of the recipe (a KL limit, a gate) stopped the run; everything is saved."""
+
+    exit_code = 3

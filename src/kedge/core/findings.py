@@ -1,0 +1,28 @@
+"""A finding: one thing that a check noticed, in words, with its evidence and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Level = Literal["ok", "info", "warning", "fatal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """`code` is stable and machine-readable (`pairs.identical`); `message` is one plain sentence with numbers."""
+
+    level: Level
+    code: str
+    message: str
+    where: str = ""
+    fix: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def has_fatal(findings: Iterable[Finding]) -> bool:
+    return any(finding.level == "fatal" for finding in findings)

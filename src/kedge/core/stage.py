@@ -1,0 +1,55 @@
+"""A stage: one step of a pipeline, as a plugin declares it.
+
+A stage's settings mark the fields that are inputs: `data: Annotated[str, Input("pairs")]`. In a recipe such a field
+holds a file, a model, or the name of another stage (`reward`, `prepare.heldout`), and the wiring is checked by kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kedge.core.findings import Finding
+from kedge.core.settings import Section
+
+ArtifactKind = Literal[
+    "model", "reward_model", "records", "demonstrations", "pairs", "rankings", "thumbs", "prompts", "evaluation"
+]
+"""What flows between stages. `records` is a data file of any kind; what it holds is checked when it is read."""
+
+DATA_KINDS: frozenset[str] = frozenset({"records", "demonstrations", "pairs", "rankings", "thumbs", "prompts"})
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Marks a settings field as an input of one of these kinds."""
+
+    kinds: tuple[ArtifactKind, ...]
+
+    def __init__(self, *kinds: ArtifactKind) -> None:
+        object.__setattr__(self, "kinds", kinds)
+
+
+class MayChange:
+    """Marks a settings field that steers a run without changing its results: a resumed run may have another value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """`makes` maps an output's name to its kind; the first one is what the bare stage name stands for.
+
+    The settings have a field `kind` that names the stage. `explain` says their arithmetic in plain words, `check`
+    looks for trouble that types cannot express, `window` is the most tokens that an example may have, and
+    `run(context, settings)` does the work and returns the path of each output (`kedge.pipeline.context.Context`).
+    A stage without `run` can be checked only.
+    """
+
+    summary: str
+    settings: type[Section]
+    makes: Mapping[str, ArtifactKind]
+    explain: Callable[[Any], Sequence[str]]
+    check: Callable[[Any], Iterable[Finding]] = lambda settings: ()
+    window: Callable[[Any], int | None] = lambda settings: None
+    run: Callable[[Any, Any], Mapping[str, Path]] | None = None
