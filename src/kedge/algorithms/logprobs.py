@@ -1,0 +1,292 @@
+"""Log-probs and entropy of tokens from hidden states and LM-head weights, without the N×V logits ever in memory.
+
+Exact: tiles of tokens × vocabulary, an online log-sum-exp over the vocabulary, tiles computed again in backward.
+Shape letters: N token positions (any leading shape), D width, V vocabulary, R tokens and C entries of one tile.
+The caller aligns hidden states with targets. Left out: logit soft-capping, second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from kedge.core.errors import ShapeError
+
+CHUNK_TOKENS: Final = 4096
+TILE_ELEMENTS: Final = 2**24
+"""Logits in one tile: 64 MiB in float32."""
+
+GPU_TILE_FACTOR: Final = 4
+"""A tile is so many times larger on a GPU: of 64 MiB, an H200 waits for launches (20 ms where 15 will do)."""
+
+TILE_COLUMNS: Final = 2**14
+"""At most so many vocabulary entries in one tile, however few the tokens: bounds the weight gradient's float32 sum."""
+
+
+def widened(x: Tensor) -> Tensor:
+    """float32, unless it is wider already.
+
+    >>> [widened(torch.zeros(1, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
+    [torch.float32, torch.float64]
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def token_logprobs(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    target_N: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Tensor:
+    """log softmax((hidden · headᵀ + bias) / temperature) at the targets; float32 whatever the weights are.
+
+    A target outside the vocabulary gives NaN, since to look for one would wait for the device.
+
+    >>> head_VD = torch.tensor([[1.0], [2.0], [4.0]]).log()  # hidden 1: probabilities 1/7, 2/7, 4/7
+    >>> token_logprobs(torch.ones(1, 1), head_VD, torch.tensor([2])).exp()
+    tensor([0.5714])
+    """
+    options = _Options(temperature=temperature, chunk_tokens=chunk_tokens, want_entropy=False)
+    return _apply(hidden_ND, head_VD, bias_V, target_N, options)[0]
+
+
+def entropy(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Tensor:
+    """-Σ_v p_v log p_v of the next-token distribution at each position, in nats; p as in `token_logprobs`.
+
+    >>> entropy(torch.ones(1, 1), torch.zeros(4, 1))  # four equal probabilities: log 4
+    tensor([1.3863])
+    """
+    options = _Options(temperature=temperature, chunk_tokens=chunk_tokens, want_entropy=True)
+    return _apply(hidden_ND, head_VD, bias_V, None, options)[1]
+
+
+def logprobs_and_entropy(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    target_N: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs` and `entropy` in a single pass over the logits."""
+    options = _Options(temperature=temperature, chunk_tokens=chunk_tokens, want_entropy=True)
+    return _apply(hidden_ND, head_VD, bias_V, target_N, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    temperature: float
+    chunk_tokens: int
+    want_entropy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The linear layer, and the type in which it multiplies."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    temperature: float
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Upstream:
+    """What the gradient of a logit needs, besides the logit; norm is the logit of a token that were certain."""
+
+    target_N: Tensor | None
+    norm_N: Tensor
+    logp_N: Tensor
+    entropy_N: Tensor
+    grad_logp_N: Tensor
+    grad_entropy_N: Tensor | None
+
+
+def _apply(
+    hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor | None, target_N: Tensor | None, options: _Options
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropy; NaN what the options do not ask for."""
+    shape = hidden_ND.shape[:-1]
+    if target_N is not None and target_N.shape != shape:
+        raise ShapeError(
+            f"targets have shape {tuple(target_N.shape)}, hidden states {tuple(hidden_ND.shape)}: "
+            f"one target a position was expected, {tuple(shape)}"
+        )
+    flat_N = None if target_N is None else target_N.reshape(-1)
+    flat_ND = hidden_ND.reshape(-1, hidden_ND.shape[-1])
+    logp_N, entropy_N = _Tiled.apply(flat_ND, head_VD, bias_V, flat_N, options)
+    return logp_N.view(shape), entropy_N.view(shape)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: torch declares *args
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor | None, target_N: Tensor | None, options: _Options
+    ) -> tuple[Tensor, Tensor]:
+        head = _Head(weight_VD=head_VD, bias_V=bias_V, temperature=options.temperature, dtype=_matmul_dtype(head_VD))
+        logp_N, entropy_N, norm_N = _forward(hidden_ND, head, target_N, options)
+        ctx.save_for_backward(hidden_ND, head_VD, bias_V, target_N, norm_N, logp_N, entropy_N)
+        ctx.dtype, ctx.options = head.dtype, options
+        ctx.set_materialize_grads(False)
+        return logp_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]: torch declares *args
+        ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden_ND, head_VD, bias_V, target_N, norm_N, logp_N, entropy_N = ctx.saved_tensors
+        head = _Head(weight_VD=head_VD, bias_V=bias_V, temperature=ctx.options.temperature, dtype=ctx.dtype)
+        upstream = _Upstream(
+            target_N=target_N,
+            norm_N=norm_N,
+            logp_N=logp_N,
+            entropy_N=entropy_N,
+            grad_logp_N=torch.zeros_like(norm_N) if grad_logp_N is None else grad_logp_N,
+            grad_entropy_N=grad_entropy_N,
+        )
+        grads = _backward(hidden_ND, head, upstream, ctx.options.chunk_tokens, ctx.needs_input_grad)
+        return *grads, None, None
+
+
+def _matmul_dtype(head_VD: Tensor) -> torch.dtype:
+    device = head_VD.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head_VD.dtype
+
+
+def _spans(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def _tile_columns(rows: int, chunk_tokens: int, device: torch.device) -> int:
+    elements = TILE_ELEMENTS if device.type == "cpu" else TILE_ELEMENTS * GPU_TILE_FACTOR
+    return max(1, min(TILE_COLUMNS, elements // max(1, min(rows, chunk_tokens))))
+
+
+def _logits(hidden_RD: Tensor, head: _Head, cols: slice) -> Tensor:
+    """A fresh tile that the caller may overwrite, before the temperature and in the type of the products."""
+    bias_C = None if head.bias_V is None else head.bias_V[cols].to(head.dtype)
+    return linear(hidden_RD.to(head.dtype), head.weight_VD[cols].to(head.dtype), bias_C)
+
+
+def _centred(logits_RC: Tensor, at_R1: Tensor, temperature: float) -> Tensor:
+    """(z - at) / temperature in the type of `at`; one pass over the tile, which it overwrites where the types agree."""
+    out_RC = logits_RC.sub_(at_R1) if logits_RC.dtype == at_R1.dtype else logits_RC - at_R1
+    return out_RC if temperature == 1 else out_RC.div_(temperature)
+
+
+def _place(target_R: Tensor, cols: slice) -> tuple[Tensor, Tensor]:
+    """The targets' columns within a tile, as an index (R, 1) that is always valid, and which of them are in it."""
+    column_R = target_R - cols.start
+    width = cols.stop - cols.start
+    return column_R.clamp(0, width - 1)[:, None], (column_R >= 0) & (column_R < width)
+
+
+def _forward(
+    hidden_ND: Tensor, head: _Head, target_N: Tensor | None, options: _Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-prob, entropy and norm (see _Upstream) of each position; NaN what is not asked for."""
+    rows_count, dtype = len(hidden_ND), torch.promote_types(head.dtype, torch.float32)
+    # Below any logit, and not -inf: 0 · -inf would be NaN when the first tile is folded in.
+    top_N = hidden_ND.new_full((rows_count,), -1e30, dtype=dtype)
+    sum_N, picked_N = torch.zeros_like(top_N), torch.full_like(top_N, torch.nan)
+    dot_N = torch.zeros_like(top_N) if options.want_entropy else None
+    columns = _tile_columns(rows_count, options.chunk_tokens, hidden_ND.device)
+    for rows in _spans(rows_count, options.chunk_tokens):
+        for cols in _spans(len(head.weight_VD), columns):
+            logits_RC = _logits(hidden_ND[rows], head, cols)
+            if target_N is not None:
+                index_R1, inside_R = _place(target_N[rows], cols)
+                picked_N[rows] = torch.where(inside_R, logits_RC.gather(1, index_R1)[:, 0], picked_N[rows])
+            _fold(logits_RC, top_N[rows], sum_N[rows], None if dot_N is None else dot_N[rows], head.temperature)
+    log_sum_N = sum_N.log()
+    entropy_N = torch.full_like(top_N, torch.nan) if dot_N is None else log_sum_N - dot_N / sum_N
+    # Not picked - norm: where logits are large, norm has lost the digits that tell them apart.
+    return (picked_N - top_N) / head.temperature - log_sum_N, entropy_N, top_N + head.temperature * log_sum_N
+
+
+def _fold(logits_RC: Tensor, top_R: Tensor, sum_R: Tensor, dot_R: Tensor | None, temperature: float) -> None:
+    """Take a tile into the running top = max z, sum = Σ exp(y) and dot = Σ y exp(y), y = (z - top) / temperature."""
+    new_top_R = torch.maximum(top_R, logits_RC.amax(-1))
+    shift_R = (top_R - new_top_R) / temperature
+    scale_R = shift_R.exp()
+    y_RC = _centred(logits_RC, new_top_R[:, None], temperature)
+    if dot_R is None:
+        tile_sum_R = y_RC.exp_().sum(-1)
+    else:
+        exp_RC = y_RC.exp()
+        tile_sum_R = exp_RC.sum(-1)
+        dot_R.add_(sum_R * shift_R).mul_(scale_R).add_(exp_RC.mul_(y_RC).sum(-1))
+    sum_R.mul_(scale_R).add_(tile_sum_R)
+    top_R.copy_(new_top_R)
+
+
+def _backward(
+    hidden_ND: Tensor, head: _Head, upstream: _Upstream, chunk_tokens: int, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of hidden states, weight and bias: summed in float32, each returned in its tensor's own type."""
+    rows_count, dtype = len(hidden_ND), upstream.norm_N.dtype
+    grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=dtype) if needs[0] else None
+    grad_weight_VD = torch.zeros_like(head.weight_VD) if needs[1] else None
+    grad_bias_V = torch.zeros_like(head.bias_V) if needs[2] and head.bias_V is not None else None
+    # Columns outside: the weight's float32 sum is then one tile wide, and not a second copy of the head.
+    for cols in _spans(len(head.weight_VD), _tile_columns(rows_count, chunk_tokens, hidden_ND.device)):
+        weight_CD = head.weight_VD[cols].to(head.dtype)
+        sum_CD = None if grad_weight_VD is None else torch.zeros_like(weight_CD, dtype=dtype)
+        sum_C = None if grad_bias_V is None else torch.zeros_like(grad_bias_V[cols], dtype=dtype)
+        for rows in _spans(rows_count, chunk_tokens):
+            hidden_RD = hidden_ND[rows].to(head.dtype)
+            grad_RC = _logit_gradients(_logits(hidden_RD, head, cols), upstream, rows, cols, head.temperature)
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[rows] += grad_RC @ weight_CD
+            if sum_CD is not None:
+                sum_CD += grad_RC.T @ hidden_RD
+            if sum_C is not None:
+                sum_C += grad_RC.sum(0, dtype=dtype)
+        if grad_weight_VD is not None and sum_CD is not None:
+            grad_weight_VD[cols] = sum_CD
+        if grad_bias_V is not None and sum_C is not None:
+            grad_bias_V[cols] = sum_C
+    return None if grad_hidden_ND is None else grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V
+
+
+def _logit_gradients(logits_RC: Tensor, upstream: _Upstream, rows: slice, cols: slice, temperature: float) -> Tensor:
+    """(g ([v = t] - p_v) - h p_v (log p_v + H)) / temperature, in the type of the logits, which it overwrites.
+
+    t is the target, H the entropy; g and h are the upstream gradients of the target's log-prob and of H.
+    """
+    g_R1, target_logp_R1 = upstream.grad_logp_N[rows, None] / temperature, upstream.logp_N[rows, None]
+    logp_RC = _centred(logits_RC, upstream.norm_N[rows, None], temperature)
+    if upstream.grad_entropy_N is None:
+        factor = target_factor_R1 = -g_R1
+        prob_RC = logp_RC.exp_()
+    else:
+        h_R1 = upstream.grad_entropy_N[rows, None] / temperature
+        constant_R1 = -g_R1 - h_R1 * upstream.entropy_N[rows, None]
+        target_factor_R1 = constant_R1 - h_R1 * target_logp_R1
+        prob_RC = logp_RC.exp()
+        factor = torch.addcmul(constant_R1, logp_RC, -h_R1, out=logp_RC)
+    grad_RC = torch.mul(prob_RC, factor, out=logits_RC)
+    if upstream.target_N is not None:
+        # Set, not added: in bfloat16 g - g p_t would lose a small 1 - p_t.
+        index_R1, inside_R = _place(upstream.target_N[rows], cols)
+        target_R1 = (g_R1 + target_logp_R1.exp() * target_factor_R1).to(grad_RC.dtype)
+        grad_RC.scatter_(1, index_R1, torch.where(inside_R[:, None], target_R1, grad_RC.gather(1, index_R1)))
+    return grad_RC
