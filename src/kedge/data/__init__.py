@@ -1,0 +1,1 @@
+"""Text in, records out: readers, formats, chat templates, tokenising, audit, splits."""

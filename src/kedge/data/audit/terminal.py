@@ -1,0 +1,94 @@
+"""The audit in a terminal: one table of files, one of lengths, then the findings in words, worst first."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kedge.core.findings import Finding, Level
+from kedge.data.audit.result import Audit, FileAudit
+
+_STYLES: dict[Level, str] = {"fatal": "bold red", "warning": "yellow", "info": "cyan", "ok": "green"}
+
+_WORDS: dict[Level, str] = {"fatal": "fatal", "warning": "warnings", "info": "notes", "ok": "checks passed"}
+
+
+def render_terminal(audit: Audit) -> RenderableType:
+    """What fits on one screen for one file; the HTML page has the rest."""
+    blocks: list[RenderableType] = [Text(audit.folder, style="dim")] if audit.folder else []
+    blocks += [_files(audit), _lengths(audit)]
+    told = [finding for finding in audit.findings if finding.level != "ok"]
+    blocks += [_finding(audit, finding) for finding in told]
+    blocks.append(_verdict(audit))
+    return Group(*blocks)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right", overflow="fold")
+    return table
+
+
+def _files(audit: Audit) -> Table:
+    table = _table("file", "kind", "items", "broken", "prompts", "near prompts", "longer wins")
+    for file in audit.files:
+        part = "" if file.part == "train" else f" ({'held out' if file.part == 'heldout' else file.part})"
+        table.add_row(
+            Text(audit.shortened(file.file) + part),
+            file.kind or "–",
+            f"{file.items:,}",
+            f"{file.broken:,}",
+            f"{file.prompts:,}",
+            f"{file.near_prompts.clustered:,}",
+            longer_wins(file),
+        )
+    return table
+
+
+def longer_wins(file: FileAudit) -> str:
+    """The share with its 95 % interval, in words short enough for a cell."""
+    wins = file.longer_wins
+    if wins is None or not wins.wins + wins.losses:
+        return "–"
+    return f"{wins.share * 100:.1f} % ({wins.low * 100:.1f}–{wins.high * 100:.1f})"
+
+
+def _lengths(audit: Audit) -> Table:
+    table = _table("file", "side", "unit", "mean", "p5", "p50", "p95", "max")
+    for file in audit.files:
+        for lengths in file.lengths:
+            if lengths.unit == "words":
+                continue
+            numbers = (lengths.p5, lengths.p50, lengths.p95, lengths.max)
+            table.add_row(
+                Text(audit.shortened(file.file)),
+                lengths.side,
+                lengths.unit,
+                f"{lengths.mean:,.1f}",
+                *(f"{number:,}" for number in numbers),
+            )
+    return table
+
+
+def _finding(audit: Audit, finding: Finding) -> Text:
+    """Contents of files are shown as plain text: square brackets in them are not markup."""
+    text = Text()
+    text.append(f"{finding.level:<8}", style=_STYLES[finding.level])
+    text.append(audit.shortened(finding.message))
+    text.append(f"  {finding.code}", style="dim")
+    if finding.where:
+        text.append(f"\n        {audit.shortened(finding.where)}", style="dim")
+    if finding.fix:
+        text.append(f"\n        {finding.fix}")
+    return text
+
+
+def _verdict(audit: Audit) -> Text:
+    text = Text("\n")
+    for level, word in _WORDS.items():
+        count = sum(finding.level == level for finding in audit.findings)
+        if count:
+            text.append(f"{count} {word}  ", style=_STYLES[level])
+    return text

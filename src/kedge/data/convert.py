@@ -1,0 +1,94 @@
+"""Any file that can be read into the canonical form of a kind, and one example as a row of that form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.core.errors import DataError
+from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb
+from kedge.data.formats import KNOWN_FIELDS, Format
+from kedge.data.kinds import CONVERTS
+from kedge.data.reading import MAX_BROKEN, Reading, recognised
+from kedge.data.sources import SET_ASIDE_SUFFIX, stem_of
+from kedge.data.writing import row_writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What a conversion did. `num_without` rows held nothing of the kind: disliked answers, say, as demonstrations."""
+
+    out: Path
+    format: Format
+    kind: Kind
+    num_rows: int
+    num_examples: int
+    num_without: int
+    num_broken: int
+
+
+def convert(
+    source: str | Path,
+    out: Path,
+    *,
+    kind: Kind | None = None,
+    max_broken: float = MAX_BROKEN,
+    set_aside: Path | None = None,
+) -> Converted:
+    """Write the examples of `source` to `out` (.jsonl, .jsonl.gz or .parquet) as examples of `kind`.
+
+    Broken rows go to `set_aside`, by default a file beside `out`. With too many of them nothing else is written.
+    """
+    fmt = recognised(source, kind)
+    kind = kind or fmt.kind
+    if kind != fmt.kind and kind not in CONVERTS[fmt.kind]:
+        possible = ", ".join(CONVERTS[fmt.kind])
+        raise DataError(f"{source}: holds {fmt.kind}, which cannot be turned into {kind}; they can become: {possible}")
+    aside = set_aside or out.with_name(stem_of(out) + SET_ASIDE_SUFFIX)
+    reading = Reading(source, fmt, kind, max_broken=max_broken, set_aside=aside)
+    num_without = 0
+    with row_writer(out) as write:
+        for _, examples in reading.by_row():
+            num_without += not examples
+            for example in examples:
+                write(to_fields(example))
+    return Converted(
+        out=out,
+        format=fmt,
+        kind=kind,
+        num_rows=reading.num_rows,
+        num_examples=reading.count,
+        num_without=num_without,
+        num_broken=reading.num_broken,
+    )
+
+
+def to_fields(example: Example) -> dict[str, Any]:
+    """The canonical row of an example, which reads back as the same example.
+
+    Extra fields stand beside the others, except those whose names a reader would take for its own: they go into one
+    field `extra`.
+    """
+    taken = {name: value for name, value in example.extra.items() if name in KNOWN_FIELDS}
+    free = {name: value for name, value in example.extra.items() if name not in KNOWN_FIELDS}
+    return _own_fields(example) | free | ({"extra": taken} if taken else {})
+
+
+def _own_fields(example: Example) -> dict[str, Any]:
+    match example:
+        case Pair(margin=margin):
+            pair = {part: _plain(getattr(example, part)) for part in ("prompt", "chosen", "rejected")}
+            return pair if margin is None else pair | {"margin": margin}
+        case Ranking(prompt=prompt, answers=answers, rank=rank):
+            return {"prompt": _plain(prompt), "answers": [_plain(answer) for answer in answers], "rank": list(rank)}
+        case Thumb(prompt=prompt, answer=answer, is_good=is_good):
+            return {"prompt": _plain(prompt), "completion": _plain(answer), "label": is_good}
+        case Demonstration(messages=messages):
+            return {"messages": _plain(messages)}
+        case Prompt(prompt=prompt, answer=answer):
+            return {"prompt": _plain(prompt)} | ({} if answer is None else {"answer": answer})
+
+
+def _plain(messages: Messages) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]

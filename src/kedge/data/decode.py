@@ -1,0 +1,181 @@
+"""The bytes of one text file into rows: JSON Lines, a JSON array, plain lines; gzip by its magic bytes.
+
+The layout is told by content, not by name, except that `.txt` is always a prompt a line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from kedge.core.errors import DataError
+from kedge.data.examples import Origin
+
+_GZIP = b"\x1f\x8b"
+_PARQUET = b"PAR1"
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"\xfd7zXZ": "packed with xz",
+    b"BZh": "packed with bzip2",
+    b"ARROW1": "an Arrow file",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    _PARQUET: "a gzipped Parquet file",
+}
+_ALLOWED = "Kedge reads JSON Lines, JSON arrays, Parquet, and text lines, plain or gzipped"
+_BUFFER_BYTES = 1 << 20
+_HEAD_LINES = 20
+
+Line = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as the file has it: its fields, or the problem and the raw text of what could not be decoded."""
+
+    origin: Origin
+    fields: dict[str, Any] | None
+    problem: str = ""
+    raw: str = ""
+
+
+def is_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == _PARQUET
+
+
+def text_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == _GZIP
+        file.seek(0)
+        # gzip's own readline is slow; a buffer around it is not.
+        stream = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)), _BUFFER_BYTES) if is_gzip else file
+        lines = _lines(stream, path)
+        head = list(islice(lines, _HEAD_LINES))
+        if not head:
+            raise DataError(f"{path}: the file is empty")
+        lines = chain(head, lines)
+        if path.name.removesuffix(".gz").endswith(".txt"):
+            yield from _plain(lines, path)
+        elif _is_json_lines(head, path):
+            yield from _json_lines(lines, path)
+        else:
+            yield from _json_whole(lines, path)
+
+
+def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Line]:
+    """Numbered lines with something on them; refuses at the start what is not text."""
+    number = 0
+    try:
+        _refuse_binary(stream.peek(8192)[:8192], path)
+        while line := stream.readline():
+            number += 1
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.isspace():
+                yield number, line.rstrip(b"\r\n")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{path}: the gzip stream breaks off after line {number} ({error}). "
+            "The file is incomplete or damaged: fetch it or pack it again."
+        ) from error
+
+
+def _refuse_binary(start: bytes, path: Path) -> None:
+    for magic, what in _FOREIGN.items():
+        if start.startswith(magic):
+            raise DataError(f"{path}: this is {what}. {_ALLOWED}: unpack or convert it first.")
+    if b"\0" in start:
+        raise DataError(f"{path}: this is a binary file. {_ALLOWED}.")
+
+
+def _is_json_lines(head: list[Line], path: Path) -> bool:
+    objects = [found for _, line in head if isinstance(found := _try_json(line), dict)]
+    start = head[0][1].lstrip()[:1]
+    if start == b"[":
+        return False
+    if len(head) == 1 and objects and isinstance(objects[0].get("data"), list):
+        return False
+    if not objects and start != b"{":
+        number, line = head[0]
+        shown = line[:60].decode("utf-8", "backslashreplace").strip()
+        raise DataError(f"{path}:{number}: neither a JSON object nor an array, but: {shown!r}. {_ALLOWED}.")
+    return bool(objects)
+
+
+def _try_json(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _json_lines(lines: Iterable[Line], path: Path) -> Iterator[Row]:
+    name = str(path)
+    for number, line in lines:
+        origin = Origin(name, number)
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            yield Row(origin, None, _problem(line, error), line.decode("utf-8", "backslashreplace"))
+        else:
+            yield _object_row(value, origin)
+
+
+def _object_row(value: Any, origin: Origin) -> Row:
+    if isinstance(value, dict):
+        return Row(origin, cast(dict[str, Any], value))
+    raw = orjson.dumps(value).decode()
+    return Row(origin, None, f"expected a JSON object, found {_JSON_NAMES[type(value)]}", raw)
+
+
+_JSON_NAMES = {list: "an array", str: "text", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
+
+
+def _problem(line: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        line.decode()
+    except UnicodeDecodeError as wrong:
+        return f"invalid UTF-8 at byte {wrong.start + 1} (0x{line[wrong.start]:02x})"
+    hint = "; NaN and Infinity are not JSON" if b"NaN" in line or b"Infinity" in line else ""
+    return f"invalid JSON at column {error.colno}: {error.msg}{hint}"
+
+
+def _json_whole(lines: Iterable[Line], path: Path) -> Iterator[Row]:
+    numbered = list(lines)
+    data = b"\n".join(line for _, line in numbered)
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        layout = "a JSON array" if data.lstrip().startswith(b"[") else "one JSON object over several lines"
+        raise DataError(
+            f"{path}: starts as {layout}, but does not parse: line {numbered[error.lineno - 1][0]}: "
+            f"{_problem(data, error)}. "
+            "Mend it, or write one object a line (JSON Lines)."
+        ) from error
+    if isinstance(value, dict):
+        inner = cast(dict[str, Any], value).get("data")
+        value = cast(list[Any], inner) if isinstance(inner, list) else [value]
+    if not value:
+        raise DataError(f"{path}: the array is empty")
+    for number, item in enumerate(cast(list[Any], value), start=1):
+        yield _object_row(item, Origin(str(path), number))
+
+
+def _plain(lines: Iterable[Line], path: Path) -> Iterator[Row]:
+    for number, line in lines:
+        origin = Origin(str(path), number)
+        try:
+            yield Row(origin, {"prompt": line.decode()})
+        except UnicodeDecodeError as wrong:
+            problem = f"invalid UTF-8 at byte {wrong.start + 1} (0x{line[wrong.start]:02x})"
+            yield Row(origin, None, problem, line.decode("utf-8", "backslashreplace"))

@@ -1,0 +1,107 @@
+"""What data files hold once they are read: one frozen record per kind of example, all text.
+
+Every record knows its origin (file and line) and keeps in `extra` the fields that Kedge does not read, so that a
+conversion loses nothing. Tokens come later (`kedge.data.tokenizer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["pairs", "rankings", "thumbs", "demonstrations", "prompts"]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    content: str
+
+
+Messages = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an example came from. `line` counts from 1; for formats without lines it is the row number."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One preference: `chosen` over `rejected` as answers to `prompt`. Answers are the messages after the prompt."""
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+    margin: float | None = None
+    origin: Origin
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """K answers to one prompt; `rank[i]` is the place of `answers[i]`, 1 is best, equal numbers are ties."""
+
+    prompt: Messages
+    answers: tuple[Messages, ...]
+    rank: tuple[int, ...]
+    origin: Origin
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thumb:
+    """One answer that somebody liked or did not."""
+
+    prompt: Messages
+    answer: Messages
+    is_good: bool
+    origin: Origin
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """A conversation to imitate; it ends with an assistant message."""
+
+    messages: Messages
+    origin: Origin
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt to answer; `answer` is the checkable solution where one is known."""
+
+    prompt: Messages
+    answer: str | None = None
+    origin: Origin
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Example = Pair | Ranking | Thumb | Demonstration | Prompt
+
+
+def prompt_of(example: Example) -> Messages:
+    """The part that is given: what splits, leakage checks and duplicates of prompts go by.
+
+    For a demonstration that is everything before its last message.
+    """
+    match example:
+        case Demonstration(messages=messages):
+            return messages[:-1]
+        case Pair() | Ranking() | Thumb() | Prompt():
+            return example.prompt
+
+
+def text_of(messages: Messages) -> str:
+    """Messages as one plain string, for hashing, counting and showing; never for training."""
+    return "\n".join(f"{message.role}: {message.content}" for message in messages)

@@ -1,0 +1,151 @@
+"""One value of a row into messages: text, one message, or a conversation; and where two conversations part.
+
+Of a message only role and text are kept. Tool calls and parts that are not text are refused, not dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from kedge.core.errors import DataError
+from kedge.core.suggest import did_you_mean
+from kedge.data.examples import Message, Messages, Role
+
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+}
+_ROLE_KEYS = ("role", "from")
+_CONTENT_KEYS = ("content", "value")
+_CALL_KEYS = ("tool_calls", "function_call")
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """A value as it looks in a message: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(key in value for key in _ROLE_KEYS)
+
+
+def is_conversation(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(is_message(item) for item in cast(list[Any], value))
+
+
+def is_text_or_messages(value: Any) -> bool:
+    return isinstance(value, str) or is_message(value) or is_conversation(value)
+
+
+def as_messages(value: Any, *, text_role: Role, field: str) -> Messages:
+    """Text becomes one message of `text_role`; a mapping is one message; a list is a conversation.
+
+    >>> as_messages("hi", text_role="user", field="prompt")
+    (Message(role='user', content='hi'),)
+    >>> as_messages([{"from": "gpt", "value": "hello"}], text_role="user", field="conversations")
+    (Message(role='assistant', content='hello'),)
+    """
+    if isinstance(value, str):
+        return (Message(text_role, value),)
+    if is_message(value):
+        return (_message(value, field),)
+    if isinstance(value, list) and value:
+        items = cast(list[Any], value)
+        return tuple(_message(item, f"{field}[{index}]") for index, item in enumerate(items))
+    raise DataError(f"field '{field}' is {shown(value)}; it must be text or a non-empty list of messages")
+
+
+def _message(value: Any, field: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise DataError(f"'{field}' is {shown(value)}; it must be a message with 'role' and 'content'")
+    message = cast(Mapping[str, Any], value)
+    if any(message.get(key) for key in _CALL_KEYS):
+        raise DataError(f"'{field}' calls tools; only messages of text can be read")
+    return Message(_role(message, field), _content(message, field))
+
+
+def _role(message: Mapping[str, Any], field: str) -> Role:
+    for key in _ROLE_KEYS:
+        if key in message:
+            found = message[key]
+            role = ROLES.get(found.lower()) if isinstance(found, str) else None
+            if role is None:
+                hint = did_you_mean(found, ROLES) if isinstance(found, str) else ""
+                raise DataError(f"'{field}.{key}' is {shown(found)}{hint}; known roles: {', '.join(ROLES)}")
+            return role
+    raise DataError(f"'{field}' has no 'role' (found: {', '.join(message) or 'nothing'})")
+
+
+def _content(message: Mapping[str, Any], field: str) -> str:
+    for key in _CONTENT_KEYS:
+        if key in message:
+            content = message[key]
+            if isinstance(content, str):
+                return content
+            if isinstance(content, list):
+                parts = cast(list[Any], content)
+                return "".join(_part(part, f"{field}.{key}[{index}]") for index, part in enumerate(parts))
+            raise DataError(f"'{field}.{key}' is {shown(content)}; it must be text or a list of text parts")
+    raise DataError(f"'{field}' has no 'content' (found: {', '.join(message)})")
+
+
+def _part(part: Any, field: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        mapping = cast(Mapping[str, Any], part)
+        if mapping.get("type", "text") == "text" and isinstance(mapping.get("text"), str):
+            return mapping["text"]
+        raise DataError(f"'{field}' is a part of type {shown(mapping.get('type'))}; only text parts can be read")
+    raise DataError(f"'{field}' is {shown(part)}; it must be a text part")
+
+
+def same_turns(one: Sequence[Message], other: Sequence[Message]) -> bool:
+    """Whether two stretches say the same; space around a message does not count."""
+    return len(one) == len(other) and all(
+        a.role == b.role and a.content.strip() == b.content.strip() for a, b in zip(one, other, strict=True)
+    )
+
+
+def part_ways(chosen: Messages, rejected: Messages) -> tuple[Messages, Messages, Messages]:
+    """Two whole conversations into their common prompt and the two answers.
+
+    The answers start with the first message that differs, which must be the assistant's. Where one conversation
+    begins the other, or both are the same, they start with the last message they share: an answer is never empty.
+    """
+    shorter = min(len(chosen), len(rejected))
+    shared = 0
+    while shared < shorter and same_turns(chosen[shared : shared + 1], rejected[shared : shared + 1]):
+        shared += 1
+    shared = min(shared, shorter - 1)
+    for name, conversation in (("chosen", chosen), ("rejected", rejected)):
+        if conversation[shared].role != "assistant":
+            raise DataError(
+                f"the conversations part at message {shared + 1}, where '{name}' has a {conversation[shared].role} "
+                "message; they must share the whole prompt and part at an assistant message"
+            )
+    if shared == 0:
+        raise DataError("'chosen' and 'rejected' share no prompt: they differ from the first message on")
+    return chosen[:shared], chosen[shared:], rejected[shared:]
+
+
+def without_prompt(prompt: Messages, conversation: Messages, *, field: str) -> Messages:
+    """The answer in `conversation`, which either is the answer or starts with the whole prompt."""
+    bare = prompt[1:] if prompt[0].role == "system" else prompt
+    for start in (prompt, bare):
+        is_opening = len(start) > 1 or (len(start) == 1 and start[0].role != "assistant")
+        if is_opening and len(conversation) > len(start) and same_turns(conversation[: len(start)], start):
+            conversation = conversation[len(start) :]
+            break
+    if conversation[0].role != "assistant":
+        raise DataError(f"'{field}' starts with a {conversation[0].role} message, which is not the prompt's")
+    return conversation

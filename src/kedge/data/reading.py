@@ -1,0 +1,192 @@
+"""The door that everybody uses: a source in, examples out, one at a time, and nothing dropped in silence.
+
+A row that is broken is set aside with its line and reason; too many of them are an error.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import orjson
+import xxhash
+
+from kedge.core.errors import ConfigError, DataError
+from kedge.core.files import atomic_open
+from kedge.data.examples import Example, Kind, Origin, prompt_of
+from kedge.data.formats import Format, parse, recognise
+from kedge.data.kinds import CONVERTS, SERVES, as_kind
+from kedge.data.sources import Row, rows
+from kedge.data.writing import encode
+
+MAX_BROKEN = 0.01
+_SAMPLE_ROWS = 100
+_LISTED_BROKEN = 20
+_HOPELESS_AFTER = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A row that is not an example: where it is, why, and what it says."""
+
+    origin: Origin
+    reason: str
+    raw: str
+
+
+class Reading:
+    """The examples of one source, read anew at each iteration; the counts are those of the last one.
+
+    `broken` lists the first few broken rows, `num_broken` counts all, `count` the examples that were given out.
+    """
+
+    def __init__(
+        self, source: str | Path, fmt: Format, kind: Kind, *, max_broken: float, set_aside: Path | None
+    ) -> None:
+        if not 0 <= max_broken <= 1:
+            raise ConfigError(f"max_broken is {max_broken}; it is a share from 0 to 1")
+        # The file of broken rows is replaced: it must not be what is read.
+        if set_aside is not None and Path(source).resolve() == set_aside.resolve():
+            raise ConfigError(f"{source}: broken rows cannot be set aside into the file that is read; name another")
+        self.source = str(source)
+        self.format = fmt
+        self.kind: Kind = kind
+        self.max_broken = max_broken
+        self.set_aside = set_aside
+        self._reset()
+
+    def _reset(self) -> None:
+        self.count = 0
+        self.num_rows = 0
+        self.num_broken = 0
+        self.broken: list[Broken] = []
+
+    def __iter__(self) -> Iterator[Example]:
+        for _, examples in self.by_row():
+            yield from examples
+
+    def by_row(self) -> Iterator[tuple[Row, tuple[Example, ...]]]:
+        """Each good row with the examples that it holds: usually one."""
+        self._reset()
+        if self.set_aside is not None:
+            self.set_aside.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            aside: IO[bytes] | None = None
+            for row in rows(self.source):
+                self.num_rows += 1
+                try:
+                    examples = self._examples(row)
+                except DataError as error:
+                    broken = Broken(row.origin, str(error), row.raw or encode(row.fields).decode())
+                    if aside is None and self.set_aside is not None:
+                        self.set_aside.parent.mkdir(parents=True, exist_ok=True)
+                        aside = stack.enter_context(atomic_open(self.set_aside))
+                    self._note(broken, aside)
+                    if self._is_hopeless():
+                        break
+                    continue
+                self.count += len(examples)
+                yield row, examples
+        if self.num_broken > self.max_broken * self.num_rows:
+            raise DataError(self._too_many())
+
+    def _examples(self, row: Row) -> tuple[Example, ...]:
+        if row.fields is None:
+            raise DataError(row.problem)
+        return as_kind(parse(row.fields, self.format, row.origin), self.kind)
+
+    def _note(self, broken: Broken, aside: IO[bytes] | None) -> None:
+        self.num_broken += 1
+        if len(self.broken) < _LISTED_BROKEN:
+            self.broken.append(broken)
+        if aside is not None:
+            line = {
+                "file": broken.origin.file,
+                "line": broken.origin.line,
+                "reason": broken.reason,
+                "raw": broken.raw,
+            }
+            aside.write(orjson.dumps(line) + b"\n")
+
+    def _is_hopeless(self) -> bool:
+        most = max(0.5, self.max_broken)
+        return self.num_rows >= _HOPELESS_AFTER and self.num_broken > most * self.num_rows
+
+    def _too_many(self) -> str:
+        share = self.num_broken / self.num_rows
+        listed = "\n".join(f"  {broken.origin}: {broken.reason}" for broken in self.broken[:5])
+        more = f"\n  … and {self.num_broken - 5} more" if self.num_broken > 5 else ""
+        where = f" All are in {self.set_aside}." if self.set_aside is not None else ""
+        return (
+            f"{self.source}: {self.num_broken} of the {self.num_rows} rows read are broken ({share:.1%}; at most "
+            f"{self.max_broken:.1%} may be), read as {self.format}.{where}\n{listed}{more}"
+        )
+
+
+def read(
+    source: str | Path,
+    *,
+    kind: Kind | None = None,
+    max_broken: float = MAX_BROKEN,
+    set_aside: Path | None = None,
+) -> Reading:
+    """Open a source and recognise its format; examples come when the result is iterated.
+
+    `kind` is what they will be used as: other files may serve as prompts, but nothing else is turned unasked.
+    Broken rows go to the file `set_aside`; a share above `max_broken` is a DataError at the end.
+    """
+    fmt = recognised(source, kind)
+    if kind is not None and kind != fmt.kind and kind not in SERVES[fmt.kind]:
+        raise DataError(_wrong_kind(source, fmt, kind))
+    return Reading(source, fmt, kind or fmt.kind, max_broken=max_broken, set_aside=set_aside)
+
+
+def load(
+    source: str | Path,
+    *,
+    kind: Kind | None = None,
+    max_broken: float = MAX_BROKEN,
+    set_aside: Path | None = None,
+) -> list[Example]:
+    """All examples of a source in a list."""
+    return list(read(source, kind=kind, max_broken=max_broken, set_aside=set_aside))
+
+
+def recognised(source: str | Path, kind: Kind | None) -> Format:
+    """The format of a source, from its first rows; `kind` is what it will be used as, where that is known."""
+    sample = list(islice(rows(source), _SAMPLE_ROWS))
+    good = [row.fields for row in sample if row.fields is not None]
+    if not good:
+        first = sample[0]
+        raise DataError(f"{source}: none of the first {len(sample)} rows can be read. {first.origin}: {first.problem}")
+    try:
+        return recognise(good, kind=kind)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
+
+
+def _wrong_kind(source: str | Path, fmt: Format, kind: Kind) -> str:
+    held = f"{source}: holds {fmt.kind}, recognised by {', '.join(fmt.columns.values())}; {kind} are needed here."
+    if kind in CONVERTS[fmt.kind]:
+        return f"{held} To make them: kedge data convert '{source}' --kind {kind}"
+    return f"{held} They cannot be made from {fmt.kind}."
+
+
+def normalise(text: str) -> str:
+    """Text as duplicates and leakage see it: case, width variants and spacing do not count.
+
+    >>> normalise("  What IS\\n this?")
+    'what is this?'
+    """
+    return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
+
+
+def prompt_key(example: Example) -> int:
+    """A 64-bit hash of the normalised prompt, the same on every machine: what a split must not part has one key."""
+    text = "\x1e".join(f"{message.role}\x1f{normalise(message.content)}" for message in prompt_of(example))
+    return xxhash.xxh3_64_intdigest(text.encode())

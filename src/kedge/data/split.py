@@ -1,0 +1,139 @@
+"""Train and held-out parts that share no prompt, across all files that are split together.
+
+Two passes: the first keeps eight bytes a row, the second writes the rows as they were read.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kedge.core.errors import ConfigError, DataError
+from kedge.core.seeds import seed_for
+from kedge.core.suggest import did_you_mean
+from kedge.data.examples import Example
+from kedge.data.reading import MAX_BROKEN, prompt_key, read
+from kedge.data.sources import SET_ASIDE_SUFFIX, Row, stem_of
+from kedge.data.writing import encode, row_writer
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSplit:
+    source: str
+    train: Path
+    heldout: Path
+    num_train: int
+    num_heldout: int
+    num_broken: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Rows are counted by file; prompts (or whatever the split goes by) over all files."""
+
+    files: tuple[FileSplit, ...]
+    num_keys: int
+    num_heldout_keys: int
+
+
+def assign(keys: Iterable[int] | Keys, heldout: float, seed: int) -> Keys:
+    """The keys to hold out, sorted: the share `heldout` of the distinct ones, to the nearest key, at least one.
+
+    Keys are ranked by a hash of key and seed, so that more data moves only the keys next to the cut.
+    """
+    if not 0 < heldout < 1:
+        raise ConfigError(f"heldout is {heldout}; it is a share between 0 and 1, such as 0.1")
+    distinct = np.unique(np.asarray(keys if isinstance(keys, np.ndarray) else list(keys), dtype=np.uint64))
+    if len(distinct) < 2:
+        raise DataError(f"there is nothing to split: {len(distinct)} distinct prompt")
+    count = min(max(math.floor(heldout * len(distinct) + 0.5), 1), len(distinct) - 1)
+    order = np.argsort(_mixed(distinct, seed_for(seed, "split")), kind="stable")
+    return np.sort(distinct[order[:count]])
+
+
+def _mixed(keys: Keys, seed: int) -> Keys:
+    """SplitMix64's finaliser (Steele et al. 2014) over key xor seed: neighbours in, far-apart numbers out."""
+    mixed = keys ^ np.uint64(seed)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def split(
+    sources: Sequence[str | Path],
+    out_folder: Path,
+    *,
+    heldout: float = 0.1,
+    seed: int = 0,
+    by: str = "prompt",
+    max_broken: float = MAX_BROKEN,
+) -> Split:
+    """Write `<stem>.train.jsonl` and `<stem>.heldout.jsonl` for each source; the fields stay as they were.
+
+    `by` is "prompt" (normalised), or the name of a field whose equal values must stay together. Broken rows go to
+    `<stem>.broken.jsonl`.
+    """
+    stems = _stems(sources)
+    asides = [out_folder / f"{stem}{SET_ASIDE_SUFFIX}" for stem in stems]
+    found = [_keys(source, by, max_broken, aside) for source, aside in zip(sources, asides, strict=True)]
+    every = np.concatenate([keys for keys, _ in found]) if found else np.empty(0, np.uint64)
+    held = assign(every, heldout, seed)
+    files: list[FileSplit] = []
+    with ExitStack() as stack:  # no file appears before all are written
+        for source, stem, (keys, num_broken) in zip(sources, stems, found, strict=True):
+            train, other = out_folder / f"{stem}.train.jsonl", out_folder / f"{stem}.heldout.jsonl"
+            is_held = np.isin(keys, held)
+            writers = stack.enter_context(row_writer(train)), stack.enter_context(row_writer(other))
+            reading = read(source, max_broken=max_broken)
+            for goes_out, (row, _) in zip(is_held.tolist(), reading.by_row(), strict=True):
+                assert row.fields is not None
+                writers[goes_out](row.fields)
+            files.append(
+                FileSplit(
+                    source=str(source),
+                    train=train,
+                    heldout=other,
+                    num_train=int((~is_held).sum()),
+                    num_heldout=int(is_held.sum()),
+                    num_broken=num_broken,
+                )
+            )
+    return Split(files=tuple(files), num_keys=len(np.unique(every)), num_heldout_keys=len(held))
+
+
+def _stems(sources: Sequence[str | Path]) -> list[str]:
+    stems = [stem_of(source) for source in sources]
+    twice = [stem for stem, count in Counter(stems).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"two of the files are called '{twice[0]}': their parts would overwrite each other; rename one"
+        )
+    return stems
+
+
+def _keys(source: str | Path, by: str, max_broken: float, set_aside: Path) -> tuple[Keys, int]:
+    reading = read(source, max_broken=max_broken, set_aside=set_aside)
+    keys = array("Q", (_key(row, examples[0], by) for row, examples in reading.by_row()))
+    return np.frombuffer(keys, dtype=np.uint64), reading.num_broken
+
+
+def _key(row: Row, example: Example, by: str) -> int:
+    if by == "prompt":
+        return prompt_key(example)
+    fields = row.fields or {}
+    if fields.get(by) is None:
+        raise DataError(
+            f"{row.origin}: no field '{by}' to split by{did_you_mean(by, fields)}; found: {', '.join(fields)}"
+        )
+    return xxhash.xxh3_64_intdigest(encode(fields[by]))

@@ -1,0 +1,222 @@
+"""From messages to tokens, with a mask on what the assistant said: every assistant turn, with its end-of-turn token.
+
+The mask comes from the template's own `{% generation %}` marks, or else from rendering every prefix of the
+conversation and checking that each is a prefix of the whole. The whole text is tokenised once, never in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
+from rich.text import Text
+
+from kedge.core.errors import DataError, ModelError
+from kedge.core.hashing import hash_json
+from kedge.core.suggest import did_you_mean
+from kedge.data.examples import Message, Messages
+from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of, tokens_with_spans
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
+    "{{ '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PLAIN = (  # the role ends in a new line, not in a space: a space would melt into the first word of the answer
+    "{% for message in messages %}"
+    "{{ message['role'] | capitalize + ':\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] }}{% endif %}"
+    "{{ '\n\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
+)
+TEMPLATES = {"chatml": CHATML, "plain": PLAIN}
+_EXCERPT = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """`assistant_mask[t]` is True where token t is the assistant's: what is trained."""
+
+    tokens: list[int]
+    assistant_mask: list[bool]
+
+
+def apply_template(tokenizer: PreTrainedTokenizerBase, name_or_path: str) -> PreTrainedTokenizerBase:
+    """A copy of `tokenizer` that speaks a built-in template (`chatml`, `plain`) or the Jinja file at a path."""
+    path = Path(name_or_path)
+    if name_or_path not in TEMPLATES and not path.is_file():
+        raise ModelError(
+            f"chat_template: '{name_or_path}' is neither a built-in template{did_you_mean(name_or_path, TEMPLATES)} "
+            f"({', '.join(TEMPLATES)}) nor a file"
+        )
+    template = TEMPLATES.get(name_or_path) or path.read_text(encoding="utf-8")
+    if name_or_path == "chatml" and not {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
+        raise ModelError(
+            "chat_template: chatml needs <|im_start|> and <|im_end|> as tokens of their own, and this tokenizer cuts "
+            "them into pieces; use chat_template: plain, which ends a turn with the tokenizer's own end token"
+        )
+    if name_or_path == "plain" and tokenizer.eos_token is None:
+        raise ModelError("chat_template: plain ends a turn with the end-of-text token, and this tokenizer has none")
+    changed = deepcopy(tokenizer)
+    changed.chat_template = template
+    return changed
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    if not tokenizer.chat_template:
+        raise ModelError(
+            "this tokenizer has no chat template, so messages cannot be turned into text; set chat_template: chatml "
+            "(or plain, or the path of a Jinja file) to the one that the model was trained with"
+        )
+    return tokenizer.get_chat_template()
+
+
+def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Equal for two tokenizers that render the same text: what stages compare."""
+    return hash_json([template_of(tokenizer), dict(tokenizer.special_tokens_map)])
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, add_generation_prompt: bool) -> str:
+    return _render_marked(tokenizer, messages, add_generation_prompt=add_generation_prompt)[0]
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+    """Tokens up to where the assistant starts to speak."""
+    return tokens_of(tokenizer, render(tokenizer, messages, add_generation_prompt=True))
+
+
+def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, trained_from: int = 0) -> Encoded:
+    """Tokens of a whole conversation, masked on its assistant turns; those before `trained_from` are only context.
+
+    Raises where the template drops or changes what was said, since training would then be on another text.
+    """
+    text, marks = _render_marked(tokenizer, messages, add_generation_prompt=False)
+    _check_contents(text, messages)
+    tokens, token_spans = tokens_with_spans(tokenizer, text)
+    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    if marks is None:
+        control = special_ids(tokenizer)
+        stops = [span for token, span in zip(tokens, token_spans, strict=True) if token in control]
+        trained = [_turn_span(tokenizer, messages, turn, text, stops) for turn in turns if turn >= trained_from]
+    else:
+        trained = _marks_from(marks, turns, trained_from)
+    # A token that starts before the turn is partly the prompt's, and the prompt is not trained.
+    mask = [any(start <= at < end for start, end in trained) for at, _ in token_spans]
+    return Encoded(tokens=tokens, assistant_mask=mask)
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end an answer: the tokenizer's end token, and the one that the template writes after a turn."""
+    probe = encode_conversation(tokenizer, (Message("user", "Hi"), Message("assistant", "Yo")))
+    trained = [token for token, on in zip(probe.tokens, probe.assistant_mask, strict=True) if on]
+    ends = {token for token in trained[-1:] if token in special_ids(tokenizer)}
+    eos = tokenizer.eos_token_id
+    return frozenset(ends | {eos} if isinstance(eos, int) else ends)
+
+
+def show_masks(tokenizer: PreTrainedTokenizerBase, encoded: Encoded) -> Text:
+    """The text with its trained tokens highlighted. Runs are decoded whole, so that no character is cut."""
+    shown = Text()
+    pairs = zip(encoded.assistant_mask, encoded.tokens, strict=True)
+    for is_trained, run in groupby(pairs, key=lambda pair: pair[0]):
+        text = tokenizer.decode([token for _, token in run], skip_special_tokens=False)
+        shown.append(str(text), style="bold green" if is_trained else "dim")
+    return shown
+
+
+def _render_marked(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, add_generation_prompt: bool
+) -> tuple[str, list[Span] | None]:
+    if not messages:
+        raise DataError("a conversation without messages cannot be rendered")
+    plain = [{"role": message.role, "content": message.content} for message in messages]
+    try:
+        return render_template(tokenizer, template_of(tokenizer), plain, add_generation_prompt=add_generation_prompt)
+    except (TemplateError, TypeError) as error:
+        roles = ", ".join(message.role for message in messages)
+        raise ModelError(f"the chat template cannot render a conversation with the roles {roles}: {error}") from error
+
+
+def _check_contents(text: str, messages: Messages) -> None:
+    """Every message must be in the text, in order; spaces around it may be trimmed. Tools may be written as JSON."""
+    at = 0
+    for number, message in enumerate(messages, start=1):
+        content = message.content.strip()
+        found = text.find(content, at)
+        if found >= 0:
+            at = found + len(content)
+        elif message.role != "tool":
+            raise ModelError(
+                f"the chat template drops or changes message {number} ({message.role}: {_shorten(content)}), so the "
+                "model would be trained on another text; use a template that keeps contents as they are "
+                "(chat_template: chatml)"
+            )
+
+
+def _marks_from(marks: list[Span], turns: list[int], trained_from: int) -> list[Span]:
+    """The marks of the turns from `trained_from` on. Without that wish, the template's word is final."""
+    if not trained_from:
+        return marks
+    if len(marks) != len(turns):
+        raise ModelError(
+            f"the chat template marks {len(marks)} of {len(turns)} assistant turns with {{% generation %}}, so it is "
+            "unclear which mark belongs to which answer; mark every turn, or use chat_template: chatml"
+        )
+    return [mark for mark, turn in zip(marks, turns, strict=True) if turn >= trained_from]
+
+
+def _turn_span(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, turn: int, text: str, stops: Sequence[Span]
+) -> Span:
+    """Where assistant message `turn` is in `text`: from the end of its prompt to the end of its end-of-turn token.
+
+    What a template writes after that token (a new line, mostly) is never sampled, so it is not trained either.
+    """
+    if turn == 0:
+        raise DataError(
+            "the conversation starts with the assistant, and without {% generation %} marks in the chat template it "
+            "cannot be told which of its tokens to train; put a user or system message first"
+        )
+    before = render(tokenizer, messages[:turn], add_generation_prompt=True)
+    through = render(tokenizer, messages[: turn + 1], add_generation_prompt=False)
+    for part, name in ((before, f"the opening of message {turn + 1}"), (through, f"message {turn + 1}")):
+        if not text.startswith(part):
+            raise ModelError(_why_no_prefix(text, part, name))
+    content = messages[turn].content.strip()
+    said = text.find(content, len(before), len(through))
+    if said < 0:
+        raise ModelError(
+            f"the chat template writes message {turn + 1} outside its turn ({_shorten(content)}), so it cannot be told "
+            "which tokens to train; use chat_template: chatml"
+        )
+    ends = (end for start, end in stops if start >= said + len(content) and end <= len(through))
+    return len(before), next(ends, len(through))
+
+
+def _why_no_prefix(text: str, part: str, name: str) -> str:
+    same = next((at for at, (a, b) in enumerate(zip(text, part, strict=False)) if a != b), min(len(text), len(part)))
+    return (
+        f"the chat template writes the same messages differently once more follow: up to {name} it gives "
+        f"{_shorten(part[same:])} where the whole conversation has {_shorten(text[same:])}; the tokens to train cannot "
+        "be told from it. Use a template with {% generation %} marks, or chat_template: chatml"
+    )
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= _EXCERPT else text[:_EXCERPT] + "…")

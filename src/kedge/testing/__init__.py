@@ -1,0 +1,1 @@
+"""Small data and fakes for tests and first recipes, ours and users'."""
