@@ -1,0 +1,242 @@
+"""Checkpoints that are whole or absent, and of which the last good one always survives.
+
+A checkpoint is written beside, listed file by file with sizes and hashes, flushed to disk and then renamed; one that
+is deleted is renamed away first. Whatever a kill leaves behind has a hidden name and is cleared by the next writer.
+What is inside a checkpoint is the caller's business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from kedge.core.errors import CheckpointError, KedgeError, RunError
+from kedge.core.files import fsync_folder, write_json
+from kedge.core.settings import Section
+from kedge.runs import exact_json
+from kedge.runs.disk import clear_partial_files, explain, free_bytes, is_disk_full, readable_bytes, run_errors
+from kedge.runs.manifest import now
+from kedge.runs.sealed import read_sealed, seal, size_of
+
+_PINS_NAME = "pins.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_LEFTOVER = re.compile(r"\.(step-\d{6,})\.(partial|removed|replaced)-\d+")
+
+
+class CheckpointSettings(Section):
+    """When checkpoints are written and how many stay."""
+
+    every: int = Field(default=100, ge=1)
+    """Steps between checkpoints."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the newest stay. Two survive a disk that damages one."""
+    keep_every: int | None = Field(default=None, ge=1)
+    """Steps divisible by this stay for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    step: int
+    folder: Path
+    created: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The newest checkpoint that verifies, and why newer ones did not."""
+
+    checkpoint: Checkpoint
+    skipped: tuple[str, ...]
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of one run. Nothing is touched before the first `save`."""
+
+    def __init__(self, folder: Path, settings: CheckpointSettings) -> None:
+        self.folder = folder
+        self._settings = settings
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints under their final name, damaged or not, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(found[1]) for path in self.folder.iterdir() if (found := _NAME.fullmatch(path.name)))
+
+    def save(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        pin: str | None = None,
+    ) -> Checkpoint:
+        """Have `write` fill a folder, put it in place, then let go of what need not be kept.
+
+        A `pin` ("best") keeps this checkpoint until another one takes the same pin.
+        """
+        partial = self._hidden(step, "partial")
+        saved = Checkpoint(step=step, folder=self.path(step), created=now(), metrics=dict(metrics or {}))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            write(partial)
+            seal(partial, {"step": step, "created": saved.created, "metrics": saved.metrics})
+            if pin is not None:
+                self._write_pin(pin, step)
+            self._put_in_place(partial, step)
+        except BaseException as error:
+            written = size_of(partial)
+            shutil.rmtree(partial, ignore_errors=True)
+            if is_disk_full(error):
+                raise CheckpointError(self._full_message(step, written)) from error
+            if isinstance(error, OSError) and not isinstance(error, KedgeError):
+                raise RunError(f"Cannot write checkpoint {saved.folder}: {explain(error, partial)}") from error
+            raise
+        self._retire(just_saved=step)
+        return saved
+
+    def read(self, step: int, *, check_hashes: bool) -> Checkpoint:
+        """The checkpoint of `step`, once its files are found to be all there (and unchanged, by their hashes)."""
+        folder = self.path(step)
+        facts = read_sealed(folder, check_hashes=check_hashes)
+        if facts.get("step") != step:
+            raise CheckpointError(f"{folder} belongs to step {facts.get('step')}: it was renamed")
+        return Checkpoint(step=step, folder=folder, created=facts.get("created", ""), metrics=facts.get("metrics", {}))
+
+    def latest(self, *, check_hashes: bool = True) -> Latest | None:
+        """The newest checkpoint that verifies; None where there is none at all."""
+        skipped: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                return Latest(checkpoint=self.read(step, check_hashes=check_hashes), skipped=tuple(skipped))
+            except CheckpointError as error:
+                skipped.append(str(error))
+        if not skipped:
+            return None
+        listed = "\n".join(f"  {reason}" for reason in skipped)
+        raise CheckpointError(
+            f"{self.folder}: none of the {len(skipped)} checkpoint(s) can be used:\n{listed}\n"
+            "Restore one from a copy, or remove them all to start from the beginning."
+        )
+
+    def pins(self) -> dict[str, int]:
+        """Which step each pin is on."""
+        here = set(self.steps())
+        on = {name: [step for step in steps if step in here] for name, steps in self._pin_history().items()}
+        return {name: steps[-1] for name, steps in on.items() if steps}
+
+    def pin(self, step: int, name: str) -> None:
+        """Keep the checkpoint of `step` until `name` is given to another one."""
+        if step not in self.steps():
+            raise CheckpointError(f"Cannot pin step {step} as '{name}': {self.folder} holds steps {self.steps()}.")
+        with run_errors("write", self.folder / _PINS_NAME):
+            self._write_pin(name, step)
+
+    def discard_after(self, step: int | None) -> list[int]:
+        """Remove the checkpoints of later steps (all, for None): a run that goes on from `step` has left that past."""
+        gone = [later for later in self.steps() if step is None or later > step]
+        for later in reversed(gone):
+            self._remove(later)
+        history = self._pin_history()
+        kept = {name: [at for at in steps if step is not None and at <= step] for name, steps in history.items()}
+        if kept != history:
+            with run_errors("write", self.folder / _PINS_NAME):
+                write_json(self.folder / _PINS_NAME, kept)
+        return gone
+
+    def clear_leftovers(self) -> list[str]:
+        """Clear what a killed writer left half done; returns the names. Only the one writer may call this."""
+        leftovers = sorted(path for path in _children(self.folder) if _LEFTOVER.fullmatch(path.name))
+        with run_errors("clear up", self.folder):
+            for path in leftovers:
+                found = _LEFTOVER.fullmatch(path.name)
+                if found and found[2] == "replaced" and not (self.folder / found[1]).exists():
+                    path.rename(self.folder / found[1])  # killed between two renames: the old one is still good
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
+        return clear_partial_files(self.folder) + [path.name for path in leftovers]
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}"
+
+    def _hidden(self, step: int, what: str) -> Path:
+        return self.folder / f".{self.path(step).name}.{what}-{os.getpid()}"
+
+    def _put_in_place(self, partial: Path, step: int) -> None:
+        target, replaced = self.path(step), self._hidden(step, "replaced")
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+        try:
+            partial.rename(target)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(target)
+            raise
+        fsync_folder(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _retire(self, *, just_saved: int) -> None:
+        """Damaged ones do not count as kept: they must not push out a good one."""
+        whole = [step for step in self.steps() if self._is_whole(step)]
+        every = self._settings.keep_every
+        kept = {just_saved, *whole[-self._settings.keep :], *self.pins().values()}
+        for step in self.steps():
+            if step not in kept and not (every and step % every == 0):
+                self._remove(step)
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self.read(step, check_hashes=False)
+        except CheckpointError:
+            return False
+        return True
+
+    def _remove(self, step: int) -> None:
+        hidden = self._hidden(step, "removed")
+        with run_errors("remove", self.path(step)):
+            shutil.rmtree(hidden, ignore_errors=True)
+            self.path(step).rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def _pin_history(self) -> dict[str, list[int]]:
+        """For each pin the step it was on and the one it moved to; the later one counts if it exists.
+
+        A pin moves before the new checkpoint is in place, so a kill between the two leaves it where it was.
+        """
+        path = self.folder / _PINS_NAME
+        try:
+            found = exact_json.loads(path.read_bytes())
+            return {name: [int(step) for step in steps] for name, steps in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}. Remove it to unpin all checkpoints.") from error
+
+    def _write_pin(self, name: str, step: int) -> None:
+        before = [at for pinned, at in self.pins().items() if pinned == name and at != step]
+        write_json(self.folder / _PINS_NAME, self._pin_history() | {name: [*before, step]})
+
+    def _full_message(self, step: int, written: int) -> str:
+        steps = self.steps()
+        needed = f"at least {readable_bytes(written)}"
+        if steps:
+            needed = f"about {readable_bytes(max(written, size_of(self.path(steps[-1]))))}"
+        safe = f"{self.path(steps[-1])} is untouched" if steps else "there is no earlier checkpoint"
+        return (
+            f"The disk is full: checkpoint {self.path(step)} needs {needed} and "
+            f"{readable_bytes(free_bytes(self.folder))} are free. The half that was written is removed; {safe}. "
+            "Free some space or lower checkpoints.keep, then resume the run."
+        )
+
+
+def _children(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []

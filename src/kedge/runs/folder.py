@@ -1,0 +1,206 @@
+"""A run is a folder: manifest, journals, checkpoints and a lock, wired together.
+
+    run.json  metrics.jsonl  events.jsonl  samples.jsonl  checkpoints/step-000120/  model/  report.html
+
+The folder of a whole pipeline is a run as well (kind "pipeline"), with one such folder a stage inside it. Parts come
+into being when they are first written. Left out: what `model/` and `report.html` hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from kedge.core.errors import RunError
+from kedge.core.findings import Level
+from kedge.core.protocols import Metrics
+from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
+from kedge.runs.disk import clear_partial_files, run_errors
+from kedge.runs.journal import Journal
+from kedge.runs.lock import Lock, acquire, held_by
+from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, now, read_manifest, write_manifest
+
+_RESERVED = ("step", "at")
+
+
+class Run:
+    """One run. `create` and `open` make it; a writer holds the lock until `close` (or the end of a `with`)."""
+
+    def __init__(self, folder: Path, manifest: Manifest, lock: Lock | None, keep: CheckpointSettings) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.metrics = Journal(folder / "metrics.jsonl")
+        self.events = Journal(folder / "events.jsonl")
+        self.samples = Journal(folder / "samples.jsonl")
+        self.checkpoints = Checkpoints(folder / "checkpoints", keep)
+        self._lock = lock
+
+    @classmethod
+    def create(cls, folder: Path, *, manifest: Manifest, keep: CheckpointSettings | None = None) -> Self:
+        """Begin a run in a folder that is new or empty; never over another one."""
+        with run_errors("create", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            _refuse_if_used(folder)
+            lock = acquire(folder)
+        try:
+            _refuse_if_used(folder)  # again: somebody may have begun here before the lock was ours
+            write_manifest(folder, manifest)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(folder, manifest, lock, keep or CheckpointSettings())
+
+    @classmethod
+    def open(cls, folder: Path, *, for_writing: bool, keep: CheckpointSettings | None = None) -> Self:
+        """An existing run. Reading changes nothing; a writer first clears up what a kill left half done."""
+        manifest = read_manifest(folder)
+        lock = acquire(folder) if for_writing else None
+        run = cls(folder, manifest, lock, keep or CheckpointSettings())
+        if for_writing:
+            try:
+                run.manifest = read_manifest(folder)  # the writer before us may have changed it while we waited
+                run._clear_up()
+            except BaseException:
+                run.close()
+                raise
+        return run
+
+    def log(self, metrics: Metrics, step: int) -> None:
+        """One line of metrics. Values may be any real number, numpy's and torch's too; names go through unchanged."""
+        self._writable()
+        _refuse_reserved(metrics)
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        self.metrics.append({"step": step, "at": _clock(), **values})
+
+    def event(self, level: Level, code: str, message: str, step: int | None = None, **evidence: Any) -> None:
+        self._writable()
+        fields = {"level": level, "code": code, "message": message, "evidence": evidence}
+        self.events.append({"step": step, "at": _clock(), **fields})
+
+    def sample(self, record: Mapping[str, Any], step: int) -> None:
+        self._writable()
+        _refuse_reserved(record)
+        self.samples.append({"step": step, "at": _clock(), **record})
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        return self.metrics.read().records
+
+    def read_events(self) -> list[dict[str, Any]]:
+        return self.events.read().records
+
+    def read_samples(self) -> list[dict[str, Any]]:
+        return self.samples.read().records
+
+    def save_checkpoint(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        *,
+        metrics: Metrics | None = None,
+        pin: str | None = None,
+    ) -> Checkpoint:
+        """`Checkpoints.save`, after the journals are safe: a checkpoint never knows of steps that a power cut loses."""
+        self._writable()
+        for journal in self._journals():
+            journal.sync()
+        return self.checkpoints.save(step, write, metrics=metrics, pin=pin)
+
+    def resume_at(self, step: int | None) -> None:
+        """Go on as if `step` were the last one done (None: none was). Later records and checkpoints are dropped."""
+        self._writable()
+        steps = self.checkpoints.discard_after(step)
+        dropped = {journal.path.name: journal.rewind(step) for journal in self._journals()}
+        self._update(status="running", finished=None)
+        where = "the beginning" if step is None else f"step {step}"
+        message = f"The run goes on from {where}; later records are dropped and will be written again."
+        self.event("info", "run.resumed", message, resumed_at=step, dropped=dropped, dropped_checkpoints=steps)
+
+    def finish(self, status: Status, *, outputs: Iterable[Artefact] = ()) -> None:
+        """Say how it ended. The lock stays until `close`."""
+        self._writable()
+        for journal in self._journals():
+            journal.sync()
+        self._update(status=status, finished=now(), outputs=tuple(outputs))
+
+    @property
+    def status(self) -> Status:
+        return self.manifest.status if self._lock is not None else status_of(self.folder)
+
+    def close(self) -> None:
+        for journal in self._journals():
+            journal.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _journals(self) -> tuple[Journal, Journal, Journal]:
+        return self.metrics, self.events, self.samples
+
+    def _update(self, **changes: Any) -> None:
+        changed = replace(self.manifest, **changes)
+        write_manifest(self.folder, changed)
+        self.manifest = changed
+
+    def _writable(self) -> None:
+        if self._lock is None:
+            raise RunError(f"{self.folder} is open for reading only: use Run.open(folder, for_writing=True).")
+
+    def _clear_up(self) -> None:
+        cut = {journal.path.name: size for journal in self._journals() if (size := journal.repair())}
+        leftovers = clear_partial_files(self.folder) + self.checkpoints.clear_leftovers()
+        if cut or leftovers:
+            message = "The last writer was killed at work; what it left half written is cleared."
+            self.event("info", "run.cleared", message, bytes_cut=cut, leftovers=leftovers)
+
+
+def status_of(folder: Path) -> Status:
+    """What became of a run: one that calls itself running while nobody writes it was interrupted."""
+    status = read_manifest(folder).status
+    if status != "running" or held_by(folder):
+        return status
+    # The writer may have finished between the two looks: only a second look at the manifest can tell.
+    status = read_manifest(folder).status
+    return "interrupted" if status == "running" else status
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs directly inside `folder` (the stages of a pipeline, or the pipelines below runs/), oldest first."""
+    found = [child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file()] if folder.is_dir() else []
+    return sorted(found, key=lambda child: (read_manifest(child).created, child.name))
+
+
+def _refuse_if_used(folder: Path) -> None:
+    if (folder / MANIFEST_NAME).exists():
+        raise RunError(f"{folder} already holds a run. Resume it (--resume), or give the new run another name.")
+    # Hidden files are what a writer killed at this very point leaves: its lock and half a manifest.
+    if visible := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
+        raise RunError(f"{folder} is not empty and not a run (it holds {', '.join(visible[:5])}). Choose a new folder.")
+
+
+def _refuse_reserved(names: Iterable[str]) -> None:
+    if taken := [name for name in names if name in _RESERVED]:
+        raise RunError(f"The name '{taken[0]}' is taken: every line has a field called so. Choose another one.")
+
+
+def _number(name: str, value: Any) -> float:
+    if type(value) in (int, float):
+        return value
+    try:
+        if isinstance(value, str):
+            raise TypeError("a text, even one that reads as a number")
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last one for a tensor of several
+        raise RunError(f"Metric '{name}' is not a number: found {value!r:.100} ({type(value).__name__}).") from error
+
+
+def _clock() -> float:
+    return round(time.time(), 3)

@@ -1,0 +1,82 @@
+"""Where a run's inputs came from: its parents, their parents, and so on back to plain files.
+
+A parent is the run whose folder holds an input. Left out: nothing is hashed again; `is_stale` compares the hash that
+the child recorded with the one that the parent records now.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from kedge.core.errors import DataError
+from kedge.core.hashing import hash_file, hash_folder
+from kedge.runs.manifest import MANIFEST_NAME, Artefact, read_manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One input of one run. `parent` is the run that made it; None for a file from outside."""
+
+    child: Path
+    artefact: Artefact
+    parent: Path | None
+    is_stale: bool
+    """The parent has made something else under this path since the child read it."""
+
+
+def describe(name: str, kind: str, path: Path, *, run_folder: Path) -> Artefact:
+    """Record a file or folder by its content.
+
+    Inside the same pipeline folder its path is kept relative, so that the whole folder can be moved.
+    """
+    if not path.exists():
+        raise DataError(f"{kind} '{name}': there is no file or folder {path}.")
+    found, home = path.resolve(), run_folder.resolve()
+    stored = os.path.relpath(found, home) if found.is_relative_to(home.parent) else str(found)
+    return Artefact(
+        name=name,
+        kind=kind,
+        path=Path(stored).as_posix(),
+        hash=hash_folder(found) if found.is_dir() else hash_file(found),
+    )
+
+
+def locate(artefact: Artefact, run_folder: Path) -> Path:
+    return (run_folder / artefact.path).resolve()
+
+
+def lineage(folder: Path) -> list[Link]:
+    """Every input of `folder`, of its parents, and so on; nearest first, each run once."""
+    links: list[Link] = []
+    waiting, seen = deque([folder.resolve()]), {folder.resolve()}
+    while waiting:
+        child = waiting.popleft()
+        for artefact in read_manifest(child).inputs:
+            link = _link(child, artefact)
+            links.append(link)
+            if link.parent is not None and link.parent not in seen:
+                seen.add(link.parent)
+                waiting.append(link.parent)
+    return links
+
+
+def _link(child: Path, artefact: Artefact) -> Link:
+    path = locate(artefact, child)
+    parent = _maker(path, child)
+    is_stale = parent is not None and _has_changed(artefact, path, parent)
+    return Link(child=child, artefact=artefact, parent=parent, is_stale=is_stale)
+
+
+def _has_changed(artefact: Artefact, path: Path, parent: Path) -> bool:
+    outputs = read_manifest(parent).outputs
+    return any(locate(output, parent) == path and output.hash != artefact.hash for output in outputs)
+
+
+def _maker(path: Path, child: Path) -> Path | None:
+    """The nearest run around `path`, unless the child itself lies inside it (its own pipeline made nothing for it)."""
+    around = (folder for folder in (path, *path.parents) if (folder / MANIFEST_NAME).is_file())
+    found = next(around, None)
+    return None if found is None or child.is_relative_to(found) else found

@@ -1,0 +1,175 @@
+"""`run.json`: what a run was asked to do, with which code and inputs, and how it ended.
+
+It is whole or absent, like every file of a run. Versions come from package metadata: nothing is imported to find them.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+import kedge
+from kedge.core.errors import RunError
+from kedge.core.files import write_json
+from kedge.core.hashing import hash_json
+from kedge.runs import exact_json
+from kedge.runs.disk import run_errors
+
+MANIFEST_NAME = "run.json"
+SCHEMA = 1
+Status = Literal["running", "done", "failed", "stopped", "interrupted"]
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "datasets",
+    "pyarrow",
+    "pydantic",
+    "ray",
+    "vllm",
+    "triton",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artefact:
+    """Something a run read or made. `path` is absolute, or relative to the folder of the run that names it."""
+
+    name: str
+    kind: str
+    path: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    kedge: str
+    python: str
+    platform: str
+    packages: Mapping[str, str]
+    git_commit: str | None
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One run. Times are ISO 8601 in UTC; `status` is what the run last said of itself (see `Run.status`)."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    schema: int = SCHEMA
+    name: str
+    stage: str
+    kind: str
+    status: Status = "running"
+    created: str
+    finished: str | None = None
+    seed: int
+    recipe_hash: str
+    settings: Mapping[str, Any]
+    environment: Environment
+    inputs: tuple[Artefact, ...] = field(default=())
+    outputs: tuple[Artefact, ...] = field(default=())
+
+
+def new_manifest(
+    *,
+    name: str,
+    kind: str,
+    seed: int,
+    settings: Mapping[str, Any],
+    stage: str = "",
+    recipe_hash: str = "",
+    device: str = "",
+    inputs: Iterable[Artefact] = (),
+) -> Manifest:
+    """The manifest of a run that begins now, here. `recipe_hash` is that of the settings unless given."""
+    plain = exact_json.loads(exact_json.dumps(settings))
+    return Manifest(
+        name=name,
+        stage=stage,
+        kind=kind,
+        created=now(),
+        seed=seed,
+        recipe_hash=recipe_hash or hash_json(exact_json.encode(plain)),
+        settings=plain,
+        environment=environment(device=device),
+        inputs=tuple(inputs),
+    )
+
+
+def environment(*, device: str) -> Environment:
+    return Environment(
+        kedge=kedge.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: found for name in _PACKAGES if (found := _version(name))},
+        git_commit=_git_commit(),
+        device=device,
+    )
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    with run_errors("write", folder / MANIFEST_NAME):
+        write_json(folder / MANIFEST_NAME, exact_json.encode(asdict(manifest)))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST_NAME
+    try:
+        found = exact_json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(f"{folder} is not a run: it has no {MANIFEST_NAME}. Name a folder below runs/.") from error
+    except OSError as error:
+        raise RunError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}). Restore it from a copy, or start a new run.") from error
+    schema = cast(dict[str, Any], found).get("schema") if isinstance(found, dict) else None
+    if schema != SCHEMA:
+        raise RunError(
+            f"{path} has schema {schema!r}; Kedge {kedge.__version__} reads schema {SCHEMA}. "
+            "Open it with the version of Kedge that wrote it."
+        )
+    try:
+        return _adapter().validate_python(found)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise RunError(f"{path} is not a manifest: {problems}.") from error
+
+
+@cache
+def _adapter() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the working directory, where there is one: a note for people, never a reason to fail."""
+    try:
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 else None

@@ -1,0 +1,138 @@
+"""Training state on disk without pickle: tensors in `state.safetensors`, everything else in `state.json`.
+
+Dicts (text and int keys), lists, tuples, tensors, numbers, texts, bools and None come back as they were, to the last
+bit. Tensors come back on the CPU and without gradients; one that occurs twice is stored once and comes back as one
+tensor, other views of shared memory come back as tensors of their own. Left out: every other type is an error.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import Parameter
+
+from kedge.core.errors import CheckpointError
+from kedge.core.files import write_text
+from kedge.runs import exact_json
+
+_TENSORS, _TREE = "state.safetensors", "state.json"
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write both files into `folder`, which exists; meant for the inside of a checkpoint, so not atomic as a pair."""
+    packer = _Packer()
+    tree = packer.pack(state, "state")
+    save_file(packer.tensors, folder / _TENSORS)
+    write_text(folder / _TREE, exact_json.dumps(tree))
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    try:
+        tensors = load_file(folder / _TENSORS)
+        return _unpack(exact_json.loads((folder / _TREE).read_bytes()), tensors)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} holds no complete state: {_TENSORS} and {_TREE} are both needed.") from error
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"The state in {folder} cannot be read: {error}. Use an earlier checkpoint.") from error
+
+
+class _Packer:
+    """Turns a state into JSON and collects its tensors on the way."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._storages: set[int] = set()
+
+    def pack(self, value: Any, where: str) -> Any:
+        """Containers become objects with one key that names their type; so nothing else may be an object or a list."""
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, Mapping):
+            entries = cast(Mapping[Any, Any], value).items()
+            return {"dict": [[_key(key, where), self.pack(item, f"{where}.{key}")] for key, item in entries]}
+        if type(value) in (list, tuple):
+            items = [self.pack(item, f"{where}.{index}") for index, item in enumerate(value)]
+            return {type(value).__name__: items}
+        if type(value) in (Tensor, Parameter):
+            return {"tensor": self._keep(value.detach(), where)}
+        raise CheckpointError(
+            f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: dicts, lists, tuples, plain "
+            "tensors, numbers, texts, bools and None can. Turn it into one of these (a number of numpy: .item())."
+        )
+
+    def _keep(self, tensor: Tensor, where: str) -> str:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            found = f"a {tensor.layout} tensor on {tensor.device}"
+            raise CheckpointError(f"{where} is {found}; only dense tensors with values can be saved.")
+        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and identity in self._names:
+            return self._names[identity]
+        name = f"{len(self.tensors):05d}.{where}"
+        self.tensors[name] = self._alone(tensor.resolve_conj().resolve_neg().cpu().contiguous())
+        self._names[identity] = name
+        return name
+
+    def _alone(self, tensor: Tensor) -> Tensor:
+        """safetensors refuses tensors that share memory, and would refuse a part of a larger one."""
+        storage = tensor.untyped_storage()
+        shares = storage.data_ptr() in self._storages or storage.nbytes() != tensor.numel() * tensor.element_size()
+        kept = tensor.clone() if shares else tensor
+        self._storages.add(kept.untyped_storage().data_ptr())
+        return kept
+
+
+def _key(key: Any, where: str) -> str | int:
+    if type(key) in (str, int):
+        return key
+    raise CheckpointError(f"{where} has the key {key!r} of type {type(key).__name__}; keys are texts or ints.")
+
+
+def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    [(kind, content)] = cast(dict[str, Any], tree).items()
+    match kind:
+        case "dict":
+            return {key: _unpack(item, tensors) for key, item in content}
+        case "list":
+            return [_unpack(item, tensors) for item in content]
+        case "tuple":
+            return tuple(_unpack(item, tensors) for item in content)
+        case "tensor":
+            return tensors[content]
+        case _:
+            raise ValueError(f"unknown kind of entry '{kind}'")
+
+
+def capture_rng() -> dict[str, Any]:
+    """The global generators: Python, numpy, torch on the CPU, and on every CUDA device where CUDA is in use."""
+    numpy = np.random.get_state(legacy=False)
+    key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return {
+        "python": random.getstate(),
+        "numpy": {**numpy, "state": {"key": key, "pos": int(numpy["state"]["pos"])}},
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(index) for index in devices],
+    }
+
+
+def restore_rng(state: Mapping[str, Any]) -> list[str]:
+    """Set the generators again; returns those that this machine lacks ("cuda:1"), for the caller to report."""
+    key = state["numpy"]["state"]["key"].numpy().astype(np.uint32)
+    random.setstate(state["python"])
+    np.random.set_state({**state["numpy"], "state": {**state["numpy"]["state"], "key": key}})
+    torch.set_rng_state(state["torch"])
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index, saved in enumerate(state["cuda"][:here]):
+        torch.cuda.set_rng_state(saved, index)
+    return [f"cuda:{index}" for index in range(here, len(state["cuda"]))]
