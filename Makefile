@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check mutants bench docs wheel clean
+.PHONY: help setup demo test test-all check mutants bench wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -35,6 +35,15 @@ test: check ## checks and all tests but the slow ones
 
 test-all: check ## everything, the slow tests too
 	$(BIN)/pytest -n 2 -m "not gpu"
+
+mutants: $(READY) ## mutation testing of algorithms/ (about half an hour); prints the score
+	rm -rf mutants
+	$(BIN)/mutmut run --max-children 2
+	$(BIN)/python benchmarks/mutation_score.py
+
+bench: $(READY) ## benchmarks that print ratios
+	$(BIN)/python benchmarks/logprobs.py
+	$(BIN)/python benchmarks/audit_million.py
 
 wheel: $(READY) ## build the distribution
 	$(BIN)/python -m build

@@ -268,22 +268,43 @@ def test_hidden_gradient_is_summed_in_float32_over_vocabulary_tiles(monkeypatch:
     assert grad_ND.item() == 255 / 256
 
 
+@pytest.mark.parametrize(("bias_dtype", "chunk_tokens"), [(torch.bfloat16, 1), (torch.float32, 2)])
+def test_bias_gradient_is_summed_in_float32(bias_dtype: torch.dtype, chunk_tokens: int) -> None:
+    n = 513
+    weight_N = torch.full((n,), 2**-8)
+    weight_N[0] = 1.0
+    bias_V = torch.zeros(2, dtype=bias_dtype, requires_grad=True)
+    logp_N = token_logprobs(
+        torch.zeros(n, 1, dtype=torch.bfloat16),
+        torch.zeros(2, 1, dtype=torch.bfloat16),
+        torch.zeros(n, dtype=torch.int64),
+        bias_V=bias_V,
+        chunk_tokens=chunk_tokens,
+    )
+    (grad_V,) = torch.autograd.grad((weight_N * logp_N).sum(), bias_V)
+    assert grad_V.tolist() == [1.5, -1.5]  # ½ Σ weights
+
+
 def test_autocast_decides_the_type_of_the_products() -> None:
     hidden_ND, head_VD, bias_V, target_N = inputs(9, 5, 23, torch.float32)
-    head_VD.requires_grad_()
-    narrow_N = token_logprobs(
-        hidden_ND.bfloat16(), head_VD.detach().bfloat16(), target_N, bias_V=bias_V.bfloat16(), temperature=0.8
-    )
+    wide = [hidden_ND.requires_grad_(), head_VD.requires_grad_(), bias_V.requires_grad_()]
+    narrow = [x.detach().bfloat16().requires_grad_() for x in wide]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logp_N = token_logprobs(hidden_ND.bfloat16(), head_VD, target_N, bias_V=bias_V, temperature=0.8)
+        logp_N = token_logprobs(wide[0], wide[1], target_N, bias_V=wide[2], temperature=0.8)
+    narrow_N = token_logprobs(narrow[0], narrow[1], target_N, bias_V=narrow[2], temperature=0.8)
     assert logp_N.dtype == torch.float32
     assert torch.equal(logp_N, narrow_N)
-    (grad_VD,) = torch.autograd.grad(logp_N.sum(), head_VD)
-    (full_VD,) = torch.autograd.grad(
-        token_logprobs(hidden_ND, head_VD, target_N, bias_V=bias_V, temperature=0.8).sum(), head_VD
-    )
-    assert grad_VD.dtype == torch.float32
-    assert (grad_VD - full_VD).abs().max() <= 2**-6 * full_VD.abs().max()
+    grads, narrow_grads = torch.autograd.grad(logp_N.sum(), wide), torch.autograd.grad(narrow_N.sum(), narrow)
+    for grad, other in zip(grads, narrow_grads, strict=True):
+        assert grad.dtype == torch.float32
+        assert torch.equal(grad.bfloat16(), other)
+
+
+def test_hidden_states_take_the_type_of_the_head() -> None:
+    hidden_ND, head_VD, _, target_N = inputs(9, 5, 23, torch.float32)
+    narrow_VD = head_VD.bfloat16()
+    mixed_N = token_logprobs(hidden_ND, narrow_VD, target_N)
+    assert torch.equal(mixed_N, token_logprobs(hidden_ND.bfloat16(), narrow_VD, target_N))
 
 
 def test_widened() -> None:
@@ -295,25 +316,40 @@ def test_widened() -> None:
 # --- memory ------------------------------------------------------------------
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remembers the size of the largest tensor that any operation gave back."""
+class Allocations(TorchDispatchMode):
+    """Sizes of all tensors that operations gave back, and of those that are not views of their inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.elements = 0
+        self.all: list[int] = []
+        self.fresh: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        known = {x.untyped_storage().data_ptr() for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)}
         for x in out if isinstance(out, tuple | list) else [out]:
             if isinstance(x, Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+                self.all.append(x.untyped_storage().nbytes() // x.element_size())
+                if x.untyped_storage().data_ptr() not in known:
+                    self.fresh.append(x.numel())
         return out
 
 
-def largest(function: Callable[[], Tensor]) -> int:
-    with LargestTensor() as mode:
+def allocations(function: Callable[[], Tensor]) -> Allocations:
+    with Allocations() as mode:
         function().backward()
-    return mode.elements
+    return mode
+
+
+def test_a_tile_is_held_once_for_log_probs_and_twice_for_entropy() -> None:
+    n, d, v = 6, 2, 35
+    hidden_ND, head_VD, _, target_N = inputs(n, d, v)
+    hidden_ND.requires_grad_()
+    logp = allocations(lambda: token_logprobs(hidden_ND, head_VD, target_N).sum()).fresh
+    both = allocations(lambda: sum(x.sum() for x in logprobs_and_entropy(hidden_ND, head_VD, target_N))).fresh
+    # once in forward, once again in backward; entropy keeps exp(z) beside z
+    assert (logp.count(n * v), both.count(n * v)) == (2, 4)
+    assert logp.count(v * d) == 0  # a frozen head gets no gradient, not even room for one
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -334,15 +370,16 @@ def test_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch, frozen: bool, c
         return both[0].sum() + both[1].sum()
 
     # the head itself is V×D = 1000; a tile is at most 300
-    assert largest(tiled) == v * d
-    assert largest(whole) >= n * v  # the measure sees what it is meant to see
+    assert max(allocations(tiled).all) == v * d
+    assert max(allocations(whole).all) >= n * v  # the measure sees what it is meant to see
 
 
 def test_default_tiles_are_at_most_64_mib() -> None:
     n, v = 600, 60_000  # 36 M logits
     hidden_ND, head_VD, _, target_N = inputs(n, 1, v, torch.float32)
     hidden_ND.requires_grad_()
-    assert largest(lambda: token_logprobs(hidden_ND, head_VD, target_N).sum()) * 4 <= 64 * 2**20
+    sizes = allocations(lambda: token_logprobs(hidden_ND, head_VD, target_N).sum()).all
+    assert max(sizes) * 4 <= 64 * 2**20
 
 
 @pytest.mark.parametrize(

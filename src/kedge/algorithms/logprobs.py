@@ -224,16 +224,16 @@ def _forward(
 
 def _fold(logits_RC: Tensor, top_R: Tensor, sum_R: Tensor, dot_R: Tensor | None, temperature: float) -> None:
     """Take a tile into the running top = max z, sum = Σ exp(y) and dot = Σ y exp(y), y = (z - top) / temperature."""
-    new_top_R = torch.maximum(top_R, logits_RC.amax(-1))
+    new_top_R = torch.maximum(top_R, logits_RC.amax(1))
     shift_R = (top_R - new_top_R) / temperature
     scale_R = shift_R.exp()
     y_RC = _centred(logits_RC, new_top_R[:, None], temperature)
     if dot_R is None:
-        tile_sum_R = y_RC.exp_().sum(-1)
+        tile_sum_R = y_RC.exp_().sum(1)
     else:
         exp_RC = y_RC.exp()
-        tile_sum_R = exp_RC.sum(-1)
-        dot_R.add_(sum_R * shift_R).mul_(scale_R).add_(exp_RC.mul_(y_RC).sum(-1))
+        tile_sum_R = exp_RC.sum(1)
+        dot_R.add_(sum_R * shift_R).mul_(scale_R).add_(exp_RC.mul_(y_RC).sum(1))
     sum_R.mul_(scale_R).add_(tile_sum_R)
     top_R.copy_(new_top_R)
 
@@ -241,7 +241,7 @@ def _fold(logits_RC: Tensor, top_R: Tensor, sum_R: Tensor, dot_R: Tensor | None,
 def _backward(
     hidden_ND: Tensor, head: _Head, upstream: _Upstream, chunk_tokens: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden states, weight and bias: summed in float32, each returned in its tensor's own type."""
+    """Gradients of hidden states, weight and bias, summed in float32; autograd casts them to their tensors' types."""
     rows_count, dtype = len(hidden_ND), upstream.norm_N.dtype
     grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=dtype) if needs[0] else None
     grad_weight_VD = torch.zeros_like(head.weight_VD) if needs[1] else None
@@ -264,7 +264,7 @@ def _backward(
             grad_weight_VD[cols] = sum_CD
         if grad_bias_V is not None and sum_C is not None:
             grad_bias_V[cols] = sum_C
-    return None if grad_hidden_ND is None else grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V
+    return grad_hidden_ND, grad_weight_VD, grad_bias_V
 
 
 def _logit_gradients(logits_RC: Tensor, upstream: _Upstream, rows: slice, cols: slice, temperature: float) -> Tensor:

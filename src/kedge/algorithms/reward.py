@@ -47,7 +47,7 @@ def plackett_luce(scores_BK: Tensor, rank_BK: Tensor) -> Tensor:
     # The lowest finite number and not -inf: a row of absent answers alone would else have a NaN gradient.
     lowest = torch.finfo(scores_BK.dtype).min
     norm_BK = torch.where(left_BKK, scores_BK[:, None, :], lowest).logsumexp(-1)
-    return torch.where(present_BK, norm_BK - scores_BK, 0).sum(-1)
+    return torch.where(present_BK, norm_BK - scores_BK, 0).sum(1)
 
 
 def all_pairs(scores_BK: Tensor, rank_BK: Tensor) -> Tensor:
