@@ -1,0 +1,193 @@
+"""LoRA adapters on a frozen base: adding, switching, merging, writing and reading them.
+
+One base may carry several adapters; one of them answers at a time. A reward model's adapter brings its own score head.
+Left out: other kinds of adapters, and merging into a quantised base, which would round the result to its bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from kedge.core.errors import ModelError
+from kedge.core.suggest import did_you_mean
+from kedge.models.settings import BaseBits, LoraSettings
+
+Module = PreTrainedModel | PeftModel
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def with_lora(model: Module, settings: LoraSettings, *, name: str, seed: int) -> PeftModel:
+    """`model` with one more adapter, which is active and, with the score head if there is one, all that is trainable.
+
+    The model is changed in place. At first an adapter does nothing: its B is zero, its A comes from the seed.
+    """
+    _check_name(model, name)
+    base = base_of(model)
+    targets = _targets(base, settings.targets)
+    config = LoraConfig(
+        r=settings.rank,
+        # peft says int, and multiplies by it.
+        lora_alpha=cast(int, settings.alpha),
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        fan_in_fan_out=_is_transposed(base, targets),
+        # For SEQ_CLS, peft gives each adapter its own copy of the score head.
+        task_type="SEQ_CLS" if hasattr(base, "score") else "CAUSAL_LM",
+    )
+    return _attach(model, config, name=name, seed=seed)
+
+
+def base_of(model: Module) -> PreTrainedModel:
+    """The transformers model itself; adapters sit inside of its layers."""
+    return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
+
+
+def trainable_names(model: nn.Module) -> list[str]:
+    return [name for name, one in model.named_parameters() if one.requires_grad]
+
+
+@contextmanager
+def using(model: PeftModel, name: str) -> Generator[None]:
+    """Adapter `name` answers within; afterwards the one before does, and the same weights are trainable as before."""
+    before = cast(str, model.active_adapter)  # a list only where somebody activated several by hand
+    if before == name:
+        yield
+        return
+    trainable = [one for one in model.parameters() if one.requires_grad]
+    model.set_adapter(name, inference_mode=True)
+    try:
+        yield
+    finally:
+        model.set_adapter(before, inference_mode=True)
+        for one in trainable:
+            one.requires_grad_(True)
+
+
+def merge(model: PeftModel, *, name: str | None = None) -> PreTrainedModel:
+    """A plain model with adapter `name` (the active one if None) worked into its weights; `model` stays as it is.
+
+    The weights that no adapter changes are shared with `model`, so a merge costs the memory of the adapted ones.
+    """
+    base = base_of(model)
+    if getattr(base, "is_quantized", False):
+        raise ModelError(
+            f"{base.name_or_path}: an adapter cannot be merged into a quantised base without rounding it; "
+            "save the adapter, load the base in 16 bits, and merge there"
+        )
+    # Parameters of its own over the same storage: a safe merge puts new storage under those it changes.
+    shared: dict[int, Any] = {id(one): nn.Parameter(one.detach(), requires_grad=False) for one in model.parameters()}
+    twin: Any = copy.deepcopy(model, shared)
+    twin.set_adapter(name or model.active_adapter, inference_mode=True)
+    return twin.merge_and_unload(safe_merge=True)
+
+
+def save_adapters(model: PeftModel, folder: Path, names: Sequence[str]) -> None:
+    """Each adapter in a folder of its name below `folder`, in peft's format."""
+    model.save_pretrained(str(folder), selected_adapters=list(names), save_embedding_layers=False)
+    (folder / "README.md").unlink()  # peft's empty form of a model card
+
+
+def load_adapter(model: Module, folder: Path, *, name: str) -> PeftModel:
+    """`model` with the adapter that `folder` holds. Every weight must come from the file; nothing is unpickled."""
+    _check_name(model, name)
+    for part in (_CONFIG, _WEIGHTS):
+        if not (folder / part).is_file():
+            raise ModelError(f"{folder}: no {part}; this is not a LoRA adapter saved with safetensors")
+    try:
+        config = cast(LoraConfig, LoraConfig.from_pretrained(str(folder)))
+        weights = load_file(folder / _WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise ModelError(f"{folder}: cannot be read as a LoRA adapter: {error}") from error
+    config.base_model_name_or_path = None  # peft sets it from the model, and warns when a base has moved
+    adapted = _attach(model, config, name=name, seed=0)
+    expected = get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
+    for key in sorted(expected.keys() ^ weights.keys()):
+        side = "is not in the file and would start as random numbers" if key in expected else "has no place in the base"
+        raise ModelError(f"{folder / _WEIGHTS}: weight '{key}' {side}; is this the adapter of another model?")
+    for key, tensor in expected.items():
+        if tensor.shape != weights[key].shape:
+            found, wanted = tuple(weights[key].shape), tuple(tensor.shape)
+            raise ModelError(f"{folder / _WEIGHTS}: weight '{key}' has shape {found}, the base needs {wanted}")
+    set_peft_model_state_dict(adapted, weights, adapter_name=name)
+    return adapted
+
+
+def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a frozen base of so many bits a weight; none for 16."""
+    if bits == 16:
+        return {}
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        raise ModelError(f"a base of {bits} bits needs a CUDA device, found '{device}'; use 16 bits here")
+    if find_spec("bitsandbytes") is None:
+        raise ModelError(f"a base of {bits} bits needs 'bitsandbytes': pip install bitsandbytes")
+    config = BitsAndBytesConfig(
+        load_in_8bit=bits == 8,
+        load_in_4bit=bits == 4,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["lm_head", "score"],
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _attach(model: Module, config: LoraConfig, *, name: str, seed: int) -> PeftModel:
+    # Adapters are drawn on the CPU, so its generator is the only one to seed and to put back.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, config)
+            model.set_adapter(name)
+            return model
+        return cast(PeftModel, get_peft_model(model, config, adapter_name=name))
+
+
+def _check_name(model: Module, name: str) -> None:
+    if isinstance(model, PeftModel) and name in model.peft_config:
+        raise ModelError(f"an adapter named '{name}' is already there ({', '.join(model.peft_config)})")
+    # peft mistakes a name that is part of its own prefix `lora_` for that prefix.
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in "lora_":
+        raise ModelError(f"adapter name '{name}': use letters, digits, '-' and '_', not a part of 'lora_'")
+
+
+def _linears(base: PreTrainedModel) -> dict[str, nn.Module]:
+    """The linear layers of the transformer blocks by the last part of their names; adapted ones count as themselves."""
+    decoder = cast(nn.Module, base.get_decoder())
+    found: dict[str, nn.Module] = {}
+    for path, module in decoder.named_modules():
+        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in path:
+            found[path.removesuffix(".base_layer").rpartition(".")[2]] = module
+    return found
+
+
+def _targets(base: PreTrainedModel, wanted: str | Sequence[str]) -> list[str]:
+    known = _linears(base)
+    if isinstance(wanted, str):
+        return sorted(known)
+    for name in wanted:
+        if name not in known:
+            raise ModelError(
+                f"LoRA target '{name}': no linear layer of {type(base).__name__} has that name"
+                f"{did_you_mean(name, known)}; there are {', '.join(sorted(known))}"
+            )
+    return sorted(wanted)
+
+
+def _is_transposed(base: PreTrainedModel, targets: Sequence[str]) -> bool:
+    """GPT-2 and its kin keep matrices the other way round, and peft wants to be told."""
+    known = _linears(base)
+    return any(isinstance(known[name], Conv1D) for name in targets)

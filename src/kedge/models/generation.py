@@ -1,0 +1,37 @@
+"""Plain greedy answers through transformers, for samples that people read. Rollouts for RL have their own engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+
+@torch.no_grad()
+def greedy(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop: Collection[int], pad: int
+) -> list[list[int]]:
+    """The most likely continuation of each prompt, token by token, without the stop token that ended it."""
+    was_training = model.training
+    model.eval()
+    width = max(len(prompt) for prompt in prompts)
+    tokens_BT = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    attention_mask_BT = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=sorted(stop), pad_token_id=pad
+    )
+    device = model.device
+    generate: Callable[..., Tensor] = cast(Any, model).generate
+    found_BT = generate(
+        input_ids=tokens_BT.to(device), attention_mask=attention_mask_BT.to(device), generation_config=settings
+    )
+    model.train(was_training)
+    return [_until(row[width:].tolist(), stop) for row in found_BT]
+
+
+def _until(tokens: list[int], stop: Collection[int]) -> list[int]:
+    end = next((index for index, token in enumerate(tokens) if token in stop), len(tokens))
+    return tokens[:end]

@@ -1,0 +1,52 @@
+"""Settings of adapters, quantised bases and reward models. Free of torch, so that a recipe is checked without it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kedge.core.settings import Section
+
+BaseBits = Literal[16, 8, 4]
+"""Bits a weight of a frozen base. 8 and 4 need CUDA and bitsandbytes."""
+
+Truncate = Literal["left", "refuse"]
+"""What happens to a text longer than the window: its beginning is cut off, or it is an error. The end is never cut."""
+
+
+class LoraSettings(Section):
+    """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) B A, where A and B are trained and W is frozen."""
+
+    rank: int = Field(default=16, ge=1, le=1024)
+    """Rank of the change to each matrix; memory and trained weights grow with it."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Scale of the change, which is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of an adapter's inputs that is dropped in training."""
+    targets: Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all"
+    """Which matrices get an adapter: all linear layers of the transformer blocks, or these names (`q_proj`)."""
+
+
+class MeanOfMembers(Section):
+    """The mean of the members."""
+
+    kind: Literal["mean"] = "mean"
+
+
+class WorstMember(Section):
+    """The lowest member: an answer counts for as much as its harshest judge gives it."""
+
+    kind: Literal["worst_case"] = "worst_case"
+
+
+class UncertaintyWeighted(Section):
+    """The mean minus a multiple of the variance over the members."""
+
+    kind: Literal["uncertainty_weighted"] = "uncertainty_weighted"
+    coef: float = Field(default=0.5, ge=0)
+    """How much of the variance is subtracted."""
+
+
+Combine = Annotated[MeanOfMembers | WorstMember | UncertaintyWeighted, Field(discriminator="kind")]
+"""How the members of an ensemble become one score (Coste et al. 2023)."""
