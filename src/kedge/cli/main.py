@@ -1,0 +1,62 @@
+"""The `kedge` command: its help, its version, and how errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from kedge import __version__
+from kedge.cli import check, data, demo, models, new, plugins, run
+from kedge.cli.screen import print_error
+from kedge.core.errors import KedgeError
+
+app = typer.Typer(
+    name="kedge",
+    help="RLHF from data to report: move a policy towards what people prefer while the reference holds it.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+START, WORK, PARTS = "Start here", "A run", "Data, models, parts"
+app.command(rich_help_panel=START)(demo.demo)
+app.command(rich_help_panel=START)(new.new)
+app.command(rich_help_panel=WORK)(check.check)
+app.command(rich_help_panel=WORK)(run.run)
+app.add_typer(data.app, rich_help_panel=PARTS)
+app.add_typer(models.app, rich_help_panel=PARTS)
+app.command(rich_help_panel=PARTS)(plugins.plugins)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"kedge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract."""
+    # Libraries draw progress bars of their own, which no terminal and no log file needs between our lines.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    try:
+        app()
+    except KedgeError as error:
+        print_error(str(error))
+        sys.exit(error.exit_code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print_error(f"{where}{error.strerror or error}")
+        sys.exit(1)

@@ -1,0 +1,33 @@
+"""`kedge new`: a recipe to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from kedge.cli.screen import out, writing
+
+
+def new(
+    template: Annotated[str | None, typer.Argument(help="Which recipe; without it, the list.")] = None,
+    folder: Annotated[Path, typer.Option("--to", help="Where to write it.")] = Path(),
+) -> None:
+    """Write a ready recipe, with the data it needs where we ship some."""
+    from kedge.pipeline.templates import templates, write_template
+
+    console = out()
+    if template is None:
+        table = Table("template", "what it is", box=None, pad_edge=False)
+        for name, summary in templates().items():
+            table.add_row(f"[bold]{name}[/]", summary)
+        console.print(table)
+        console.print("\n[dim]kedge new TEMPLATE writes one here.[/]")
+        return
+    with writing(folder):
+        written = write_template(template, folder)
+    for path in written:
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    console.print(f"next: kedge check {written[0]}", markup=False, soft_wrap=True)

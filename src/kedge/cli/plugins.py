@@ -1,0 +1,26 @@
+"""`kedge plugins`: the parts that are installed, ours and others'."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from kedge.cli.screen import out, print_json
+
+
+def plugins(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+    """List stages, algorithms, rewards, generators and trackers."""
+    from dataclasses import asdict
+
+    from kedge.core.plugins import installed
+
+    parts = installed()
+    if as_json:
+        print_json([asdict(part) for part in parts])
+        return
+    table = Table("kind", "name", "package", "from", box=None, pad_edge=False)
+    for part in parts:
+        table.add_row(part.kind, f"[bold]{part.name}[/]", part.package, f"[dim]{part.target}[/]")
+    out().print(table)

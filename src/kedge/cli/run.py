@@ -1,0 +1,34 @@
+"""`kedge run`: a recipe, from its first unfinished stage to its last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kedge.cli.screen import out, writing
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (YAML).")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=V", help="Change one setting.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
+) -> None:
+    """Run a recipe; everything it makes is in runs/NAME."""
+    from kedge.pipeline.checking import refuse_unfit
+    from kedge.pipeline.recipe import load_recipe
+    from kedge.pipeline.runner import run_recipe
+
+    console = out()
+    loaded = load_recipe(recipe, overrides or ())
+    if not resume:
+        refuse_unfit(loaded)
+    with writing(runs / loaded.settings.name):
+        run_recipe(
+            loaded,
+            runs,
+            is_resumed=resume,
+            say=lambda text: console.print(text, markup=False, soft_wrap=True),
+        )

@@ -1,0 +1,1 @@
+"""Where the parts meet: recipes, stages, the wiring between them, checks, running and resuming."""

@@ -1,0 +1,45 @@
+"""What a running stage sees of the pipeline: its run folder, its inputs as paths, its seed, a way to speak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kedge.core.findings import Level
+    from kedge.core.protocols import Tracker
+    from kedge.runs.folder import Run
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """`sources` maps an input field to the files or models it stands for, stages resolved to what they made."""
+
+    name: str
+    seed: int
+    run: Run
+    tracker: Tracker
+    device: str
+    sources: Mapping[str, Sequence[str]]
+    say: Say
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    def inputs(self, field: str) -> Sequence[str]:
+        return self.sources.get(field, ())
+
+    def input(self, field: str) -> str:
+        """The one source of a field that must be there."""
+        (source,) = self.sources[field]
+        return source
+
+    def event(self, level: Level, code: str, message: str, **evidence: Any) -> None:
+        """Write an event into the run and say it on the screen."""
+        self.run.event(level, code, message, **evidence)
+        self.say(f"  {message}")

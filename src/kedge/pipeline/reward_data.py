@@ -1,0 +1,164 @@
+"""Preferences as a reward model reads them: tokenised, held out by prompt, and weighed against length bias."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kedge.core.errors import DataError
+from kedge.core.seeds import seed_for
+from kedge.data.batching import RankedAnswers
+from kedge.data.examples import Messages, Pair, Ranking, text_of
+from kedge.data.reading import prompt_key, read
+from kedge.data.split import assign
+from kedge.data.template import encode_conversation
+from kedge.data.tokenizer import special_ids, tokens_of
+from kedge.models.reward_model import reward_tokens
+from kedge.models.settings import Truncate
+from kedge.pipeline.stages.reward import LengthControl
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One comparison: what is trained on, and what the report shows of it."""
+
+    ranked: RankedAnswers
+    prompt: int
+    prompt_text: str
+    answer_texts: tuple[str, ...]
+    lengths: tuple[int, ...]
+    """Tokens of the answers alone."""
+    where: str
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """From a prompt and an answer to tokens that end in the end-of-turn token, where the score is read."""
+
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    truncate: Truncate
+
+    def tokens(self, prompt: Messages, answer: Messages) -> list[int]:
+        return reward_tokens(
+            encode_conversation(self.tokenizer, prompt + answer).tokens,
+            stop_ids=special_ids(self.tokenizer),
+            blank_ids={*tokens_of(self.tokenizer, "\n"), *tokens_of(self.tokenizer, " ")},
+            max_length=self.max_length,
+            truncate=self.truncate,
+        )
+
+    def length(self, answer: Messages) -> int:
+        return len(tokens_of(self.tokenizer, "\n".join(message.content for message in answer)))
+
+
+def judged(sources: Sequence[str], encoder: Encoder, *, use_margin: bool) -> list[Judged]:
+    """All comparisons, one file for each objective. Rankings in which everything ties prefer nothing: left out."""
+    return [
+        _judged(example, encoder, objective, use_margin)
+        for objective, source in enumerate(sources)
+        for example in _comparisons(source)
+    ]
+
+
+def hold_out(items: Sequence[Judged], *, share: float, seed: int) -> tuple[list[Judged], list[Judged]]:
+    """Train and held-out parts that share no prompt."""
+    held = set(assign([one.prompt for one in items], share, seed).tolist())
+    return [one for one in items if one.prompt not in held], [one for one in items if one.prompt in held]
+
+
+def fold(items: Sequence[Judged], *, member: int, members: int, seed: int) -> list[Judged]:
+    """What one member of an ensemble trains on: all but its own fold of the prompts; everything when it is alone."""
+    return [one for one in items if members == 1 or seed_for(seed, "fold", one.prompt) % members != member]
+
+
+def length_controlled(items: Sequence[Judged], how: LengthControl) -> list[Judged]:
+    """The same comparisons with weights (`balance`) or margins (`residual`) that take the length bias out of pairs."""
+    match how:
+        case "none":
+            return list(items)
+        case "balance":
+            return _balanced(items)
+        case "residual":
+            return _residual(items)
+
+
+def _comparisons(source: str) -> Iterator[Pair | Ranking]:
+    for example in read(source):
+        if not isinstance(example, Pair | Ranking):
+            raise DataError(f"{source}: holds no pairs or rankings, and a reward model learns from nothing else")
+        if isinstance(example, Pair) or len(set(example.rank)) > 1:
+            yield example
+
+
+def _judged(example: Pair | Ranking, encoder: Encoder, objective: int, use_margin: bool) -> Judged:
+    is_pair = isinstance(example, Pair)
+    answers = (example.chosen, example.rejected) if is_pair else example.answers
+    margin = example.margin if is_pair else None
+    ranked = RankedAnswers(
+        answers=[encoder.tokens(example.prompt, answer) for answer in answers],
+        rank=(1, 2) if is_pair else example.rank,
+        margin=(margin or 0.0) if use_margin else 0.0,
+        objective=objective,
+    )
+    return Judged(
+        ranked=ranked,
+        prompt=prompt_key(example),
+        prompt_text=text_of(example.prompt),
+        answer_texts=tuple(text_of(answer) for answer in answers),
+        lengths=tuple(encoder.length(answer) for answer in answers),
+        where=str(example.origin),
+        margin=margin,
+    )
+
+
+def _length_gap(one: Judged) -> int:
+    """How much longer the preferred answer of a pair is; 0 for rankings, which length control leaves alone."""
+    return one.lengths[0] - one.lengths[1] if len(one.lengths) == 2 else 0
+
+
+def _balanced(items: Sequence[Judged]) -> list[Judged]:
+    """Pairs whose longer answer won and pairs whose longer answer lost get the same total weight."""
+    longer = sum(_length_gap(one) > 0 for one in items)
+    shorter = sum(_length_gap(one) < 0 for one in items)
+    if not longer or not shorter:
+        counts = f"the longer answer wins in {longer} and loses in {shorter}"
+        raise DataError(f"length_control: balance needs pairs of both sorts, but {counts}; use none or residual")
+    each = (longer + shorter) / 2
+    weight = {1: each / longer, -1: each / shorter, 0: 1.0}
+    return [_with_ranked(one, weight=weight[_sign(_length_gap(one))]) for one in items]
+
+
+def _residual(items: Sequence[Judged]) -> list[Judged]:
+    """A length model comes first: P(chosen) = σ(slope · asinh(gap)); what it explains is not asked of the scores.
+
+    A product of experts (Clark et al. 2019; for reward models Shen et al. 2023): the loss is
+    −log σ(score difference + slope · asinh(gap)), which is a margin of −slope · asinh(gap).
+    """
+    slope = _slope([math.asinh(_length_gap(one)) for one in items])
+    return [_with_ranked(one, margin=one.ranked.margin - slope * math.asinh(_length_gap(one))) for one in items]
+
+
+def _slope(gaps: Sequence[float], *, rounds: int = 50) -> float:
+    """Newton's method on Σ log σ(slope · gap): the logistic regression of "chosen" on length, without intercept."""
+    slope = 0.0
+    for _ in range(rounds):
+        wrong = [1 / (1 + math.exp(slope * gap)) for gap in gaps]
+        gradient = sum(p * gap for p, gap in zip(wrong, gaps, strict=True))
+        curvature = sum(p * (1 - p) * gap * gap for p, gap in zip(wrong, gaps, strict=True))
+        slope += gradient / (curvature + 1e-9)
+    return slope
+
+
+def _with_ranked(one: Judged, **changes: float) -> Judged:
+    return replace(one, ranked=replace(one.ranked, **changes))
+
+
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)

@@ -1,0 +1,143 @@
+"""Supervised fine-tuning: demonstrations in, a model folder out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kedge.core.batches import Batch
+from kedge.core.errors import DataError
+from kedge.core.protocols import Metrics
+from kedge.data.batching import TokenSequence, num_steps, packed, padded, step_rows
+from kedge.data.examples import Demonstration
+from kedge.data.reading import read
+from kedge.data.template import encode_conversation, encode_prompt
+from kedge.data.tokenizer import load_tokenizer, padding_id, special_ids
+from kedge.models.adapters import base_of
+from kedge.models.generation import greedy
+from kedge.models.learner import Learner
+from kedge.models.objectives import imitation
+from kedge.models.resolve import resolve
+from kedge.models.start import save_causal, start_causal
+from kedge.pipeline import training
+from kedge.pipeline.context import Context
+from kedge.pipeline.stages.sft import SFTSettings
+from kedge.trainers.supervised import Patience, Watch, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """What is trained on, tokenised, with the prompts that samples are taken from."""
+
+    sequences: Sequence[TokenSequence]
+    prompts: Sequence[Sequence[int]]
+    num_too_long: int
+
+
+def train_sft(context: Context, settings: SFTSettings) -> Path:
+    """Train, with samples before and after, and save the model; a resumed run goes on where it was."""
+    tokenizer = load_tokenizer(resolve(context.input("from")))
+    data = _encode(context.input("data"), tokenizer, settings)
+    held = _encode(context.inputs("heldout")[0], tokenizer, settings) if context.inputs("heldout") else None
+    _report(context, data, held, settings)
+    model = start_causal(
+        context.input("from"), lora=settings.lora, device=training.pick_device(context.device), seed=context.seed
+    )
+    total = num_steps(len(data.sequences), epochs=settings.epochs, batch=settings.batch)
+    learner = Learner(model, imitation(base_of(model)), settings.optimiser, total_steps=total)
+    patience = Patience(limit=settings.look.patience)
+    pad = padding_id(tokenizer)
+    held_batches = padded(held.sequences, rows=settings.micro_batch, pad=pad) if held else []
+
+    def look() -> Metrics:
+        return {f"heldout/{name}": value for name, value in learner.measure(held_batches).items()} if held else {}
+
+    def tell_samples(step: int) -> None:
+        _sample(
+            context, base_of(model), tokenizer, (held or data).prompts[: settings.samples], settings.sample_tokens, step
+        )
+
+    if not training.resume(context.run, learner, patience):
+        tell_samples(0)
+    timed = training.Timed(context.tracker)
+    watch = Watch(
+        tracker=timed,
+        look=look,
+        look_every=settings.look.every,
+        save=lambda is_best: training.save(context.run, learner, patience, is_best=is_best),
+        save_every=settings.checkpoints.every,
+        patience=patience,
+    )
+    steps = _steps(data.sequences, settings, context.seed, pad, start=learner.step)
+    train(learner, timed.counting(steps, lambda batch: int((batch.segment_BT > 0).sum())), watch, total=total)
+    training.take_best(context.run, learner, patience)
+    tell_samples(total)
+    return save_causal(model, tokenizer, context.folder / "model")
+
+
+def _encode(source: str, tokenizer: PreTrainedTokenizerBase, settings: SFTSettings) -> Conversations:
+    sequences: list[TokenSequence] = []
+    prompts: list[list[int]] = []
+    num_too_long = 0
+    for example in read(source, kind="demonstrations"):
+        messages = cast(Demonstration, example).messages
+        encoded = encode_conversation(tokenizer, messages)
+        if len(encoded.tokens) > settings.max_length:
+            num_too_long += 1
+            continue
+        sequences.append(TokenSequence(tokens=encoded.tokens, counted=encoded.assistant_mask))
+        if len(prompts) < settings.samples:
+            prompts.append(encode_prompt(tokenizer, messages[:-1]))
+    if not any(any(one.counted) for one in sequences):
+        raise DataError(
+            f"{source}: no conversation of at most {settings.max_length} tokens (max_length) has an assistant's token "
+            f"to learn, and {num_too_long} are longer; raise max_length, or look at it with kedge data check"
+        )
+    return Conversations(sequences=sequences, prompts=prompts, num_too_long=num_too_long)
+
+
+def _report(context: Context, data: Conversations, held: Conversations | None, settings: SFTSettings) -> None:
+    trained = sum(sum(one.counted) for one in data.sequences)
+    message = f"{len(data.sequences):,} conversations with {trained:,} tokens to learn"
+    if held:
+        message += f", {len(held.sequences):,} held out"
+    context.event("info", "sft.data", message)
+    for part, found in (("data", data), ("heldout", held)):
+        if found and found.num_too_long:
+            what = f"{found.num_too_long:,} conversations of `{part}`"
+            context.event("warning", "sft.too_long", f"{what} are longer than {settings.max_length} tokens: left out")
+
+
+def _steps(
+    sequences: Sequence[TokenSequence], settings: SFTSettings, seed: int, pad: int, *, start: int
+) -> Iterator[Sequence[Batch]]:
+    order = step_rows(len(sequences), epochs=settings.epochs, batch=settings.batch, seed=seed, start=start)
+    for rows in order:
+        chosen = [sequences[row] for row in rows]
+        if settings.packing:
+            yield packed(chosen, rows=settings.micro_batch, width=settings.max_length, pad=pad)
+        else:
+            yield padded(chosen, rows=settings.micro_batch, pad=pad)
+
+
+def _sample(
+    context: Context,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    step: int,
+) -> None:
+    """Answers to the same few prompts, for people to compare."""
+    if not prompts:
+        return
+    stop = special_ids(tokenizer)
+    answers = greedy(model, prompts, max_new_tokens=max_new_tokens, stop=stop, pad=padding_id(tokenizer))
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        texts = {"prompt": str(tokenizer.decode(list(prompt))), "answer": str(tokenizer.decode(answer))}
+        context.run.sample({"number": number, **texts}, step)

@@ -1,0 +1,61 @@
+"""Batch sizes in plain words: what one optimiser step sees, and how it is cut."""
+
+from __future__ import annotations
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """
+    >>> count(1, "answer"), count(512, "response"), count(2, "micro-batch", "micro-batches")
+    ('1 answer', '512 responses', '2 micro-batches')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def cut(total: int, size: int) -> str:
+    """How `total` rows are cut into micro-batches of at most `size`.
+
+    >>> cut(64, 8)
+    '8 micro-batches of 8'
+    >>> cut(60, 8)
+    '8 micro-batches (7 of 8 and one of 4)'
+    >>> cut(4, 8)
+    '1 micro-batch of 4'
+    """
+    whole, rest = divmod(total, min(size, total))
+    if rest == 0:
+        return f"{count(whole, 'micro-batch', 'micro-batches')} of {min(size, total)}"
+    return f"{whole + 1} micro-batches ({whole} of {size} and one of {rest})"
+
+
+def supervised(batch: int, micro_batch: int, epochs: float, noun: str, *, packed_into: int | None = None) -> list[str]:
+    """The arithmetic of a stage that makes passes over a fixed data set.
+
+    >>> supervised(32, 8, 1, "pair")
+    ['each optimiser step: 32 pairs, as 4 micro-batches of 8; 1 pass over the data']
+    >>> print(supervised(32, 2, 1.5, "conversation", packed_into=512)[0])
+    each optimiser step: 32 conversations, packed into rows of 512 tokens, 2 rows at a time; 1.5 passes over the data
+    """
+    passes = f"{epochs:g} pass{'' if epochs == 1 else 'es'} over the data"
+    if packed_into is None:
+        layout = f"as {cut(batch, micro_batch)}"
+    else:
+        layout = f"packed into rows of {packed_into:,} tokens, {count(micro_batch, 'row')} at a time"
+    return [f"each optimiser step: {count(batch, noun)}, {layout}; {passes}"]
+
+
+def on_policy(prompts: int, answers: int, epochs: int, minibatches: int, micro_batch: int) -> list[str]:
+    """The arithmetic of one iteration of PPO.
+
+    >>> print(on_policy(128, 4, 2, 8, 8)[0])
+    each iteration: 128 prompts × 4 answers = 512 responses; 2 epochs × 8 minibatches = 16 optimiser steps \
+of 64 responses, each as 8 micro-batches of 8
+    """
+    responses = prompts * answers
+    steps = epochs * minibatches
+    size, rest = divmod(responses, minibatches)
+    uneven = f" (the first {rest} of each epoch have one more)" if rest else ""
+    return [
+        f"each iteration: {count(prompts, 'prompt')} × {count(answers, 'answer')} = {count(responses, 'response')}; "
+        f"{count(epochs, 'epoch')} × {count(minibatches, 'minibatch', 'minibatches')} = "
+        f"{count(steps, 'optimiser step')} of {count(size, 'response')}{uneven}, each as {cut(size, micro_batch)}"
+    ]

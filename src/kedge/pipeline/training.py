@@ -1,0 +1,100 @@
+"""What the stages that train share: checkpoints that resume exactly, timing, and where a model is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from kedge.core.protocols import Metrics, Tracker
+from kedge.models.learner import Learner
+from kedge.runs.folder import Run
+from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
+from kedge.trainers.supervised import Patience
+
+BatchT = TypeVar("BatchT")
+
+
+def pick_device(wanted: str) -> str:
+    """`auto` is the GPU where there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+class Meter:
+    """What training costs: seconds, and on a GPU the peak of its memory."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._since = time.perf_counter()
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def read(self) -> dict[str, str]:
+        found = {"training time": f"{time.perf_counter() - self._since:.1f} s"}
+        if self._device == "cuda":
+            found["peak GPU memory"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
+        return found
+
+
+class Timed:
+    """A tracker of one learner's steps that adds how fast they go: seconds a step, tokens a second.
+
+    `first_step` is how many steps of the run came before this learner's.
+    """
+
+    def __init__(self, tracker: Tracker, *, first_step: int = 0) -> None:
+        self._tracker = tracker
+        self._first_step = first_step
+        self._tokens = 0
+        self._since = time.perf_counter()
+
+    def counting(
+        self, steps: Iterable[Sequence[BatchT]], tokens_of: Callable[[BatchT], int]
+    ) -> Iterator[Sequence[BatchT]]:
+        """The same steps; their tokens are counted on the way."""
+        for batches in steps:
+            self._tokens += sum(tokens_of(batch) for batch in batches)
+            yield batches
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        now = time.perf_counter()
+        seconds, tokens = now - self._since, self._tokens
+        self._since, self._tokens = now, 0
+        speed = {"time/step": seconds, "tokens/per_second": tokens / seconds}
+        self._tracker.log({**metrics, **speed}, step=self._first_step + step)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self._tracker.event({**event, "step": self._first_step + event["step"]})
+
+    def close(self) -> None:
+        self._tracker.close()
+
+
+def resume(run: Run, learner: Learner[Any], patience: Patience, *, first_step: int = 0) -> bool:
+    """Take up the newest good checkpoint of this learner; False when it has to start from the beginning."""
+    latest = run.checkpoints.latest()
+    is_mine = latest is not None and latest.checkpoint.step > first_step
+    if latest is not None and is_mine:
+        state = load_state(latest.checkpoint.folder)
+        learner.load(state["learner"])
+        patience.load(state["patience"])
+        restore_rng(state["rng"])
+    if latest is not None or run.read_metrics() or run.read_samples():
+        run.resume_at(first_step + learner.step or None)
+        for reason in latest.skipped if latest else ():
+            run.event("warning", "checkpoint.damaged", f"left out: {reason}")
+    return is_mine
+
+
+def save(run: Run, learner: Learner[Any], patience: Patience, *, is_best: bool, first_step: int = 0) -> None:
+    state = {"learner": learner.state(), "patience": patience.state(), "rng": capture_rng()}
+    step = first_step + learner.step
+    run.save_checkpoint(step, lambda folder: save_state(folder, state), pin="best" if is_best else None)
+
+
+def take_best(run: Run, learner: Learner[Any], patience: Patience, *, first_step: int = 0) -> None:
+    """After early stopping, the weights of the best look are the ones to keep."""
+    if patience.limit is not None and patience.best_step != learner.step:
+        learner.load(load_state(run.checkpoints.path(first_step + patience.best_step))["learner"])

@@ -1,0 +1,134 @@
+"""`kedge check` as a user runs it: reports, masks, the schema, several recipes at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.testing import toy
+
+Kedge = Callable[..., Any]
+
+HEAD = "kedge: 1\nname: a\nmodel: tiny\nstages:\n"
+SFT = HEAD + "  imitate: {kind: sft, data: data/demonstrations.jsonl, batch: 24, micro_batch: 5, packing: false}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    toy.write(tmp_path / "data", 40, seed=3)
+    (tmp_path / "sft.yaml").write_text(SFT)
+    (tmp_path / "typo.yaml").write_text(SFT.replace("batch: 24", "bach: 24"))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_fit_recipe_tells_model_data_and_batch_arithmetic(kedge: Kedge) -> None:
+    done = kedge("check", "sft.yaml")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "sft.yaml",
+        "  model tiny: LlamaForCausalLM, 246,528 parameters, 0.5 MiB in bfloat16, window 1,024, vocabulary 259",
+        "  imitate (sft)",
+        "    each optimiser step: 24 conversations, as 5 micro-batches (4 of 5 and one of 4); 1 pass over the data",
+        "    data: 40 demonstrations in demonstrations.jsonl",
+        "  fit to run",
+        "",
+    ]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_broken_recipe_does_not_keep_the_next_from_being_checked(kedge: Kedge) -> None:
+    done = kedge("check", "typo.yaml", "gone.yaml", "sft.yaml")
+    assert done.code == 2
+    assert (
+        "typo.yaml: 1 problem(s)\n  line 5: stages.imitate.bach: not a setting here (did you mean 'batch'?)" in done.err
+    )
+    assert "gone.yaml: there is no such recipe" in done.err
+    assert "  fit to run\n" in done.out
+
+
+@pytest.mark.usefixtures("folder")
+def test_json_has_one_entry_a_recipe_broken_ones_too(kedge: Kedge) -> None:
+    done = kedge("check", "typo.yaml", "sft.yaml", "--json")
+    assert done.code == 2
+    broken, good = json.loads(done.out)
+    assert (broken["file"], broken["is_fit"]) == ("typo.yaml", False)
+    assert "did you mean 'batch'?" in broken["error"]
+    assert (good["file"], good["is_fit"], good["stages"]["imitate"]["kind"]) == ("sft.yaml", True, "sft")
+
+
+@pytest.mark.usefixtures("folder")
+def test_masks_show_what_is_trained(kedge: Kedge, folder: Path) -> None:
+    done = kedge("check", "sft.yaml", "--show-masks")
+    assert done.code == 0
+    shown = done.out.split("fit to run", 1)[1]
+    rows = [json.loads(line) for line in (folder / "data/demonstrations.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows[:2], start=1):
+        assert f"imitate: data/demonstrations.jsonl:{number} (green is trained)" in shown
+        assert row["messages"][0]["content"] in shown
+        assert row["messages"][1]["content"] in shown
+    assert rows[2]["messages"][0]["content"] not in shown
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.usefixtures("folder")
+def test_masks_and_json_do_not_go_together(kedge: Kedge) -> None:
+    done = kedge("check", "sft.yaml", "--show-masks", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert "leave one out" in done.err
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_override_counts_as_if_it_were_written(kedge: Kedge) -> None:
+    done = kedge("check", "sft.yaml", "--set", "stages.imitate.batch=7", "--set", "stages.imitate.max_length=4096")
+    assert done.code == 2
+    assert "each optimiser step: 7 conversations" in done.out
+    assert "✗ imitate: 4096 tokens are asked for, but tiny has a window of 1024" in done.out
+    assert "→ ask for at most 1024" in done.out
+    assert "not fit to run: 1 fatal" in done.out
+
+
+def test_a_stage_that_this_version_cannot_run_is_said_so(kedge: Kedge, folder: Path) -> None:
+    (folder / "ppo.yaml").write_text(
+        SFT + "  rm: {kind: reward, data: data/pairs.jsonl}\n"
+        "  ppo: {kind: ppo, from: imitate, reward: rm, prompts: data/prompts.jsonl, max_prompt_tokens: 200}\n"
+    )
+    done = kedge("check", "ppo.yaml")
+    assert done.code == 0
+    assert "  ppo (checked only: this version cannot run it)\n" in done.out
+
+
+def test_without_a_recipe_the_command_says_what_it_wants(kedge: Kedge) -> None:
+    done = kedge("check")
+    assert done.code == 2
+    assert done.err == "error: kedge check: name at least one recipe, or --schema\n"
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "$ref":
+                yield inner
+            else:
+                yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+def test_the_schema_is_json_whose_references_all_resolve(kedge: Kedge) -> None:
+    done = kedge("check", "--schema")
+    assert done.code == 0
+    schema = json.loads(done.out)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert (schema["type"], schema["additionalProperties"]) == ("object", False)
+    assert {"kedge", "name", "model", "stages"} == set(schema["required"])
+    found = set(references(schema))
+    assert "#/$defs/stage.sft" in found
+    assert {reference.removeprefix("#/$defs/") for reference in found} <= set(schema["$defs"])
+    for stage in ("data", "sft", "reward", "ppo", "evaluate"):
+        assert schema["$defs"][f"stage.{stage}"]["properties"]["kind"]["const"] == stage
