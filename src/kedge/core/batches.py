@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparisons:
-    """Answers (one a row) and how they were ranked against each other: a pair is a ranking of two.
+    """Answers (one a row, padded on the right) and how they were ranked against each other: a pair is a ranking of two.
 
     `row_CK` says in which row an answer stands; `rank_CK` is its place, 1 the best, equal numbers tie, 0 absent.
     `margin_C` is how much better the better one should score (0 without a margin), `weight_C` how much a comparison

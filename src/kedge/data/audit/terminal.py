@@ -17,7 +17,7 @@ _WORDS: dict[Level, str] = {"fatal": "fatal", "warning": "warnings", "info": "no
 def render_terminal(audit: Audit) -> RenderableType:
     """What fits on one screen for one file; the HTML page has the rest."""
     blocks: list[RenderableType] = [Text(audit.folder, style="dim")] if audit.folder else []
-    blocks += [_files(audit), _lengths(audit)]
+    blocks += [_files(audit), Text(), _lengths(audit), Text()]
     told = [finding for finding in audit.findings if finding.level != "ok"]
     blocks += [_finding(audit, finding) for finding in told]
     blocks.append(_verdict(audit))
@@ -72,17 +72,34 @@ def _lengths(audit: Audit) -> Table:
     return table
 
 
-def _finding(audit: Audit, finding: Finding) -> Text:
-    """Contents of files are shown as plain text: square brackets in them are not markup."""
-    text = Text()
-    text.append(f"{finding.level:<8}", style=_STYLES[finding.level])
-    text.append(audit.shortened(finding.message))
+def _finding(audit: Audit, finding: Finding) -> Table:
+    """Level and words in two columns, so that long lines wrap below their own beginning. Contents of files are shown
+    as plain text: square brackets in them are not markup."""
+    text = Text(audit.shortened(finding.message))
     text.append(f"  {finding.code}", style="dim")
     if finding.where:
-        text.append(f"\n        {audit.shortened(finding.where)}", style="dim")
-    if finding.fix:
-        text.append(f"\n        {finding.fix}")
-    return text
+        text.append(f"\n{_places(audit.shortened(finding.where))}", style="dim")
+    if finding.fix and finding.level != "info":
+        text.append(f"\n→ {finding.fix}")
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=7, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
+    return grid
+
+
+def _places(where: str) -> str:
+    """Lines of one file, with its name once.
+
+    >>> _places("a.jsonl:5, a.jsonl:42, …"), _places("a.jsonl:5 (cut off), a.jsonl:7 (cut off)")
+    ('a.jsonl: lines 5, 42, …', 'a.jsonl:5 (cut off), a.jsonl:7 (cut off)')
+    """
+    first, *rest = where.split(", ")
+    file, colon, line = first.rpartition(":")
+    lines = [place.removeprefix(f"{file}:") for place in rest]
+    if not (colon and line.isdigit() and rest and all(one.isdigit() or one == "…" for one in lines)):
+        return where
+    return f"{file}: lines {', '.join([line, *lines])}"
 
 
 def _verdict(audit: Audit) -> Text:
@@ -90,5 +107,5 @@ def _verdict(audit: Audit) -> Text:
     for level, word in _WORDS.items():
         count = sum(finding.level == level for finding in audit.findings)
         if count:
-            text.append(f"{count} {word}  ", style=_STYLES[level])
+            text.append(f"{count} {word[:-1] if count == 1 and word.endswith('s') else word}  ", style=_STYLES[level])
     return text
