@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kedge.algorithms import logprobs as module
-from kedge.algorithms.logprobs import entropy, logprobs_and_entropy, token_logprobs, widened
+from kedge.algorithms.logprobs import entropy, logprobs_and_entropy, token_logprobs
 from kedge.core.errors import ShapeError
+from kedge.core.loss import widen
 
 
 @pytest.fixture(params=[2**24, 24, 7], ids=["one tile", "several tiles", "odd tiles"])
@@ -309,8 +310,8 @@ def test_hidden_states_take_the_type_of_the_head() -> None:
 
 def test_widened() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        assert widened(torch.tensor(1.5, dtype=dtype)).dtype == torch.float32
-    assert widened(torch.tensor(1.5, dtype=torch.float64)).dtype == torch.float64
+        assert widen(torch.tensor(1.5, dtype=dtype)).dtype == torch.float32
+    assert widen(torch.tensor(1.5, dtype=torch.float64)).dtype == torch.float64
 
 
 # --- memory ------------------------------------------------------------------

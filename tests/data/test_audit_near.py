@@ -13,10 +13,10 @@ from datasketch import MinHash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kedge.core.shares import wilson
 from kedge.data.audit.minhash import PERMUTATIONS, Sketched, Sketches, jaccard
 from kedge.data.audit.neighbours import clusters, matches
 from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap
-from kedge.data.audit.result import wilson
 from kedge.data.audit.shingles import TokenRows, WordHashes, fold32
 from kedge.data.audit.words import Finder, key_of, words
 

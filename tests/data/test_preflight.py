@@ -4,9 +4,9 @@ import pytest
 from tokenizers import normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from kedge.core.chatml import CHATML
 from kedge.core.findings import Finding
 from kedge.data.preflight import preflight
-from kedge.data.template import CHATML
 from kedge.models.tiny import tiny_tokenizer
 
 UNMARKED = CHATML.replace("{% generation %}", "").replace("{% endgeneration %}", "")

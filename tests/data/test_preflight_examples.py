@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+from kedge.core.chatml import CHATML
 from kedge.core.findings import Finding
 from kedge.data.examples import Demonstration, Message, Origin, Pair, Prompt, Ranking, Thumb
 from kedge.data.preflight_examples import measure, preflight_examples
-from kedge.data.template import CHATML
 from kedge.models.tiny import tiny_tokenizer
 
 # tiny: a user turn takes 8 tokens and its content, the opening of an answer 11, an answer its content and 2

@@ -69,7 +69,7 @@ def test_too_many_broken_rows_are_an_error_that_lists_the_first(write_lines: Any
     path = write_lines("a.jsonl", [PAIR] * 90 + ["oops"] * 10)
     aside = tmp_path / "aside.jsonl"
     message = refusal(path, set_aside=aside)
-    assert f"{path}: 10 of the 100 rows read are broken (10.0%; at most 1.0% may be)" in message
+    assert f"{path}: 10 of the 100 rows read are broken (10.0%; at most 1.0% may be: max_broken)" in message
     assert f"{path}:91: invalid JSON" in message
     assert "… and 5 more" in message
     assert f"All are in {aside}" in message

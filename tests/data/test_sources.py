@@ -68,7 +68,7 @@ def test_array_that_does_not_parse_is_refused_with_its_line(tmp_path: Path) -> N
 def test_objects_over_several_lines_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps(row, indent=1) for row in THREE))
-    assert "one JSON object over several lines, but does not parse" in refusal(path)
+    assert "neither JSON Lines nor one JSON object: line 4: invalid JSON" in refusal(path)
 
 
 def test_text_lines_are_prompts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from kedge.core.chatml import CHATML as TEMPLATE
 from kedge.core.errors import DataError, ModelError
 from kedge.data.examples import Message, Messages
 from kedge.data.template import (
@@ -21,7 +22,7 @@ from kedge.data.template import (
     stop_ids,
     template_hash,
 )
-from kedge.models.tiny import TEMPLATE, tiny_tokenizer
+from kedge.models.tiny import tiny_tokenizer
 
 TALK: Messages = (
     Message("system", "Be brief."),

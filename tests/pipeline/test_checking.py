@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kedge.core.errors import DataError, ModelError
+from kedge.core.errors import ConfigError
 from kedge.pipeline.checking import RecipeReport, check_recipe, refuse_unfit
 from kedge.pipeline.recipe import load_recipe
 
@@ -147,7 +147,7 @@ def test_a_report_as_json_says_what_the_screen_says(write: Write) -> None:
 def test_a_run_is_refused_before_it_starts_when_an_input_is_missing(write: Write) -> None:
     good = load_recipe(write("a.yaml", HEAD + "  rm: {kind: reward, data: good.jsonl}\n"))
     refuse_unfit(good)
-    with pytest.raises(DataError, match=r"gold\.jsonl: no such file \(did you mean 'good\.jsonl'\?\)"):
+    with pytest.raises(ConfigError, match=r"rm\.data: .*gold\.jsonl: no such file \(did you mean 'good\.jsonl'\?\)"):
         refuse_unfit(load_recipe(good.file, ["stages.rm.data=gold.jsonl"]))
-    with pytest.raises(ModelError, match=r"no model named 'tinny' \(did you mean 'tiny'\?\)"):
+    with pytest.raises(ConfigError, match=r"model tinny: no model named 'tinny' \(did you mean 'tiny'\?\)"):
         refuse_unfit(load_recipe(good.file, ["model=tinny"]))

@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console
 
 from kedge.report.reward import ScoredPair, render_html, render_terminal, reward_report
-from kedge.report.reward.charts import histogram, reliability, ticks
+from kedge.report.reward.bins import Bin
+from kedge.report.reward.charts import accuracy, histogram, reliability, ticks
+from kedge.report.reward.intervals import Share
 
 World = Callable[..., list[ScoredPair]]
 Make = Callable[..., ScoredPair]
@@ -133,6 +135,15 @@ def test_histogram_chart_scales_to_the_highest_bar(make: Make) -> None:
     chart = histogram(reward_report([make(0, 3), make(3, 3)]).histogram)
     found = {(rect.kind, round(rect.x), rect.height) for rect in chart.rects}
     assert found == {("chosen", 44, 84.0), ("chosen", 313, 84.0), ("rejected", 313, 168.0)}
+
+
+def test_labels_that_would_run_into_each_other_are_left_out() -> None:
+    half = Share(value=0.5, low=0.4, high=0.6, n=9, ties=0)
+    bins = [Bin(low=at, high=at, median=at, accuracy=half) for at in (-24500.0, -13500.0, -7.0, 0.0, 5.0, 12.0, 80.0)]
+    chart = accuracy(bins, title="", note="", axis="tokens")
+    below = [label.text for label in chart.labels if label.anchor == "middle"]
+    assert below == ["−24,500", "−7", "0", "5", "12", "80", "tokens"]
+    assert len(chart.dots) == 7
 
 
 def test_ticks_are_round_numbers_inside() -> None:

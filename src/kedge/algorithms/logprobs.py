@@ -29,15 +29,6 @@ TILE_COLUMNS: Final = 2**14
 """At most so many vocabulary entries in one tile, however few the tokens: bounds the weight gradient's float32 sum."""
 
 
-def widened(x: Tensor) -> Tensor:
-    """float32, unless it is wider already.
-
-    >>> [widened(torch.zeros(1, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
-    [torch.float32, torch.float64]
-    """
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def token_logprobs(
     hidden_ND: Tensor,
     head_VD: Tensor,

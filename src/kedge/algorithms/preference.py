@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kedge.algorithms.logprobs import widened
 from kedge.core.errors import ConfigError
+from kedge.core.loss import widen
 from kedge.core.suggest import did_you_mean
 
 EXO_SMOOTHING: Final = 1e-3
@@ -149,11 +149,11 @@ def dpo(
     tensor([0.7032, 0.6931])
     """
     _check(kind, label_smoothing)
-    policy_gap_B = widened(chosen_B) - widened(rejected_B)
-    ref_gap_B = widened(ref_chosen_B) - widened(ref_rejected_B)
+    policy_gap_B = widen(chosen_B) - widen(rejected_B)
+    ref_gap_B = widen(ref_chosen_B) - widen(ref_rejected_B)
     x = _LogRatios(
-        chosen_B=widened(chosen_B) - widened(ref_chosen_B),
-        rejected_B=widened(rejected_B) - widened(ref_rejected_B),
+        chosen_B=widen(chosen_B) - widen(ref_chosen_B),
+        rejected_B=widen(rejected_B) - widen(ref_rejected_B),
         policy_gap_B=policy_gap_B,
         ref_gap_B=ref_gap_B,
         margin_B=policy_gap_B - ref_gap_B,
@@ -180,7 +180,7 @@ def implicit_rewards(logp_B: Tensor, ref_logp_B: Tensor, *, beta: float) -> Tens
     >>> round(implicit_rewards(torch.tensor([-1.6]), torch.tensor([-1.2]), beta=0.05).item(), 6)
     -0.02
     """
-    return beta * (widened(logp_B) - widened(ref_logp_B)).detach()
+    return beta * (widen(logp_B) - widen(ref_logp_B)).detach()
 
 
 def tdpo(
@@ -203,15 +203,15 @@ def tdpo(
     >>> tdpo(two, one, one, one, three, one, beta=1.0, alpha=None)  # β (m - δ) = 1 - (1 - 3) = 3
     tensor([0.0486])
     """
-    margin_B = (widened(chosen_B) - widened(rejected_B)) - (widened(ref_chosen_B) - widened(ref_rejected_B))
-    chosen_kl_B, rejected_kl_B = widened(chosen_kl_B), widened(rejected_kl_B)
+    margin_B = (widen(chosen_B) - widen(rejected_B)) - (widen(ref_chosen_B) - widen(ref_rejected_B))
+    chosen_kl_B, rejected_kl_B = widen(chosen_kl_B), widen(rejected_kl_B)
     shift_B = rejected_kl_B - chosen_kl_B if alpha is None else alpha * (rejected_kl_B - chosen_kl_B.detach())
     return -logsigmoid(beta * (margin_B - shift_B))
 
 
 def cpo(chosen_B: Tensor, rejected_B: Tensor, *, beta: float) -> Tensor:
     """-log σ(β (c - r)) on sums of log-probs: DPO with a uniform reference  (Xu et al. 2024, first term)."""
-    return -logsigmoid(beta * (widened(chosen_B) - widened(rejected_B)))
+    return -logsigmoid(beta * (widen(chosen_B) - widen(rejected_B)))
 
 
 def simpo(chosen_B: Tensor, rejected_B: Tensor, *, beta: float, gamma: float) -> Tensor:
@@ -220,7 +220,7 @@ def simpo(chosen_B: Tensor, rejected_B: Tensor, *, beta: float, gamma: float) ->
     >>> simpo(torch.tensor([-1.2]), torch.tensor([-1.6]), beta=2.5, gamma=1.0)  # 2.5 · 0.4 - 1 = 0: log 2
     tensor([0.6931])
     """
-    return -logsigmoid(beta * (widened(chosen_B) - widened(rejected_B)) - gamma)
+    return -logsigmoid(beta * (widen(chosen_B) - widen(rejected_B)) - gamma)
 
 
 def orpo_odds(chosen_B: Tensor, rejected_B: Tensor, *, beta: float) -> Tensor:
@@ -230,7 +230,7 @@ def orpo_odds(chosen_B: Tensor, rejected_B: Tensor, *, beta: float) -> Tensor:
     >>> orpo_odds(logp_B[:1], logp_B[1:], beta=1.0)
     tensor([0.2231])
     """
-    return -beta * logsigmoid(_log_odds(widened(chosen_B)) - _log_odds(widened(rejected_B)))
+    return -beta * logsigmoid(_log_odds(widen(chosen_B)) - _log_odds(widen(rejected_B)))
 
 
 def _log_odds(logp_B: Tensor) -> Tensor:
@@ -257,6 +257,6 @@ def kto(
     >>> kto(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]), torch.tensor(0.0), beta=0.1)
     tensor([0.5000, 0.5000])
     """
-    above_B = widened(logp_B) - widened(ref_logp_B) - widened(kl).detach().clamp(min=0)
+    above_B = widen(logp_B) - widen(ref_logp_B) - widen(kl).detach().clamp(min=0)
     good_B, bad_B = (-beta * above_B).sigmoid(), (beta * above_B).sigmoid()
     return torch.where(desirable_B, desirable_weight * good_B, undesirable_weight * bad_B)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kedge.algorithms.logprobs import widened
+from kedge.core.loss import widen
 
 
 def bradley_terry(
@@ -25,10 +25,10 @@ def bradley_terry(
     >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]), margin_B=torch.tensor([1.0]), centre=0.01)
     tensor([0.7831])
     """
-    chosen_B, rejected_B = widened(chosen_B), widened(rejected_B)
+    chosen_B, rejected_B = widen(chosen_B), widen(rejected_B)
     gap_B = chosen_B - rejected_B
     if margin_B is not None:
-        gap_B = gap_B - widened(margin_B)
+        gap_B = gap_B - widen(margin_B)
     return centre * (chosen_B + rejected_B).square() - logsigmoid(gap_B)
 
 
@@ -67,4 +67,4 @@ def all_pairs(scores_BK: Tensor, rank_BK: Tensor) -> Tensor:
 
 def _without_absent(scores_BK: Tensor, present_BK: Tensor) -> Tensor:
     """Zero for absent answers, so that whatever their scores hold reaches neither values nor gradients."""
-    return torch.where(present_BK, widened(scores_BK), 0)
+    return torch.where(present_BK, widen(scores_BK), 0)

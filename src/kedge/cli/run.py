@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.screen import out, writing
+from kedge.cli.screen import counter, out, writing
 
 
 def run(
@@ -15,6 +15,7 @@ def run(
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=V", help="Change one setting.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
+    no_check: Annotated[bool, typer.Option("--no-check", help="Start without what kedge check does first.")] = False,
 ) -> None:
     """Run a recipe; everything it makes is in runs/NAME."""
     from kedge.pipeline.checking import refuse_unfit
@@ -23,8 +24,9 @@ def run(
 
     console = out()
     loaded = load_recipe(recipe, overrides or ())
-    if not resume:
-        refuse_unfit(loaded)
+    if not (resume or no_check):
+        with counter("examples audited") as progress:
+            refuse_unfit(loaded, progress=progress)
     with writing(runs / loaded.settings.name):
         run_recipe(
             loaded,

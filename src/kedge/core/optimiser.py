@@ -40,7 +40,8 @@ def learning_rate(settings: OptimiserSettings, step: int, total: int) -> float:
     >>> learning_rate(OptimiserSettings(lr=1.0, schedule="cosine", warmup=0.0), 3, 4)
     0.5
     """
-    rising = math.ceil(settings.warmup * total)
+    # Rounded first: 0.07 · 100 is a little more than 7 in binary, and would make 8 steps.
+    rising = math.ceil(round(settings.warmup * total, 9))
     if step <= rising:
         return settings.lr * step / rising
     progress = (step - rising - 1) / max(1, total - rising)

@@ -44,7 +44,7 @@ def num_steps(items: int, *, epochs: float, batch: int) -> int:
     >>> num_steps(100, epochs=1.5, batch=32)
     5
     """
-    return math.ceil(round(items * epochs) / batch)
+    return math.ceil(_num_seen(items, epochs) / batch)
 
 
 def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 0) -> Iterator[list[int]]:
@@ -53,7 +53,7 @@ def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 
     >>> [sorted(rows) for rows in step_rows(4, epochs=1, batch=4, seed=0)]
     [[0, 1, 2, 3]]
     """
-    total = round(items * epochs)
+    total = _num_seen(items, epochs)
     for first in range(start * batch, total, batch):
         wanted = range(first, min(first + batch, total))
         yield [_item_at(index, items, seed) for index in wanted]
@@ -128,6 +128,11 @@ def _lay_out_compared(items: Sequence[RankedAnswers], pad: int) -> Comparisons:
         weight_C=torch.tensor([one.weight for one in items]),
         objective_C=torch.tensor([one.objective for one in items]),
     )
+
+
+def _num_seen(items: int, epochs: float) -> int:
+    """How many items are learnt from; a share of an epoch that rounds to nothing is one item."""
+    return max(round(items * epochs), min(items, 1))
 
 
 def _item_at(index: int, items: int, seed: int) -> int:

@@ -156,9 +156,10 @@ def _json_whole(lines: Iterable[Line], path: Path) -> Iterator[Row]:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        layout = "a JSON array" if data.lstrip().startswith(b"[") else "one JSON object over several lines"
+        is_array = data.lstrip().startswith(b"[")
+        layout = "starts as a JSON array, but does not parse" if is_array else "neither JSON Lines nor one JSON object"
         raise DataError(
-            f"{path}: starts as {layout}, but does not parse: line {numbered[error.lineno - 1][0]}: "
+            f"{path}: {layout}: line {numbered[error.lineno - 1][0]}: "
             f"{_problem(data, error)}. "
             "Mend it, or write one object a line (JSON Lines)."
         ) from error

@@ -124,7 +124,7 @@ class Reading:
         where = f" All are in {self.set_aside}." if self.set_aside is not None else ""
         return (
             f"{self.source}: {self.num_broken} of the {self.num_rows} rows read are broken ({share:.1%}; at most "
-            f"{self.max_broken:.1%} may be), read as {self.format}.{where}\n{listed}{more}"
+            f"{self.max_broken:.1%} may be: max_broken), read as {self.format}.{where}\n{listed}{more}"
         )
 
 

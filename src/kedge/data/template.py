@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from jinja2 import TemplateError
 from rich.text import Text
 
+from kedge.core.chatml import CHATML
 from kedge.core.errors import DataError, ModelError
 from kedge.core.hashing import hash_json
 from kedge.core.suggest import did_you_mean
@@ -25,16 +26,6 @@ from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of, 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
-    "{{ '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 PLAIN = (  # the role ends in a new line, not in a space: a space would melt into the first word of the answer
     "{% for message in messages %}"
     "{{ message['role'] | capitalize + ':\n' }}"
@@ -88,8 +79,9 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Equal for two tokenizers that render the same text: what stages compare."""
-    return hash_json([template_of(tokenizer), dict(tokenizer.special_tokens_map)])
+    """Equal for two tokenizers that render the same text: what stages compare. Padding is never rendered."""
+    named = {name: token for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
+    return hash_json([template_of(tokenizer), named])
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, add_generation_prompt: bool) -> str:

@@ -67,6 +67,10 @@ class Learner(Generic[BatchT]):
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
         weight = sum(self.objective.weight(batch) for batch in batches)
         self.step += 1
+        if weight <= 0:
+            raise NumericsError(
+                f"step {self.step}: nothing in it counts (weight {weight:g}); the weights are unchanged"
+            )
         self.module.train()
         self._optimiser.zero_grad(set_to_none=True)
         totals = self._accumulate(batches, weight)

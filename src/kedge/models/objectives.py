@@ -30,7 +30,7 @@ def imitation(model: PreTrainedModel) -> Objective[Batch]:
 def preference(model: Module, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
     """Scores that order answers as people did. Comparisons of two use Bradley–Terry with their margin."""
     return Objective(
-        weight=lambda batch: float(batch.weight_C.sum()),
+        weight=lambda batch: float(batch.weight_C.double().sum()),
         sums=partial(_preference_sums, model, ranking=ranking, centre=centre),
     )
 
@@ -48,19 +48,27 @@ def _preference_sums(model: Module, batch: Comparisons, *, ranking: RankingLoss,
     batch = batch.to(base_of(model).device)
     scores_BO = scores(model, batch.tokens_BT, batch.attention_mask_BT, is_right_padded=True)
     scores_CK = scores_BO[batch.row_CK, batch.objective_C[:, None]]
-    if batch.row_CK.shape[1] == 2:
-        best_CK = batch.rank_CK.argsort(dim=1)
-        better_C, worse_C = scores_CK.gather(1, best_CK).unbind(1)
-        loss_C = bradley_terry(better_C, worse_C, margin_B=batch.margin_C, centre=centre)
-    else:
-        of_ranking = plackett_luce if ranking == "plackett_luce" else all_pairs
-        loss_C = of_ranking(scores_CK, batch.rank_CK) + centre * _squared_sum(scores_CK, batch.rank_CK)
+    of_ranking = plackett_luce if ranking == "plackett_luce" else all_pairs
+    of_rankings_C = of_ranking(scores_CK, batch.rank_CK) + centre * _squared_sum(scores_CK, batch.rank_CK)
+    # Asked of each comparison and not of the batch: pairs and rankings may share one, and margins are for pairs.
+    is_pair_C, better_C, worse_C = _pairs(scores_CK, batch.rank_CK)
+    of_pairs_C = bradley_terry(better_C, worse_C, margin_B=batch.margin_C, centre=centre)
+    loss_C = torch.where(is_pair_C, of_pairs_C, of_rankings_C)
     weight_C = batch.weight_C
     right_C, gap_C = _order(scores_CK.detach(), batch.rank_CK)
     return Sums(
         loss=(loss_C * weight_C).sum(),
         facts={"accuracy": (right_C * weight_C).sum(), "margin": (gap_C * weight_C).sum()},
     )
+
+
+def _pairs(scores_CK: Tensor, rank_CK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which comparisons are of two answers, one of them better; and the scores of the first and the last answer."""
+    first_C = torch.where(rank_CK > 0, rank_CK, rank_CK.max() + 1).argmin(dim=1, keepdim=True)
+    last_C = rank_CK.argmax(dim=1, keepdim=True)
+    is_strict_C = (rank_CK.gather(1, first_C) < rank_CK.gather(1, last_C)).squeeze(1)
+    is_pair_C = ((rank_CK > 0).sum(dim=1) == 2) & is_strict_C
+    return is_pair_C, scores_CK.gather(1, first_C).squeeze(1), scores_CK.gather(1, last_C).squeeze(1)
 
 
 def _squared_sum(scores_CK: Tensor, rank_CK: Tensor) -> Tensor:

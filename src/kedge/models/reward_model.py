@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
+from kedge.core.loss import widen
 from kedge.models.adapters import Module, base_of, using
 from kedge.models.heads import at_last, hidden_states
 from kedge.models.settings import Truncate
@@ -159,12 +160,12 @@ class RewardModel:
 
 
 def scores(model: Module, tokens_BT: Tensor, attention_mask_BT: Tensor, *, is_right_padded: bool = False) -> Tensor:
-    """`scores_BK`: raw scores with gradient, in float32 whatever the weights and autocast are. One sequence a row."""
+    """`scores_BK`: raw scores with gradient, float32 at least whatever the weights and autocast. One sequence a row."""
     base = base_of(model)
     hidden_BTD = hidden_states(base, tokens_BT, attention_mask_BT, is_right_padded=is_right_padded)
     last_BD = at_last(hidden_BTD, attention_mask_BT)
     with torch.autocast(last_BD.device.type, enabled=False):
-        return head_of(base)(last_BD.float())
+        return head_of(base)(widen(last_BD))
 
 
 def head_of(model: Module) -> nn.Linear:

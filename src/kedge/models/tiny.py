@@ -15,20 +15,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from kedge.core.chatml import CHATML
 from kedge.models.cache import build_once, cache_root
 
 PAD, IM_START, IM_END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 CONTEXT = 1024
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
-    "{{ '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 _FORMAT = 1
 
 
@@ -73,7 +64,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         eos_token=IM_END,
         additional_special_tokens=[IM_START],
-        chat_template=TEMPLATE,
+        chat_template=CHATML,
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )

@@ -11,12 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kedge.core.errors import KedgeError, ModelError
+from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.findings import Finding, has_fatal
 from kedge.core.stage import DATA_KINDS
 from kedge.pipeline.auditing import audit_all, max_broken_of
 from kedge.pipeline.recipe import Recipe
 from kedge.pipeline.stages import words
+from kedge.pipeline.tokenizers import tokenizer_for
 from kedge.pipeline.wiring import Link, connect
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ class RecipeReport:
 def check_recipe(recipe: Recipe, *, progress: Callable[[int], None] | None = None) -> RecipeReport:
     """Look at the models, the data of every stage, and all files together."""
     plan = connect(recipe)
-    models = {name: check_model(name) for name in _outside_models(plan.links.values())}
-    default = models.get(recipe.settings.model) or check_model(recipe.settings.model)
+    template = recipe.chat_template
+    models = {name: check_model(name, template) for name in _outside_models(plan.links.values())}
+    default = models.get(recipe.settings.model) or check_model(recipe.settings.model, template)
     stages: list[StageReport] = []
     readable: set[str] = set()
     for name in plan.order:
@@ -107,32 +109,29 @@ def check_recipe(recipe: Recipe, *, progress: Callable[[int], None] | None = Non
     )
 
 
-def refuse_unfit(recipe: Recipe) -> None:
-    """Raise for the first file or model of a recipe that no stage could use, before a run makes a folder.
+def refuse_unfit(recipe: Recipe, *, progress: Callable[[int], None] | None = None) -> None:
+    """Raise with every fatal finding of `kedge check`, before a run makes a folder."""
+    report = check_recipe(recipe, progress=progress)
+    told = [
+        *(f"model {model.name}: {one.message}" for model in report.models for one in model.findings if _is_fatal(one)),
+        *(f"{one.where}: {one.message}" for stage in report.stages for one in stage.findings if _is_fatal(one)),
+        *(one.message for one in report.data if _is_fatal(one)),
+    ]
+    if told:
+        listed = "\n".join(f"  {line}" for line in dict.fromkeys(told))
+        raise ConfigError(f"{recipe.file}: not fit to run, and nothing was started (kedge check tells more):\n{listed}")
 
-    Quick: only the beginnings of files are read, and no weights.
-    """
-    from kedge.data.reading import recognised
 
-    for link in (link for links in connect(recipe).links.values() for link in links if not link.stage):
-        if link.is_data:
-            recognised(link.source(), None)
-            continue
-        report = check_model(link.source())
-        for finding in report.findings:
-            if finding.level == "fatal":
-                named = "" if report.facts is None else f"{report.name}: "
-                raise ModelError(f"{named}{finding.message}")
+def _is_fatal(finding: Finding) -> bool:
+    return finding.level == "fatal"
 
 
 def masked_examples(recipe: Recipe, count: int) -> Iterator[tuple[str, Text]]:
     """The first conversations of every `sft` stage, with the tokens that are trained highlighted."""
     from kedge.data.reading import read
     from kedge.data.template import encode_conversation, show_masks
-    from kedge.data.tokenizer import load_tokenizer
-    from kedge.models.resolve import resolve
 
-    tokenizer = load_tokenizer(resolve(recipe.settings.model))
+    tokenizer = tokenizer_for(recipe.settings.model, recipe.chat_template)
     for name, links in connect(recipe).links.items():
         for link in links:
             if link.kinds != ("demonstrations",) or link.stage or link.field != "data":
@@ -147,15 +146,13 @@ def _outside_models(all_links: Iterable[Sequence[Link]]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def check_model(name: str) -> ModelReport:
+def check_model(name: str, chat_template: str | None = None) -> ModelReport:
     from kedge.data.preflight import preflight
-    from kedge.data.tokenizer import load_tokenizer
     from kedge.models.describe import describe
-    from kedge.models.resolve import resolve
 
     try:
         facts = describe(name)
-        tokenizer = load_tokenizer(resolve(name))
+        tokenizer = tokenizer_for(name, chat_template)
         findings = preflight(tokenizer, config_vocab_size=facts.vocab_size, window=facts.window)
     except KedgeError as error:
         finding = Finding(level="fatal", code="model.unusable", message=str(error))

@@ -24,6 +24,7 @@ class Context:
     run: Run
     tracker: Tracker
     device: str
+    chat_template: str | None
     sources: Mapping[str, Sequence[str]]
     say: Say
 

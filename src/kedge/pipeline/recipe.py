@@ -37,6 +37,8 @@ class RecipeSettings(Section):
     """All randomness of the run comes from this number."""
     model: str = Field(min_length=1)
     """The model that stages start from: an alias (`kedge models`), a folder, or a hub id."""
+    chat_template: str | None = None
+    """How messages become text: `chatml`, `plain`, or a Jinja file; the model's own template when absent."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; `auto` takes a GPU where there is one."""
     trackers: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -54,6 +56,14 @@ class Recipe:
     stages: Mapping[str, Section]
     kinds: Mapping[str, Stage]
     tree: Tree
+
+    @property
+    def chat_template(self) -> str | None:
+        """The name of a template, or the path of a file that stands beside the recipe that names it."""
+        asked = self.settings.chat_template
+        place = self.tree.place(("chat_template",))
+        beside = (place.file or self.file).parent / asked if asked else None
+        return str(beside) if beside and beside.is_file() else asked
 
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default filled in, as JSON: the same values rerun the run."""

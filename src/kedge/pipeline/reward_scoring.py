@@ -59,13 +59,19 @@ def report_on(
     facts: Mapping[str, str],
 ) -> RewardReport:
     """The report on `held`, with the accuracy on a part of `trained` beside it."""
+    how, coef = in_reports(combine)
     return reward_report(
         scored_pairs(members, held),
-        combine=_IN_REPORTS[combine.kind],
-        uncertainty_coef=combine.coef if isinstance(combine, UncertaintyWeighted) else 0.0,
+        combine=how,
+        uncertainty_coef=coef,
         train_accuracy=_accuracy(scored_pairs(members, trained[:MOST_TRAINED])),
         facts=facts,
     )
+
+
+def in_reports(combine: Combine) -> tuple[ReportCombine, float]:
+    """How a report combines members, and its coefficient of uncertainty."""
+    return _IN_REPORTS[combine.kind], combine.coef if isinstance(combine, UncertaintyWeighted) else 0.0
 
 
 def scored_pairs(members: Sequence[RewardModel], items: Sequence[Judged]) -> list[ScoredPair]:

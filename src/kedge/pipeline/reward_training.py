@@ -23,11 +23,10 @@ from kedge.data.batching import compared, num_steps, step_rows
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
-from kedge.data.tokenizer import load_tokenizer, padding_id
+from kedge.data.tokenizer import padding_id
 from kedge.models.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.learner import Learner
 from kedge.models.objectives import preference
-from kedge.models.resolve import resolve
 from kedge.models.reward_files import build, save, whole_folder
 from kedge.models.reward_model import Normaliser, RewardModel, fit_normaliser
 from kedge.pipeline import training
@@ -35,6 +34,7 @@ from kedge.pipeline.context import Context
 from kedge.pipeline.reward_data import Encoder, Judged, fold, hold_out, judged, length_controlled
 from kedge.pipeline.reward_scoring import report_on, score_sequences
 from kedge.pipeline.stages.reward import RewardSettings
+from kedge.pipeline.tokenizers import tokenizer_for
 from kedge.report.reward import render_html
 from kedge.runs.state import load_state, save_state
 from kedge.trainers.supervised import Patience, Watch, train
@@ -45,12 +45,11 @@ MOST_DEMONSTRATIONS = 1000
 
 def train_reward(context: Context, settings: RewardSettings) -> Path:
     """Train every member, save the model, and judge it on held-out preferences."""
-    torch.manual_seed(context.seed)
-    tokenizer = load_tokenizer(resolve(context.input("from")))
+    tokenizer = tokenizer_for(context.input("from"), context.chat_template)
     encoder = Encoder(tokenizer=tokenizer, max_length=settings.max_length, truncate=settings.truncate)
     data, held = _data(context, settings, encoder)
     meter = training.Meter(training.pick_device(context.device))
-    members = _members(context, settings)
+    members = _members(context, settings, str(tokenizer.chat_template))
     for index, member in enumerate(members):
         own = fold(data, member=index, members=settings.members, seed=context.seed)
         _train_member(context, settings, member, own, held, index)
@@ -83,13 +82,15 @@ def _data(context: Context, settings: RewardSettings, encoder: Encoder) -> tuple
     return length_controlled(data, settings.loss.length_control), held
 
 
-def _members(context: Context, settings: RewardSettings) -> list[RewardModel]:
+def _members(context: Context, settings: RewardSettings, chat_template: str) -> list[RewardModel]:
     source, device = context.input("from"), training.pick_device(context.device)
 
     def one(index: int) -> RewardModel:
         seed = seed_for(context.seed, "head", index)
         dtype = "float32" if settings.lora is None else "auto"
-        return build(source, objectives=settings.objectives, seed=seed, dtype=dtype, device=device)
+        built = build(source, objectives=settings.objectives, seed=seed, dtype=dtype, device=device)
+        built.tokenizer.chat_template = chat_template
+        return built
 
     if settings.lora is None:
         return [one(index) for index in range(settings.members)]
@@ -106,6 +107,8 @@ def _train_member(
 ) -> None:
     """Train one member, or take up where it was; a finished one is read back from `finished/`."""
     member.activate()
+    # Of its own, so that a run that is resumed between two members goes on with the same random numbers.
+    torch.manual_seed(seed_for(context.seed, "dropout", index))
     total = num_steps(len(data), epochs=settings.epochs, batch=settings.batch)
     objective = preference(member.model, ranking=settings.loss.ranking, centre=settings.loss.centre)
     learner = Learner(member.model, objective, settings.optimiser, total_steps=total)

@@ -102,6 +102,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
             run=run,
             tracker=tracker,
             device=recipe.settings.device,
+            chat_template=recipe.chat_template,
             sources=by_field,
             say=say,
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
+
 from kedge.core.batches import Batch
 from kedge.core.errors import DataError
 from kedge.core.protocols import Metrics
@@ -14,16 +16,16 @@ from kedge.data.batching import TokenSequence, num_steps, packed, padded, step_r
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import encode_conversation, encode_prompt
-from kedge.data.tokenizer import load_tokenizer, padding_id, special_ids
+from kedge.data.tokenizer import padding_id, special_ids
 from kedge.models.adapters import base_of
 from kedge.models.generation import greedy
 from kedge.models.learner import Learner
 from kedge.models.objectives import imitation
-from kedge.models.resolve import resolve
 from kedge.models.start import save_causal, start_causal
 from kedge.pipeline import training
 from kedge.pipeline.context import Context
 from kedge.pipeline.stages.sft import SFTSettings
+from kedge.pipeline.tokenizers import tokenizer_for
 from kedge.trainers.supervised import Patience, Watch, train
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ class Conversations:
 
 def train_sft(context: Context, settings: SFTSettings) -> Path:
     """Train, with samples before and after, and save the model; a resumed run goes on where it was."""
-    tokenizer = load_tokenizer(resolve(context.input("from")))
+    torch.manual_seed(context.seed)
+    tokenizer = tokenizer_for(context.input("from"), context.chat_template)
     data = _encode(context.input("data"), tokenizer, settings)
     held = _encode(context.inputs("heldout")[0], tokenizer, settings) if context.inputs("heldout") else None
     _report(context, data, held, settings)
@@ -133,11 +136,13 @@ def _sample(
     max_new_tokens: int,
     step: int,
 ) -> None:
-    """Answers to the same few prompts, for people to compare."""
-    if not prompts:
+    """Answers to the same few prompts, for people to compare; those of a run killed in between are not told twice."""
+    told = {one["number"] for one in context.run.read_samples() if one["step"] == step}
+    if len(told) == len(prompts):
         return
     stop = special_ids(tokenizer)
     answers = greedy(model, prompts, max_new_tokens=max_new_tokens, stop=stop, pad=padding_id(tokenizer))
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         texts = {"prompt": str(tokenizer.decode(list(prompt))), "answer": str(tokenizer.decode(answer))}
-        context.run.sample({"number": number, **texts}, step)
+        if number not in told:
+            context.run.sample({"number": number, **texts}, step)

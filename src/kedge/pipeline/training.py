@@ -81,11 +81,18 @@ def resume(run: Run, learner: Learner[Any], patience: Patience, *, first_step: i
         learner.load(state["learner"])
         patience.load(state["patience"])
         restore_rng(state["rng"])
-    if latest is not None or run.read_metrics() or run.read_samples():
-        run.resume_at(first_step + learner.step or None)
-        for reason in latest.skipped if latest else ():
+    done = first_step + learner.step or None
+    skipped = latest.skipped if latest else ()
+    if is_mine or skipped or _has_records_after(run, done):
+        run.resume_at(done)
+        for reason in skipped:
             run.event("warning", "checkpoint.damaged", f"left out: {reason}")
     return is_mine
+
+
+def _has_records_after(run: Run, step: int | None) -> bool:
+    found = (one.get("step") for one in (*run.read_metrics(), *run.read_samples(), *run.read_events()))
+    return any(at is not None and (step is None or at > step) for at in found)
 
 
 def save(run: Run, learner: Learner[Any], patience: Patience, *, is_best: bool, first_step: int = 0) -> None:
@@ -96,5 +103,6 @@ def save(run: Run, learner: Learner[Any], patience: Patience, *, is_best: bool, 
 
 def take_best(run: Run, learner: Learner[Any], patience: Patience, *, first_step: int = 0) -> None:
     """After early stopping, the weights of the best look are the ones to keep."""
-    if patience.limit is not None and patience.best_step != learner.step:
-        learner.load(load_state(run.checkpoints.path(first_step + patience.best_step))["learner"])
+    if patience.limit is not None and 0 < patience.best_step != learner.step:
+        best = run.checkpoints.read(first_step + patience.best_step, check_hashes=True)
+        learner.load(load_state(best.folder)["learner"])

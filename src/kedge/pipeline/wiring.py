@@ -32,8 +32,11 @@ class Link:
 
     def source(self) -> str:
         """A file or model as it can be opened: relative paths are relative to the file they were written in."""
+        from kedge.data.sources import is_hub_id
+
         beside = self.folder / self.value
-        return str(beside) if beside.exists() or self.is_data else self.value
+        is_elsewhere = is_hub_id(self.value) if self.is_data else True
+        return self.value if is_elsewhere and not beside.exists() else str(beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

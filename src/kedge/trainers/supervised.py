@@ -84,6 +84,8 @@ class Watch:
 
 def train(learner: LearnerRole[BatchT], steps: Iterable[Sequence[BatchT]], watch: Watch, *, total: int) -> None:
     """Update on each step's micro-batches in turn, until they end or patience does."""
+    if watch.patience.is_over:  # a resumed run that was killed just after it had stopped
+        return
     num_bad = 0
     for batches in steps:
         try:
@@ -95,8 +97,11 @@ def train(learner: LearnerRole[BatchT], steps: Iterable[Sequence[BatchT]], watch
             )
             if num_bad == MAX_BAD_STEPS:
                 raise
-            continue
-        num_bad = 0
+            if learner.step < total:
+                continue
+            metrics = {}  # the last step is looked at and saved all the same
+        else:
+            num_bad = 0
         step, is_best = learner.step, False
         if step == total or step % watch.look_every == 0:
             seen = watch.look()

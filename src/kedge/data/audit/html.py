@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib.resources import files as package_files
 
-from jinja2 import Environment, StrictUndefined
-
+from kedge.core.pages import render_page
 from kedge.data.audit.result import Audit, FileAudit, Histogram
 from kedge.data.audit.rules import RULES
 
@@ -31,9 +29,9 @@ class Chart:
 
 def render_html(audit: Audit) -> str:
     """One page: verdict, findings with their offenders, then the numbers of each file."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = package_files("kedge.data.audit").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(page).render(
+    return render_page(
+        "kedge.data.audit",
+        "page.html.j2",
         audit=audit,
         told=[finding for finding in audit.findings if finding.level != "ok"],
         passed=[finding for finding in audit.findings if finding.level == "ok"],

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.core.findings import Finding
+from kedge.core.shares import wilson
 from kedge.data.audit.lengths import Column, column, histograms, lengths
 from kedge.data.audit.neighbours import clusters
-from kedge.data.audit.result import FileAudit, LongerWins, Near, wilson
+from kedge.data.audit.result import FileAudit, LongerWins, Near
 from kedge.data.audit.rules import EXAMPLES_PER_FINDING, LENGTH_BIAS_ABOVE, OUTLIER_TIMES_MEDIAN, judge
 from kedge.data.audit.scan import Distinct, Scan
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
 from typing import Any, Literal
 
 from kedge.core.findings import Finding, Level, has_fatal
@@ -14,7 +13,6 @@ from kedge.data.examples import Kind
 Part = Literal["train", "heldout", "evaluation"]
 Unit = Literal["characters", "words", "tokens"]
 
-_Z95 = 1.959963984540054
 _ORDER: dict[Level, int] = {"fatal": 0, "warning": 1, "info": 2, "ok": 3}
 
 
@@ -131,19 +129,3 @@ class Audit:
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Fatal ones first; among equals in the order of the checks."""
     return tuple(sorted(findings, key=lambda finding: _ORDER[finding.level]))
-
-
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """95 % score interval of a share (Wilson 1927): (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
-
-    >>> low, high = wilson(8, 10)
-    >>> round(low, 4), round(high, 4)
-    (0.4902, 0.9433)
-    """
-    if not trials:
-        return 0.0, 1.0
-    share, z2 = successes / trials, _Z95 * _Z95
-    centre = share + z2 / (2 * trials)
-    spread = _Z95 * sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
-    scale = 1 + z2 / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.core.stage import Input, Stage
@@ -57,6 +58,17 @@ def explain(settings: SFTSettings) -> list[str]:
     return words.supervised(settings.batch, settings.micro_batch, settings.epochs, "conversation", packed_into=width)
 
 
+def check(settings: SFTSettings) -> Iterator[Finding]:
+    if settings.look.patience is not None and settings.heldout is None:
+        yield Finding(
+            level="fatal",
+            code="sft.patience",
+            message=f"look.patience is {settings.look.patience}, but without `heldout` there is nothing to look at",
+            where="look.patience",
+            fix="give `heldout`, or leave patience out",
+        )
+
+
 def run(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
     from kedge.pipeline.sft_training import train_sft
 
@@ -68,6 +80,7 @@ STAGE = Stage(
     settings=SFTSettings,
     makes={"model": "model"},
     explain=explain,
+    check=check,
     window=lambda settings: settings.max_length,
     run=run,
 )

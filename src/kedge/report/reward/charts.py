@@ -17,6 +17,8 @@ from kedge.report.reward.words import interval, number, percent, short, span
 
 WIDTH, HEIGHT = 340.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 322.0, 10.0, 178.0
+_LETTER = 6.2
+"""Width of a digit in labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +87,20 @@ class _Plane:
         return self.line(self.x_low, y, self.x_high, y, kind)
 
     def x_labels(self, marks: Sequence[tuple[float, str]], name: str) -> tuple[Label, ...]:
-        below = (Label(x=self.x(at), y=_BOTTOM + 15, anchor="middle", text=text) for at, text in marks)
-        return (*below, Label(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 34, anchor="middle", text=name))
+        below = [Label(x=self.x(at), y=_BOTTOM + 15, anchor="middle", text=text) for at, text in marks]
+        return (*_apart(below), Label(x=(_LEFT + _RIGHT) / 2, y=_BOTTOM + 34, anchor="middle", text=name))
 
     def y_labels(self, marks: Sequence[tuple[float, str]]) -> tuple[Label, ...]:
         return tuple(Label(x=_LEFT - 6, y=self.y(at) + 4, anchor="end", text=text) for at, text in marks)
+
+
+def _apart(labels: Sequence[Label]) -> list[Label]:
+    """Those that do not run into the one before them, from left to right."""
+    kept: list[Label] = []
+    for label in labels:
+        if not kept or label.x - kept[-1].x > _LETTER * (len(label.text) + len(kept[-1].text) + 1) / 2:
+            kept.append(label)
+    return kept
 
 
 _SHARES = tuple((share / 4, f"{share * 25} %") for share in range(5))

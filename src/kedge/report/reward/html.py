@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from importlib.resources import files as package_files
 
-from jinja2 import Environment, StrictUndefined
-
+from kedge.core.pages import render_page
 from kedge.report.reward import charts, words
 from kedge.report.reward.bins import Bin
 from kedge.report.reward.numbers import numbers
@@ -14,14 +13,17 @@ from kedge.report.reward.result import RewardReport
 from kedge.report.reward.rules import RULES
 
 _TEXT_CHARACTERS = 1600
+_FIRST = re.compile(r"(?<=[.:]) ")
+"""Where the judgement of a verdict ends and its reasons begin."""
 
 
 def render_html(report: RewardReport) -> str:
     """Verdict, findings, numbers, charts, then the worst errors with their text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = package_files("kedge.report.reward").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(page).render(
+    return render_page(
+        "kedge.report.reward",
+        "page.html.j2",
         report=report,
+        verdict=_FIRST.split(report.verdict, maxsplit=1),
         numbers=numbers(report),
         charts=_charts(report),
         tables=_tables(report),

@@ -12,13 +12,13 @@ from math import sqrt
 
 import numpy as np
 
+from kedge.core import shares
 from kedge.core.seeds import seed_for
 from kedge.report.reward.records import Floats, Ints
 
 RESAMPLES = 2000
 """Another seed would then move the ends by about 2 % of the interval's width."""
 
-_Z95 = 1.959963984540054
 _BLOCK_NUMBERS = 1 << 20
 
 
@@ -49,16 +49,8 @@ class Share:
 
 
 def wilson(right: float, n: int) -> Interval:
-    """Wilson's score interval (Wilson 1927) of `right` out of `n`.
-
-    >>> interval = wilson(8, 10)
-    >>> round(interval.low, 4), round(interval.high, 4)
-    (0.4902, 0.9433)
-    """
-    share, z2 = right / n, _Z95**2
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 / (1 + z2 / n) * sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return Interval(low=max(0.0, centre - half), high=min(1.0, centre + half))
+    low, high = shares.wilson(right, n)
+    return Interval(low=low, high=high)
 
 
 def bootstrap(x_B: Floats, prompt_B: Ints) -> Interval:

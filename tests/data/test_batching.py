@@ -1,0 +1,173 @@
+"""Layouts index by index, and an order that a seed and a step number fix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, islice
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.core.batches import Batch, Comparisons
+from kedge.core.errors import ShapeError
+from kedge.data.batching import RankedAnswers, TokenSequence, compared, num_steps, packed, padded, step_rows
+
+PAD = 9
+
+# Three sequences of 3, 1 and 2 tokens; the first token of each asks to count, and never may.
+LONG = TokenSequence(tokens=[11, 12, 13], counted=[True, False, True])
+ONE = TokenSequence(tokens=[21], counted=[True])
+TWO = TokenSequence(tokens=[31, 32], counted=[True, True])
+
+
+def rows_of(batch: Batch) -> list[tuple[list[int], list[int], list[bool]]]:
+    return list(zip(batch.tokens_BT.tolist(), batch.segment_BT.tolist(), batch.counted_BT.tolist(), strict=True))
+
+
+def test_padded_puts_one_sequence_in_a_row_longest_first() -> None:
+    first, second = padded([ONE, LONG, TWO], rows=2, pad=PAD)
+    assert rows_of(first) == [
+        ([11, 12, 13], [1, 1, 1], [False, False, True]),
+        ([31, 32, PAD], [1, 1, 0], [False, True, False]),
+    ]
+    assert rows_of(second) == [([21], [1], [False])]
+
+
+def test_packed_fills_rows_and_numbers_the_sequences_in_them() -> None:
+    (batch,) = packed([ONE, LONG, TWO], rows=2, width=4, pad=PAD)
+    # The longest comes first; the two tokens do not fit beside it, the one token does.
+    assert rows_of(batch) == [
+        ([11, 12, 13, 21], [1, 1, 1, 2], [False, False, True, False]),
+        ([31, 32, PAD, PAD], [1, 1, 0, 0], [False, True, False, False]),
+    ]
+
+
+def test_packed_cuts_rows_into_batches_and_each_is_as_wide_as_it_must_be() -> None:
+    first, second = packed([ONE, LONG, TWO], rows=1, width=4, pad=PAD)
+    assert rows_of(first) == [([11, 12, 13, 21], [1, 1, 1, 2], [False, False, True, False])]
+    assert rows_of(second) == [([31, 32], [1, 1], [False, True])]
+
+
+def test_a_sequence_wider_than_the_width_is_alone_and_whole() -> None:
+    (batch,) = packed([TWO, LONG], rows=8, width=2, pad=PAD)
+    assert batch.tokens_BT.tolist() == [[11, 12, 13], [31, 32, PAD]]
+
+
+SEQUENCES = st.lists(
+    st.lists(st.tuples(st.integers(10, 99), st.booleans()), min_size=1, max_size=12), min_size=1, max_size=25
+)
+
+
+@given(SEQUENCES, st.integers(1, 4), st.integers(1, 20), st.booleans())
+def test_no_sequence_is_lost_or_doubled(
+    drawn: list[list[tuple[int, bool]]], rows: int, width: int, is_packed: bool
+) -> None:
+    made = [TokenSequence(tokens=[token for token, _ in one], counted=[flag for _, flag in one]) for one in drawn]
+    batches = packed(made, rows=rows, width=width, pad=PAD) if is_packed else padded(made, rows=rows, pad=PAD)
+    found: Counter[tuple[tuple[int, bool], ...]] = Counter()
+    longest = max(len(one) for one in drawn)
+    for batch in batches:
+        assert len(batch.tokens_BT) <= rows
+        assert batch.tokens_BT.shape[1] <= (max(width, longest) if is_packed else longest)
+        for tokens, segments, counted in rows_of(batch):
+            assert all(
+                token == PAD and not flag for token, at, flag in zip(tokens, segments, counted, strict=True) if at == 0
+            )
+            for number in range(1, max(segments) + 1):
+                where = [t for t, segment in enumerate(segments) if segment == number]
+                assert where == list(range(where[0], where[-1] + 1))
+                found[tuple((tokens[t], counted[t]) for t in where)] += 1
+    # What went in, with the first token of each taken out of the loss.
+    assert found == Counter((((one[0][0], False), *one[1:])) for one in drawn)
+
+
+def test_compared_lays_out_answers_and_where_they_stand() -> None:
+    pair = RankedAnswers(answers=[[1, 2], [3]], rank=(1, 2), margin=0.5, weight=2.0, objective=1)
+    ranking = RankedAnswers(answers=[[4], [5, 6, 7], [8, 8]], rank=(2, 1, 2), margin=0.0, weight=0.25)
+    (batch,) = compared([pair, ranking], rows=2, pad=PAD)
+    assert batch.tokens_BT.tolist() == [[4, 9, 9], [5, 6, 7], [8, 8, 9], [1, 2, 9], [3, 9, 9]]
+    assert batch.attention_mask_BT.tolist() == [
+        [True, False, False],
+        [True, True, True],
+        [True, True, False],
+        [True, True, False],
+        [True, False, False],
+    ]
+    assert batch.row_CK.tolist() == [[0, 1, 2], [3, 4, 0]]
+    assert batch.rank_CK.tolist() == [[2, 1, 2], [1, 2, 0]]
+    assert (batch.margin_C.tolist(), batch.weight_C.tolist()) == ([0.0, 0.5], [0.25, 2.0])
+    assert batch.objective_C.tolist() == [0, 1]
+
+
+def test_compared_cuts_after_so_many_comparisons_longest_first() -> None:
+    items = [RankedAnswers(answers=[[7] * size, [8]], rank=(1, 2)) for size in (1, 4, 2)]
+    batches = compared(items, rows=2, pad=PAD)
+    assert [batch.tokens_BT.tolist() for batch in batches] == [
+        [[7, 7, 7, 7], [8, 9, 9, 9], [7, 7, 9, 9], [8, 9, 9, 9]],
+        [[7], [8]],
+    ]
+    assert [batch.row_CK.tolist() for batch in batches] == [[[0, 1], [2, 3]], [[0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("items", "epochs", "batch", "steps"),
+    [
+        (10, 1.0, 5, 2),
+        (10, 1.0, 4, 3),  # 4, 4 and 2
+        (10, 2.5, 4, 7),  # 25 items: six full steps and one of 1
+        (10, 0.3, 4, 1),  # 3 items
+        (10, 0.001, 4, 1),  # a share that rounds to nothing is still one item, never a silent nothing
+        (0, 1.0, 4, 0),
+    ],
+)
+def test_the_number_of_steps(items: int, epochs: float, batch: int, steps: int) -> None:
+    assert num_steps(items, epochs=epochs, batch=batch) == steps
+    assert len(list(step_rows(items, epochs=epochs, batch=batch, seed=3))) == steps
+
+
+def test_every_epoch_is_a_permutation_of_its_own_and_the_last_step_may_be_short() -> None:
+    steps = list(step_rows(10, epochs=2.5, batch=4, seed=3))
+    assert [len(rows) for rows in steps] == [4, 4, 4, 4, 4, 4, 1]
+    flat = list(chain.from_iterable(steps))
+    first, second, third = flat[:10], flat[10:20], flat[20:]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert len(set(third)) == 5
+    assert first != second
+    assert third != first[:5]
+    assert third != second[:5]
+
+
+def test_the_order_depends_on_the_seed_and_nothing_else() -> None:
+    order = list(step_rows(50, epochs=2, batch=7, seed=3))
+    torch.manual_seed(5)
+    assert list(step_rows(50, epochs=2, batch=7, seed=3)) == order
+    assert list(step_rows(50, epochs=2, batch=7, seed=4)) != order
+
+
+@given(st.integers(1, 30), st.floats(0.1, 3.5), st.integers(1, 9), st.integers(0, 40))
+def test_starting_later_skips_exactly_the_steps_before(items: int, epochs: float, batch: int, start: int) -> None:
+    whole = list(step_rows(items, epochs=epochs, batch=batch, seed=3))
+    assert list(step_rows(items, epochs=epochs, batch=batch, seed=3, start=start)) == whole[start:]
+
+
+def test_a_late_start_does_not_walk_through_the_steps_before() -> None:
+    (rows,) = islice(step_rows(1_000, epochs=1e6, batch=8, seed=3, start=100_000_000), 1)
+    assert len(rows) == 8
+
+
+def test_records_refuse_shapes_that_do_not_fit() -> None:
+    two, three = torch.zeros(1, 2), torch.zeros(1, 3)
+    with pytest.raises(ShapeError, match=r"Batch: .* \[\(1, 2\), \(1, 3\), \(1, 2\)\]"):
+        Batch(tokens_BT=two, segment_BT=three, counted_BT=two)
+    with pytest.raises(ShapeError, match=r"Comparisons: tokens \(1, 2\), attention mask \(1, 3\)"):
+        Comparisons(
+            tokens_BT=two,
+            attention_mask_BT=three,
+            row_CK=two,
+            rank_CK=two,
+            margin_C=two,
+            weight_C=two,
+            objective_C=two,
+        )
