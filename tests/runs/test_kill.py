@@ -117,7 +117,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def test_killed_at_random_moments_it_still_gives_the_same_numbers(tmp_path: Path, start: Start) -> None:
-    folder, last = tmp_path / "run", 400
+    folder, last = tmp_path / "run", 1_000_000  # more than any child gets to before it is killed
     pick = random.Random(5)
     for _ in range(6):
         child = start(_WRITER, folder, last)
