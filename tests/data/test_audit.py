@@ -78,6 +78,18 @@ def test_identical_pairs_forgive_only_white_space(write: Write) -> None:
     assert finding(audit([write("b.jsonl", [*rows, *clean_pairs(70, tag="b")])]), "pairs.identical").level == "warning"
 
 
+def test_pairs_that_differ_in_punctuation_alone_are_noise(write: Write) -> None:
+    rows = [
+        {"prompt": "Thanks!", "chosen": "You are welcome!", "rejected": "You are  welcome."},
+        {"prompt": "Bye!", "chosen": "See you", "rejected": "see YOU"},
+        {"prompt": "Count.", "chosen": "1, 2", "rejected": "1, 2, 3"},
+        {"prompt": "Again.", "chosen": "Yes", "rejected": "Yes ........................"},
+    ]
+    found = finding(audit([write("a.jsonl", [*rows, *clean_pairs(70, tag="b")])]), "pairs.same_words")
+    assert (found.level, found.evidence["count"], found.evidence["total"]) == ("warning", 2, 74)
+    assert found.where.endswith("a.jsonl:2")
+
+
 def test_contradictions_count_every_pair_of_a_disputed_group(write: Write) -> None:
     rows = clean_pairs(20)
     rows += [pair("q", "yes", "no way"), pair("q", "no way", "yes"), pair("q", "yes", "no  way")]

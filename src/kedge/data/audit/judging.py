@@ -27,8 +27,8 @@ _EVERYWHERE = (
     "roles.repeated",
 )
 _BY_KIND = {
-    "pairs": ("empty.chosen", "empty.rejected", "pairs.identical", "roles.prompt_end"),
-    "rankings": ("empty.answer", "pairs.identical", "roles.prompt_end"),
+    "pairs": ("empty.chosen", "empty.rejected", "pairs.identical", "pairs.same_words", "roles.prompt_end"),
+    "rankings": ("empty.answer", "pairs.identical", "pairs.same_words", "roles.prompt_end"),
     "thumbs": ("empty.answer", "roles.prompt_end"),
     "demonstrations": ("empty.answer",),
     "prompts": ("roles.prompt_end",),
@@ -130,7 +130,7 @@ def _marked(scan: Scan, window: int | None) -> Iterator[Case]:
             scan,
             [Place(scan=scan, row=row) for row in marks.rows],
             count=marks.count,
-            total=scan.preferences if code == "pairs.identical" else len(scan.lines),
+            total=scan.preferences if code.startswith("pairs.") else len(scan.lines),
             detail=": " + ", ".join(f"{text.strip()} in {count:,}" for text, count in seen[:5]) if seen else "",
             evidence={"strings": dict(seen)} if seen else None,
         )

@@ -92,6 +92,14 @@ RULES: Mapping[str, Rule] = {
         reason="They teach nothing, and accuracy on them is a coin toss, so the score of the reward model is off.",
         fix="Remove these pairs.",
     ),
+    "pairs.same_words": Rule(
+        noun="pairs",
+        what="have the same words on both sides and differ in case, punctuation or spacing alone",
+        level="warning",
+        worse_above=0.05,
+        reason="Such a preference is most often noise of the labelling; all it can teach is a full stop.",
+        fix="Look at them; remove those that mean nothing.",
+    ),
     "pairs.contradictory": Rule(
         noun="pairs",
         what="are also labelled the other way round",

@@ -24,7 +24,7 @@ from kedge.data.audit.ngrams import GramCollector, Overlap
 from kedge.data.audit.result import Part
 from kedge.data.audit.roles import Answers, parts, role_problems
 from kedge.data.audit.rules import EXAMPLES_PER_FINDING
-from kedge.data.audit.words import REPLACEMENT, Finder, key_of, squeeze
+from kedge.data.audit.words import REPLACEMENT, Finder, key_of, squeeze, words
 from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb
 from kedge.data.reading import prompt_key
 
@@ -40,6 +40,8 @@ _KINDS: dict[type[Example], Kind] = {
     Prompt: "prompts",
 }
 _THREE = Struct("<QQQ")
+_SAME_WORDS_GAP = 16
+"""Answers whose lengths differ by more characters than this differ in more than punctuation; so few are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,8 @@ def _preferences(
         pair = _THREE.pack(prompt_id, min(one, other), max(one, other))
         _note_pair(scan, row, pair, direction=one < other)
         gap = len(answer_texts[better]) - len(answer_texts[worse])
+        if abs(gap) <= _SAME_WORDS_GAP and words(answer_texts[better]) == words(answer_texts[worse]):
+            scan.mark("pairs.same_words", row)
         scan.longer["wins" if gap > 0 else "losses" if gap < 0 else "ties"] += 1
 
 
