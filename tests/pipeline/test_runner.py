@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.core.errors import ConfigError, ContractStop, DataError, RunError
+from kedge.data import prepare as prepare_module
 from kedge.pipeline.recipe import Recipe, load_recipe
 from kedge.pipeline.runner import run_recipe
 from kedge.runs.folder import Run, status_of
@@ -113,7 +114,16 @@ def test_a_stage_that_ends_badly_says_how_and_can_be_resumed(
     assert (status_of(home.parent), status_of(home)) == (status, status)
     messages = [one["message"] for one in Run.open(home, for_writing=False).read_events()]
     assert messages == ([event] if event else [])
+    seen: list[str] = []
+    whole = prepare_module.prepare
+
+    def look_around(*arguments: Any, **settings: Any) -> Any:
+        seen.extend((status_of(home.parent), status_of(home)))
+        return whole(*arguments, **settings)
+
+    monkeypatch.setattr("kedge.data.prepare.prepare", look_around)
     run(recipe, tmp_path / "runs", is_resumed=True)
+    assert seen == ["running", "running"]
     assert (status_of(home.parent), status_of(home)) == ("done", "done")
 
 

@@ -67,6 +67,7 @@ def run(
         save=lambda is_best: told.saved.append((learner.step, is_best)),
         save_every=save_every,
         patience=patience or Patience(limit=None),
+        keep=lambda batches: f"bad/{batches[0]}",
     )
     train(learner, ([f"batch {at}"] for at in range(learner.step + 1, total + 1)), watch, total=total)
     return told
@@ -144,7 +145,7 @@ def test_a_bad_step_is_dropped_told_and_gone_on_from() -> None:
         {
             "level": "warning",
             "code": "step.not_finite",
-            "message": "dropped: step 2: the loss is nan; the weights are unchanged",
+            "message": "dropped: step 2: the loss is nan; the weights are unchanged; its batch is kept in bad/batch 2",
             "step": 2,
         }
     ]

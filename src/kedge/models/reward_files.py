@@ -166,7 +166,8 @@ def whole_folder(folder: Path) -> Generator[Path]:
     if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE)):
         raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
     beside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{part}") for part in ("partial", "old"))
-    shutil.rmtree(beside, ignore_errors=True)
+    for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
         yield beside

@@ -133,6 +133,7 @@ def _train_member(
         save=lambda is_best: training.save(context.run, learner, patience, is_best=is_best, first_step=first_step),
         save_every=settings.checkpoints.every,
         patience=patience,
+        keep=lambda batches: training.keep_bad(context.run, first_step + learner.step, batches),
     )
     steps = _steps(data, settings, seed_for(context.seed, "member", index), pad, start=learner.step)
     train(learner, timed.counting(steps, lambda batch: int(batch.attention_mask_BT.sum())), watch, total=total)

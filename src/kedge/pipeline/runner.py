@@ -75,7 +75,7 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool) -> Run:
             f"{folder}: the recipe has changed since this run was started, and a resumed run must be the same run:\n"
             f"{listed}\nUndo the change, or start a new run with --set name=ANOTHER"
         )
-    return Run.open(folder, for_writing=True)
+    return _reopened(folder, None)
 
 
 def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) -> None:
@@ -88,7 +88,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
         if status_of(home) == "done":
             say(f"{name}: done before, kept")
             return
-        run = Run.open(home, for_writing=True, keep=_keep(recipe.stages[name]))
+        run = _reopened(home, _keep(recipe.stages[name]))
     else:
         run = _create_stage(name, recipe, inputs, home)
     say(f"{name}: {stage.summary}")
@@ -121,6 +121,12 @@ def _create_stage(name: str, recipe: Recipe, inputs: Sequence[Artefact], home: P
         inputs=inputs,
     )
     return Run.create(home, manifest=manifest, keep=_keep(recipe.stages[name]))
+
+
+def _reopened(folder: Path, keep: CheckpointSettings | None) -> Run:
+    run = Run.open(folder, for_writing=True, keep=keep)
+    run.reopen()
+    return run
 
 
 def _keep(settings: Section) -> CheckpointSettings | None:

@@ -75,6 +75,7 @@ def train_sft(context: Context, settings: SFTSettings) -> Path:
         save=lambda is_best: training.save(context.run, learner, patience, is_best=is_best),
         save_every=settings.checkpoints.every,
         patience=patience,
+        keep=lambda batches: training.keep_bad(context.run, learner.step, batches),
     )
     steps = _steps(data.sequences, settings, context.seed, pad, start=learner.step)
     train(learner, timed.counting(steps, lambda batch: int((batch.segment_BT > 0).sum())), watch, total=total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
@@ -99,6 +100,16 @@ def save(run: Run, learner: Learner[Any], patience: Patience, *, is_best: bool, 
     state = {"learner": learner.state(), "patience": patience.state(), "rng": capture_rng()}
     step = first_step + learner.step
     run.save_checkpoint(step, lambda folder: save_state(folder, state), pin="best" if is_best else None)
+
+
+def keep_bad(run: Run, step: int, batches: Sequence[Any]) -> str:
+    """The tensors of a step that was refused, as they were when the loss or the gradient was not finite."""
+    folder = run.folder / "bad-steps" / f"step-{step:06d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_state(
+        folder, {"batches": [{one.name: getattr(batch, one.name) for one in fields(batch)} for batch in batches]}
+    )
+    return str(folder.relative_to(run.folder))
 
 
 def take_best(run: Run, learner: Learner[Any], patience: Patience, *, first_step: int = 0) -> None:

@@ -118,6 +118,11 @@ class Run:
         message = f"The run goes on from {where}; later records are dropped and will be written again."
         self.event("info", "run.resumed", message, resumed_at=step, dropped=dropped, dropped_checkpoints=steps)
 
+    def reopen(self) -> None:
+        """Take up a run that had ended somehow: until it ends again, it says that it is running."""
+        self._writable()
+        self._update(status="running", finished=None)
+
     def finish(self, status: Status, *, outputs: Iterable[Artefact] = ()) -> None:
         """Say how it ended. The lock stays until `close`."""
         self._writable()

@@ -71,7 +71,8 @@ class Patience:
 class Watch:
     """What the loop does between steps. `look` gives held-out metrics with `heldout/loss` among them, or nothing.
 
-    `save` writes a checkpoint; it is told whether this one is the best so far.
+    `save` writes a checkpoint; it is told whether this one is the best so far. `keep` puts the batches of a step that
+    was refused aside for study, and says where.
     """
 
     tracker: Tracker
@@ -80,6 +81,7 @@ class Watch:
     save: Callable[[bool], None]
     save_every: int
     patience: Patience
+    keep: Callable[[Sequence[Any]], str]
 
 
 def train(learner: LearnerRole[BatchT], steps: Iterable[Sequence[BatchT]], watch: Watch, *, total: int) -> None:
@@ -92,8 +94,9 @@ def train(learner: LearnerRole[BatchT], steps: Iterable[Sequence[BatchT]], watch
             metrics = {f"train/{name}": value for name, value in learner.update(batches).items()}
         except NumericsError as error:
             num_bad += 1
+            message = f"dropped: {error}; its batch is kept in {watch.keep(batches)}"
             watch.tracker.event(
-                {"level": "warning", "code": "step.not_finite", "message": f"dropped: {error}", "step": learner.step}
+                {"level": "warning", "code": "step.not_finite", "message": message, "step": learner.step}
             )
             if num_bad == MAX_BAD_STEPS:
                 raise
