@@ -1,0 +1,116 @@
+"""Keys and values of the rows being decoded: allocated once, written in place, attended to as far as they are filled.
+
+Every row starts at column 0, whatever its length, so nothing is padded on the left and a slot can be given to another
+row at any time. Transformers' own static cache has one length for all rows and attends to all of its columns.
+Shape letters: R slots, U distinct prompts, H key heads, G query heads a key head, S columns, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from kedge.core.errors import ModelError
+
+_ATTENTION = "kedge_grouped"
+_REFUSED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}
+
+
+class RowCache:
+    """What transformers calls `past_key_values`. Say with `at_prompts` or `at_tokens` what the next forward brings."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._shape = (rows, columns)
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._slot_R = self._source_R = self._column_R = torch.empty(0, dtype=torch.int64)
+        self._filled = 0
+
+    def at_prompts(self, slot_R: Tensor, source_R: Tensor) -> None:
+        """The next forward brings whole prompts: slot `slot_R[r]` takes the prompt of its row `source_R[r]`."""
+        self._slot_R, self._source_R, self._filled = slot_R, source_R, 0
+
+    def at_tokens(self, column_R: Tensor, filled: int) -> None:
+        """The next forward brings one token for each of the first R slots; attention reads `filled` columns."""
+        self._slot_R = torch.arange(len(column_R), device=column_R.device)
+        self._column_R, self._filled = column_R, filled
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """Copy the rows of some slots over those of others."""
+        for keys_RHSD, values_RHSD in self._layers:
+            keys_RHSD[target] = keys_RHSD[source]
+            values_RHSD[target] = values_RHSD[source]
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Called by each attention layer with its new keys and values; gives those to attend to."""
+        if layer_idx == len(self._layers):
+            self._layers.append((self._zeros(key), self._zeros(value)))
+        keys_RHSD, values_RHSD = self._layers[layer_idx]
+        if not self._filled:
+            keys_RHSD[self._slot_R, :, : key.shape[2]] = key[self._source_R]
+            values_RHSD[self._slot_R, :, : key.shape[2]] = value[self._source_R]
+            return key, value
+        keys_RHSD[self._slot_R, :, self._column_R] = key[:, :, 0]
+        values_RHSD[self._slot_R, :, self._column_R] = value[:, :, 0]
+        return keys_RHSD[: len(key), :, : self._filled], values_RHSD[: len(key), :, : self._filled]
+
+    def get_seq_length(self, _layer_idx: int = 0) -> int:
+        """Columns filled before this forward, in the longest row."""
+        return max(self._filled - 1, 0)
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        """Zeros, not whatever is in memory: a column that attention gives no weight must still be a number."""
+        rows, columns = self._shape
+        return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+
+
+@contextmanager
+def for_decoding(model: PreTrainedModel) -> Generator[None]:
+    """Within, `model` is in evaluation mode and attends with `grouped_attention`; afterwards it is as it was."""
+    config = cast(Any, model.get_decoder()).config
+    before, was_training = config._attn_implementation, model.training
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelError(
+            f"{type(model).__name__} does not let its attention be chosen, which generation here needs; "
+            "use a model of transformers that does (Llama, Qwen, Mistral, GPT-2, …)"
+        )
+    AttentionInterface.register(_ATTENTION, grouped_attention)
+    config._attn_implementation = _ATTENTION
+    model.eval()
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        model.train(was_training)
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Attention of prompts (causal, no mask), or of one token a row with a mask of the columns that are its own.
+
+    Query heads that share a key head stand as so many queries of it, so keys and values are never repeated in memory.
+    """
+    for name, meaning in _REFUSED.items():
+        if settings.get(name) is not None:
+            raise ModelError(f"{type(module).__name__} uses {meaning}, which generation here does not compute")
+    rows, heads, length, width = query.shape
+    if length > 1:
+        gqa = heads != key.shape[1]
+        mixed_RHTD = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
+        return mixed_RHTD.transpose(1, 2).contiguous(), None
+    grouped_RHGD = query.reshape(rows, key.shape[1], -1, width)
+    mixed_RHGD = scaled_dot_product_attention(grouped_RHGD, key, value, attn_mask=attention_mask, scale=scaling)
+    return mixed_RHGD.reshape(rows, 1, heads, -1), None
