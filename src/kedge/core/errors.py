@@ -55,6 +55,10 @@ class RunError(KedgeError, OSError):
     """A run folder cannot be created, locked, read or written."""
 
 
+class RewardError(KedgeError, RuntimeError):
+    """A reward source is broken, or fails too often to learn from."""
+
+
 class ContractStop(KedgeError, RuntimeError):
     """A contract of the recipe (a KL limit, a gate) stopped the run; everything is saved."""
 

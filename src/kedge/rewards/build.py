@@ -1,0 +1,91 @@
+"""From settings to a source over rollouts: text sources come through their entry points, mixes are put together here.
+
+Every source at the leaves has a tally of its own, named by its place (`reward`, `reward.style`).
+Shape letters: K sources, B sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kedge.algorithms import gated, weighted_sum_of, worst_case
+from kedge.core import plugins
+from kedge.core.answers import Answer, TextSource
+from kedge.core.records import Rollouts
+from kedge.rewards.context import Context
+from kedge.rewards.failures import Guarded, Tally
+from kedge.rewards.rollouts import FromText, RewardSource
+from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSettings, TextSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What only a running stage can give."""
+
+    context: Context
+    read: Callable[[Rollouts], list[Answer]]
+    """Rollouts as answers (`kedge.rewards.rollouts.answers_of`)."""
+    open_model: Callable[[ModelSource, Tally], RewardSource]
+    """A reward model on tokens, or on text through `FromText` (`kedge.rewards.model`)."""
+    failures: FailureSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """A source, and the tallies of the sources that it is made of."""
+
+    source: RewardSource
+    tallies: tuple[Tally, ...]
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        return self.source.score(rollouts)
+
+
+class Mix:
+    """Several sources as one. NaN in a part that is needed is NaN in the whole."""
+
+    def __init__(self, parts: Mapping[str, RewardSource], settings: MixSource) -> None:
+        self._parts = parts
+        self._settings = settings
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        return mixed({name: part.score(rollouts) for name, part in self._parts.items()}, self._settings)
+
+
+def build(settings: RewardSettings, wiring: Wiring, *, name: str = "reward") -> Reward:
+    if isinstance(settings, MixSource):
+        parts = {key: build(part, wiring, name=f"{name}.{key}") for key, part in settings.parts.items()}
+        tallies = tuple(tally for part in parts.values() for tally in part.tallies)
+        return Reward(source=Mix(parts, settings), tallies=tallies)
+    tally = Tally(name, wiring.failures)
+    if isinstance(settings, ModelSource):
+        return Reward(source=wiring.open_model(settings, tally), tallies=(tally,))
+    guarded = Guarded(text_source(settings, wiring.context), tally)
+    return Reward(source=FromText(guarded, wiring.read), tallies=(tally,))
+
+
+def text_source(settings: TextSettings, context: Context) -> TextSource:
+    return plugins.find("rewards", settings.kind)(settings, context)
+
+
+def mixed(scores: Mapping[str, Tensor], settings: MixSource) -> Tensor:
+    """
+    >>> settings = MixSource.model_validate({"kind": "mix", "weights": {"b": 0.5},
+    ...     "parts": {"a": {"kind": "regex", "pattern": "x"}, "b": {"kind": "regex", "pattern": "y"}}})
+    >>> mixed({"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0, 1.0])}, settings).tolist()
+    [1.5, 0.5]
+    """
+    scores_KB = torch.stack(list(scores.values()))
+    match settings.how:
+        case "weighted":
+            weights = [settings.weights.get(name, 1.0) for name in scores]
+            return weighted_sum_of(scores_KB, torch.tensor(weights, device=scores_KB.device))
+        case "worst":
+            return worst_case(scores_KB)
+        case "gated":
+            (other,) = (name for name in scores if name != settings.gate)
+            return gated(scores[other], scores[settings.gate or ""], threshold=settings.threshold)

@@ -1,0 +1,103 @@
+"""Rows without a score: counted, explained, and too many of them stop the run.
+
+One tally a source. It is part of a run's state, so that a resumed run stops where an uninterrupted one would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kedge.core.answers import Answer, TextSource
+from kedge.core.errors import RewardError
+from kedge.rewards.settings import FailureSettings
+from kedge.rewards.verdicts import Verdict, verdicts_of
+
+_REASON_CHARS = 200
+_REASONS_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    source: str
+    rows: int
+    failed: int
+    in_window: int
+    """How many of the latest rows failed."""
+    reasons: Mapping[str, int]
+    """The most common ones first."""
+
+
+class Tally:
+    """The rows of one source. More than `max_share` of a full window without a score is an error."""
+
+    def __init__(self, source: str, settings: FailureSettings) -> None:
+        self.source = source
+        self._settings = settings
+        self._rows = 0
+        self._failed = 0
+        self._window = deque[bool](maxlen=settings.window)
+        self._reasons = Counter[str]()
+
+    def add(self, verdicts: Sequence[Verdict]) -> None:
+        failures = [verdict for verdict in verdicts if not verdict.is_scored]
+        self._rows += len(verdicts)
+        self._failed += len(failures)
+        self._window.extend(not verdict.is_scored for verdict in verdicts)
+        for verdict in failures:
+            reason = " ".join(verdict.reason.split())[:_REASON_CHARS]
+            is_kept = reason in self._reasons or len(self._reasons) < _REASONS_KEPT
+            self._reasons[reason if is_kept else "other reasons"] += 1
+        # Against the full window: one failure among the first three rows is no reason to stop.
+        if sum(self._window) > self._settings.max_share * self._settings.window:
+            raise RewardError(self._message())
+
+    def report(self, top: int = 5) -> FailureReport:
+        return FailureReport(
+            source=self.source,
+            rows=self._rows,
+            failed=self._failed,
+            in_window=sum(self._window),
+            reasons=dict(self._reasons.most_common(top)),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON."""
+        window = "".join("1" if failed else "0" for failed in self._window)
+        return {"rows": self._rows, "failed": self._failed, "window": window, "reasons": dict(self._reasons)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._rows, self._failed = state["rows"], state["failed"]
+        self._window = deque((mark == "1" for mark in state["window"]), maxlen=self._settings.window)
+        self._reasons = Counter(state["reasons"])
+
+    def _message(self) -> str:
+        listed = "; ".join(f"{reason} ({count}x)" for reason, count in self._reasons.most_common(3))
+        return (
+            f"reward '{self.source}' gave no score to {sum(self._window)} of its last {len(self._window)} answers; "
+            f"allowed are {self._settings.max_share:.0%} of {self._settings.window}. Reasons: {listed}. Mend the "
+            "source, or allow more failures"
+        )
+
+
+class Guarded:
+    """A source whose rows are tallied. A row without a score has a verdict without one, never an exception."""
+
+    def __init__(self, source: TextSource, tally: Tally) -> None:
+        self._source = source
+        self._tally = tally
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        verdicts = verdicts_of(self._source, answers)
+        if len(verdicts) != len(answers):
+            raise RewardError(
+                f"reward '{self._tally.source}' gave {len(verdicts)} scores for {len(answers)} answers; one for each "
+                "is needed"
+            )
+        self._tally.add(verdicts)
+        return verdicts
+
+    def score(self, answers: Sequence[Answer]) -> list[float]:
+        return [verdict.score for verdict in self.judge(answers)]

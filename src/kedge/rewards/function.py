@@ -1,0 +1,111 @@
+"""A reward in Python: `file.py:function` of the user's, or an installed plugin.
+
+The name of the function's one parameter says what it wants: `answers` (the whole list, a list of numbers back) or
+`answer` (one, a number back). It runs in this process, with everything that the user may do: it is the user's code.
+None is no score. An exception costs the rows it was called with their score; a wrong kind of result is an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kedge.core import plugins
+from kedge.core.answers import Answer, TextSource
+from kedge.core.errors import ConfigError, RewardError
+from kedge.core.suggest import did_you_mean
+from kedge.rewards.context import Context
+from kedge.rewards.settings import TEXT_KINDS, FunctionSource
+from kedge.rewards.verdicts import Source, Verdict, per_answer, unscored
+
+
+def make(settings: FunctionSource, context: Context) -> TextSource:
+    place, colon, name = settings.path.rpartition(":")
+    if settings.path in TEXT_KINDS:
+        raise ConfigError(f"function.path: '{settings.path}' is a kind of its own; write `kind: {settings.path}`")
+    if not colon:
+        return plugins.find("rewards", settings.path)(settings.options, context)
+    if settings.options:
+        raise ConfigError(f"function.options: only a plugin takes options, found {settings.path!r}")
+    return source(_function(context.folder / place, name), name=settings.path)
+
+
+def source(function: Callable[..., Any], *, name: str) -> Source:
+    match tuple(inspect.signature(function).parameters):
+        case ("answers",):
+            return Source(partial(_judge_all, function, name))
+        case ("answer",):
+            return per_answer(partial(_judge_one, function, name))
+        case found:
+            raise ConfigError(
+                f"{name}: found parameters ({', '.join(found)}), expected `answers` (a list, a list of numbers back) "
+                "or `answer` (one, a number back)"
+            )
+
+
+def _judge_all(function: Callable[..., Any], name: str, answers: Sequence[Answer]) -> list[Verdict]:
+    if not answers:
+        return []
+    try:
+        found = function(list(answers))
+    except Exception as error:
+        return [_failure(error)] * len(answers)
+    if not hasattr(found, "__len__") or not hasattr(found, "__iter__"):
+        raise RewardError(f"{name} returned a {type(found).__name__}, expected a list of {len(answers)} numbers")
+    if len(found) != len(answers):
+        raise RewardError(f"{name} returned {len(found)} scores for {len(answers)} answers; one for each is needed")
+    return [_verdict(score, name) for score in found]
+
+
+def _judge_one(function: Callable[..., Any], name: str, answer: Answer) -> Verdict:
+    try:
+        found = function(answer)
+    except Exception as error:
+        return _failure(error)
+    return _verdict(found, name)
+
+
+def _verdict(score: Any, name: str) -> Verdict:
+    if score is None:
+        return unscored("the function gave None")
+    if hasattr(score, "item"):  # a scalar of torch or numpy
+        score = score.item()
+    if not isinstance(score, Real):
+        raise RewardError(f"{name} returned {score!r} as a score, a {type(score).__name__}; expected a number or None")
+    verdict = Verdict(float(score))
+    return verdict if verdict.is_scored else unscored(f"the function gave {float(score)}")
+
+
+def _failure(error: Exception) -> Verdict:
+    return unscored(f"{type(error).__name__}: {error}")
+
+
+def _function(file: Path, name: str) -> Callable[..., Any]:
+    module = _module(file)
+    found = vars(module).get(name)
+    if callable(found):
+        return found
+    own = [
+        key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    raise ConfigError(f"{file} has no function '{name}'{did_you_mean(name, own)}; it has: {', '.join(own) or 'none'}")
+
+
+def _module(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise ConfigError(f"function.path: no file {file}; expected `file.py:function`, relative to the recipe")
+    spec = importlib.util.spec_from_file_location(f"kedge_user_reward_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"function.path: {file} is not a Python file; expected `file.py:function`")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"function.path: {file} cannot be imported: {type(error).__name__}: {error}") from error
+    return module

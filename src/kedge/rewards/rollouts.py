@@ -1,0 +1,70 @@
+"""From sampled tokens to answers as text, and from sources that read text to scores of rollouts.
+
+Shape letters: B sequences, T token positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kedge.core.answers import Answer, TextSource
+from kedge.core.records import Rollouts
+
+
+class RewardSource(Protocol):
+    """Scores rollouts, one number a row; NaN marks a row that it could not score."""
+
+    def score(self, rollouts: Rollouts) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is known of a prompt."""
+
+    prompt: tuple[tuple[str, str], ...]
+    solution: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def answers_of(
+    rollouts: Rollouts, *, cases: Callable[[int], Case], decode: Callable[[Sequence[int]], str]
+) -> list[Answer]:
+    """The answers as text. `cases` knows a group's prompt; the token that ended an answer is not part of its text."""
+    rows = zip(
+        rollouts.tokens_BT.tolist(),
+        rollouts.response_mask_BT.tolist(),
+        rollouts.group_B.tolist(),
+        rollouts.finished_B.tolist(),
+        strict=True,
+    )
+    answers: list[Answer] = []
+    for tokens, is_sampled, group, is_finished in rows:
+        sampled = [token for token, counts in zip(tokens, is_sampled, strict=True) if counts]
+        case = cases(group)
+        answers.append(
+            Answer(
+                prompt=case.prompt,
+                text=decode(sampled[:-1] if is_finished else sampled),
+                is_finished=is_finished,
+                solution=case.solution,
+                extra=case.extra,
+            )
+        )
+    return answers
+
+
+class FromText:
+    """A source that reads text, as one that scores rollouts."""
+
+    def __init__(self, source: TextSource, read: Callable[[Rollouts], list[Answer]]) -> None:
+        self._source = source
+        self._read = read
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        scores = self._source.score(self._read(rollouts))
+        return torch.tensor(scores, dtype=torch.float32, device=rollouts.tokens_BT.device)

@@ -1,0 +1,238 @@
+"""Settings of reward sources, one section a kind. Free of torch, so that a recipe is checked without it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from kedge.core.settings import Section
+from kedge.core.stage import Input
+from kedge.core.suggest import did_you_mean
+
+Url = Annotated[str, Field(pattern=r"^https?://\S+$")]
+Named = Literal["whole", "boxed", "hashes", "last_line", "fenced"]
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return pattern
+
+
+class Pattern(Section):
+    """A group of the last match of a regular expression."""
+
+    pattern: str = Field(min_length=1)
+    group: int = Field(default=0, ge=0)
+    """Which group of it; 0 is the whole match."""
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Pattern:
+        if re.compile(_compiles(self.pattern)).groups < self.group:
+            raise ValueError(f"group {self.group} does not exist in the pattern {self.pattern!r}")
+        return self
+
+
+Extract = Named | Pattern
+"""Which part of an answer counts: all of it, the last \\boxed{…}, what follows the last ####, the last line that is not
+empty, the last fenced block, or a pattern."""
+
+
+class ModelSource(Section):
+    """A reward model or an ensemble of them."""
+
+    kind: Literal["model"]
+    place: Annotated[str, Input("reward_model")] = Field(alias="from")
+    """A reward stage, or a folder."""
+    objective: str | None = None
+    """Which of its objectives; needed where it has several."""
+    rows: int = Field(default=16, ge=1)
+    """Answers in memory at once."""
+
+
+class FunctionSource(Section):
+    """A Python function of yours."""
+
+    kind: Literal["function"]
+    path: str = Field(min_length=1)
+    """`file.py:function`, or the name of an installed reward plugin."""
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Settings of the plugin."""
+
+
+class ExactSource(Section):
+    """1 where the answer is the solution, else 0."""
+
+    kind: Literal["exact"]
+    extract: Extract = "whole"
+    ignore_case: bool = True
+    ignore_spaces: bool = True
+    """Runs of white space count as one blank; those at the ends do not count."""
+    ignore_punctuation: bool = False
+
+
+class NumericSource(Section):
+    """1 where the last number of the answer equals the last one of the solution, else 0."""
+
+    kind: Literal["numeric"]
+    extract: Extract = "whole"
+    relative: float = Field(default=1e-12, ge=0, lt=1)
+    """How far off it may be, as a share of the solution."""
+    absolute: float = Field(default=0.0, ge=0)
+    """How far off it may be, in itself."""
+
+
+class MathSource(Section):
+    """1 where the answer is mathematically equal to the solution (math-verify), else 0."""
+
+    kind: Literal["math"]
+    extract: Extract = "whole"
+    timeout_s: float = Field(default=5.0, gt=0)
+    """For one answer."""
+
+
+class RegexSource(Section):
+    """1 where the pattern matches, else 0."""
+
+    kind: Literal["regex"]
+    pattern: str = Field(min_length=1)
+    must: Literal["contain", "be"] = "contain"
+    """Whether the answer has to contain a match, or be one from end to end."""
+    timeout_s: float = Field(default=1.0, gt=0)
+    """For one answer: some patterns take for ever on some texts, and such rows have no score."""
+
+    _sound = field_validator("pattern")(_compiles)
+
+
+class JsonSource(Section):
+    """1 where the answer is JSON (and fits the schema, if one is given), else 0."""
+
+    kind: Literal["json_schema"]
+    extract: Extract = "whole"
+    fits: dict[str, Any] | None = Field(default=None, alias="schema")
+    """A JSON schema; without one any JSON will do."""
+
+
+class UnitTestsSource(Section):
+    """Runs the answer's code against the prompt's tests, in a sandboxed child process."""
+
+    kind: Literal["unit_tests"]
+    extract: Extract = "fenced"
+    tests: str = "tests"
+    """The field of the prompt's record with the tests: Python statements, or objects with `input` and `output`."""
+    give: Literal["all", "share"] = "all"
+    """1 where all tests pass, or the share that passes."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """For one program, wall clock and processor alike."""
+    memory_mb: int = Field(default=512, ge=64)
+    network: Literal["none", "allowed"] = "none"
+    """`none` refuses to run where the network cannot be cut."""
+    workers: int = Field(default=4, ge=1, le=256)
+    """Programs that run at once."""
+
+
+class HttpSource(Section):
+    """A server that scores batches of answers."""
+
+    kind: Literal["http"]
+    url: Url
+    batch: int = Field(default=32, ge=1)
+    """Answers in one request."""
+    timeout_s: float = Field(default=30.0, gt=0)
+    retries: int = Field(default=3, ge=0)
+    backoff_s: float = Field(default=0.5, ge=0)
+    """Wait before the first retry; it doubles each time."""
+    workers: int = Field(default=4, ge=1, le=64)
+    """Requests at once."""
+    key_variable: str | None = None
+    """Environment variable with a key, sent as a bearer token."""
+
+
+class JudgeSource(Section):
+    """A language model behind an OpenAI-compatible endpoint that grades answers."""
+
+    kind: Literal["judge"]
+    url: Url
+    """Up to and including the version: `http://localhost:8000/v1`."""
+    model: str = Field(min_length=1)
+    rubric: str | None = None
+    """A Jinja template of the request with `prompt`, `answer`, `solution`, `extra`, `lowest` and `highest`."""
+    lowest: float = 1.0
+    highest: float = 10.0
+    """Grades outside of these bounds are not believed."""
+    temperature: float = Field(default=0.0, ge=0)
+    max_tokens: int = Field(default=512, ge=1)
+    timeout_s: float = Field(default=60.0, gt=0)
+    retries: int = Field(default=3, ge=0)
+    backoff_s: float = Field(default=1.0, ge=0)
+    workers: int = Field(default=8, ge=1, le=64)
+    key_variable: str | None = None
+    """Environment variable with the key."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> JudgeSource:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest {self.lowest:g} must be below highest {self.highest:g}")
+        return self
+
+
+TextSettings = (
+    FunctionSource
+    | ExactSource
+    | NumericSource
+    | MathSource
+    | RegexSource
+    | JsonSource
+    | UnitTestsSource
+    | HttpSource
+    | JudgeSource
+)
+TEXT_KINDS: frozenset[str] = frozenset(
+    get_args(one.model_fields["kind"].annotation)[0] for one in get_args(TextSettings)
+)
+
+
+class MixSource(Section):
+    """Several sources as one score."""
+
+    kind: Literal["mix"]
+    how: Literal["weighted", "gated", "worst"] = "weighted"
+    """The weighted sum; the score of one part where it passes another (the gate), else the gate's; or the lowest."""
+    parts: dict[str, RewardSettings] = Field(min_length=1)
+    weights: dict[str, float] = Field(default_factory=dict[str, float])
+    """For `weighted`; a part that is not named has weight 1."""
+    gate: str | None = None
+    """For `gated`: which of the two parts is the gate."""
+    threshold: float = 1.0
+    """For `gated`: the least score that passes."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> MixSource:
+        for name in self.weights:
+            if name not in self.parts:
+                raise ValueError(f"weights: no part named '{name}'{did_you_mean(name, self.parts)}")
+        if self.weights and self.how != "weighted":
+            raise ValueError(f"weights are for how: weighted, found how: {self.how}")
+        if self.how == "gated" and (self.gate not in self.parts or len(self.parts) != 2):
+            raise ValueError(f"how: gated needs two parts and a gate that is one of them, found {self.gate!r}")
+        if self.how != "gated" and self.gate is not None:
+            raise ValueError(f"gate is for how: gated, found how: {self.how}")
+        return self
+
+
+RewardSettings = Annotated[TextSettings | ModelSource | MixSource, Field(discriminator="kind")]
+
+MixSource.model_rebuild()
+
+
+class FailureSettings(Section):
+    """How many answers may go without a score."""
+
+    max_share: float = Field(default=0.1, ge=0, le=1)
+    """More than this share of the window stops the run."""
+    window: int = Field(default=256, ge=1)
+    """How many of a source's latest rows are looked at."""

@@ -1,0 +1,67 @@
+"""What a source says of one answer: a score, or why there is none. Sources are functions from answers to verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kedge.core.answers import Answer, TextSource
+from kedge.core.errors import KedgeError
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    score: float
+    """NaN where the answer could not be scored."""
+    reason: str = ""
+    """Why it could not."""
+
+    @property
+    def is_scored(self) -> bool:
+        return math.isfinite(self.score)
+
+
+def unscored(reason: str) -> Verdict:
+    return Verdict(math.nan, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A `TextSource` that can also say why a row has no score."""
+
+    judge: Callable[[Sequence[Answer]], list[Verdict]]
+
+    def score(self, answers: Sequence[Answer]) -> list[float]:
+        return [verdict.score for verdict in self.judge(answers)]
+
+
+def verdicts_of(source: TextSource, answers: Sequence[Answer]) -> list[Verdict]:
+    """One verdict a row from any source; one that raises has scored nothing. Errors of ours are errors."""
+    if not answers:
+        return []
+    if isinstance(source, Source):
+        return source.judge(answers)
+    try:
+        scores = source.score(answers)
+    except KedgeError:
+        raise
+    except Exception as error:
+        return [unscored(f"{type(error).__name__}: {error}")] * len(answers)
+    return [Verdict(score) if math.isfinite(score) else unscored("the source gave no number") for score in scores]
+
+
+def per_answer(judge_one: Callable[[Answer], Verdict]) -> Source:
+    return Source(lambda answers: [judge_one(answer) for answer in answers])
+
+
+def needs_solution(judge_all: Callable[[Sequence[Answer], list[str]], list[Verdict]]) -> Source:
+    """A source that compares with the known solution; rows without one have no score."""
+
+    def judge(answers: Sequence[Answer]) -> list[Verdict]:
+        known = [(answer, answer.solution) for answer in answers if answer.solution is not None]
+        given = iter(judge_all([answer for answer, _ in known], [solution for _, solution in known]))
+        missing = unscored("the prompt has no known solution")
+        return [missing if answer.solution is None else next(given) for answer in answers]
+
+    return Source(judge)

@@ -1,0 +1,265 @@
+"""From rollouts to scores: text, models on tokens and on text, mixes, and settings as a recipe writes them."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from kedge.core import plugins
+from kedge.core.answers import Answer
+from kedge.core.errors import ConfigError, DataError, RewardError
+from kedge.core.records import Rollouts, take
+from kedge.models.reward_files import build as build_reward
+from kedge.models.tiny import make_tiny
+from kedge.rewards import verifiable
+from kedge.rewards.build import Wiring, build, mixed
+from kedge.rewards.context import Context
+from kedge.rewards.failures import Tally
+from kedge.rewards.model import OnTokens, on_text
+from kedge.rewards.rollouts import Case, RewardSource, answers_of
+from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSettings
+
+Make = Callable[..., Answer]
+NAN = math.nan
+SETTINGS: TypeAdapter[Any] = TypeAdapter(RewardSettings)
+MODEL = ModelSource.model_validate({"kind": "model", "from": "reward", "rows": 2})
+
+
+@pytest.fixture
+def rollouts() -> Rollouts:
+    """Letters as tokens; 0 ends an answer. Row 1 was cut off, row 2 has a hole between two turns."""
+    tokens_BT = torch.tensor([[81, 72, 105, 0, 0], [81, 81, 110, 111, 33], [81, 97, 58, 98, 0]])
+    response_BT = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [0, 1, 0, 1, 1]]).bool()
+    return Rollouts(
+        tokens_BT=tokens_BT,
+        attention_mask_BT=torch.tensor([[1, 1, 1, 1, 0], [1] * 5, [1] * 5]).bool(),
+        response_mask_BT=response_BT,
+        behaviour_logp_BT=torch.zeros(3, 5),
+        group_B=torch.tensor([4, 9, 4]),
+        finished_B=torch.tensor([True, False, True]),
+        version=0,
+    )
+
+
+def read(rollouts: Rollouts) -> list[Answer]:
+    cases = {
+        4: Case(prompt=(("user", "greet"),), solution="Hi", extra={"n": 1}),
+        9: Case(prompt=(("user", "deny"),)),
+    }
+    return answers_of(rollouts, cases=cases.__getitem__, decode=lambda tokens: "".join(map(chr, tokens)))
+
+
+class Summing:
+    """A reward model that adds up what it sees: objective 0 the tokens, objective 1 how many there are."""
+
+    def __init__(self, objectives: tuple[str, ...] = ("sum", "count")) -> None:
+        self.objectives = objectives
+        self.sizes: list[tuple[int, ...]] = []
+
+    def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
+        self.sizes.append(tuple(tokens_BT.shape))
+        sums_B = (tokens_BT * attention_mask_BT).sum(dim=1)
+        return torch.stack([sums_B, attention_mask_BT.sum(dim=1)], dim=1).double()[:, : len(self.objectives)]
+
+
+def tally(max_share: float = 1.0) -> Tally:
+    return Tally("reward", FailureSettings(max_share=max_share))
+
+
+def test_answers_are_what_was_sampled_without_the_stop_token(rollouts: Rollouts) -> None:
+    assert read(rollouts) == [
+        Answer(prompt=(("user", "greet"),), text="Hi", is_finished=True, solution="Hi", extra={"n": 1}),
+        Answer(prompt=(("user", "deny"),), text="no!", is_finished=False),
+        Answer(prompt=(("user", "greet"),), text="ab", is_finished=True, solution="Hi", extra={"n": 1}),
+    ]
+
+
+def test_a_model_on_tokens_reads_prompt_and_answer(rollouts: Rollouts) -> None:
+    scorer = Summing()
+    source = OnTokens(scorer, MODEL.model_copy(update={"objective": "sum"}), tally())
+    scores_B = source.score(rollouts)
+    assert scores_B.dtype == torch.float32
+    assert scores_B.tolist() == [81 + 72 + 105, 81 + 81 + 110 + 111 + 33, 81 + 97 + 58 + 98]
+    assert scorer.sizes == [(2, 5), (1, 5)]
+    counting = OnTokens(scorer, MODEL.model_copy(update={"objective": "count"}), tally())
+    assert counting.score(rollouts).tolist() == [4, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [(None, "objective: none named"), ("cuont", "objective: 'cuont' (did you mean 'count'?)")],
+)
+def test_an_objective_has_to_be_named(objective: str | None, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        OnTokens(Summing(), MODEL.model_copy(update={"objective": objective}), tally())
+    assert str(error.value) == f"reward: the reward model has the objectives sum, count; {message}"
+    assert OnTokens(Summing(("sum",)), MODEL, tally())
+
+
+def test_a_model_that_gives_no_number_is_tallied(rollouts: Rollouts) -> None:
+    class Broken(Summing):
+        def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
+            return torch.full((tokens_BT.shape[0], 1), torch.inf).index_fill(0, torch.tensor([0]), 2.0)
+
+    count = tally()
+    scores_B = OnTokens(Broken(("sum",)), MODEL, count).score(rollouts)
+    torch.testing.assert_close(scores_B, torch.tensor([2.0, NAN, 2.0]), equal_nan=True)
+    assert count.report().failed == 1
+
+
+def test_a_model_on_text_renders_it_anew(answer: Make) -> None:
+    def encode(answer: Answer) -> list[int]:
+        if len(answer.text) > 3:
+            raise DataError("longer than its window")
+        return [ord(char) for char in answer.text]
+
+    scorer = Summing(("sum",))
+    verdicts = on_text(scorer, MODEL, encode).judge([answer("a"), answer("long"), answer("bc"), answer("abc")])
+    assert [verdict.score for verdict in verdicts if verdict.is_scored] == [97, 98 + 99, 97 + 98 + 99]
+    assert verdicts[1].reason == "longer than its window"
+    assert scorer.sizes == [(2, 2), (1, 3)]
+    counting = on_text(Summing(), MODEL.model_copy(update={"objective": "count"}), encode)
+    assert counting.score([answer("abc"), answer("a")]) == [3.0, 1.0]  # padding does not count
+
+
+def test_a_real_reward_model(rollouts: Rollouts, tmp_path: Path) -> None:
+    reward = build_reward(make_tiny(tmp_path / "model"), seed=1, dtype="float32")
+    expected_B = reward.score_tokens(rollouts.tokens_BT, rollouts.attention_mask_BT)[:, 0]
+    assert len(set(expected_B.tolist())) == 3
+    torch.testing.assert_close(OnTokens(reward, MODEL, tally()).score(rollouts), expected_B, rtol=1e-4, atol=1e-6)
+    texts = {"a": 0, "b": 1, "c": 2}
+    rows = [row[keep].tolist() for row, keep in zip(rollouts.tokens_BT, rollouts.attention_mask_BT, strict=True)]
+    source = on_text(reward, MODEL, lambda answer: rows[texts[answer.text]])
+    answers = [Answer(prompt=(), text=text, is_finished=True) for text in "cab"]
+    found_B = torch.tensor(source.score(answers))
+    torch.testing.assert_close(found_B, expected_B[[2, 0, 1]], rtol=1e-4, atol=1e-6)
+
+
+def parts(**changes: Any) -> MixSource:
+    how = {"kind": "mix", "parts": {name: {"kind": "regex", "pattern": name} for name in ("right", "style")}}
+    return MixSource.model_validate(how | changes)
+
+
+SCORES = {"right": torch.tensor([1.0, 0.0, 1.0, NAN]), "style": torch.tensor([0.5, 3.0, NAN, 2.0])}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (parts(), [1.5, 3.0, NAN, NAN]),
+        (parts(weights={"style": -2.0}), [0.0, -6.0, NAN, NAN]),
+        (parts(how="worst"), [0.5, 0.0, NAN, NAN]),
+        (parts(how="gated", gate="right"), [0.5, 0.0, NAN, NAN]),
+        (parts(how="gated", gate="style", threshold=0.7), [0.5, 0.0, NAN, NAN]),
+        (parts(how="gated", gate="right", threshold=-1.0), [0.5, 3.0, NAN, NAN]),
+    ],
+)
+def test_mixes(settings: MixSource, expected: list[float]) -> None:
+    torch.testing.assert_close(mixed(SCORES, settings), torch.tensor(expected), equal_nan=True)
+
+
+def test_a_gap_behind_a_closed_gate_does_no_harm() -> None:
+    scores = {"right": torch.tensor([0.0]), "style": torch.tensor([NAN])}
+    assert mixed(scores, parts(how="gated", gate="right")).tolist() == [0.0]
+
+
+class Point:
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+    def load(self) -> Callable[..., Any]:
+        return self.make
+
+
+@pytest.fixture
+def wiring(context: Context, monkeypatch: pytest.MonkeyPatch) -> Wiring:
+    makers = {"exact": Point(verifiable.make_exact), "regex": Point(verifiable.make_regex)}
+    monkeypatch.setattr(plugins, "_installed", lambda kind: makers)
+
+    def open_model(settings: ModelSource, count: Tally) -> RewardSource:
+        return OnTokens(Summing(("sum",)), settings, count)
+
+    failures = FailureSettings(max_share=0.5, window=4)
+    return Wiring(context=context, read=read, open_model=open_model, failures=failures)
+
+
+def test_a_mix_of_mixes_of_models_and_text(wiring: Wiring, rollouts: Rollouts) -> None:
+    settings = SETTINGS.validate_python(
+        {
+            "kind": "mix",
+            "weights": {"model": 0.001},
+            "parts": {
+                "model": {"kind": "model", "from": "reward"},
+                "text": {
+                    "kind": "mix",
+                    "how": "worst",
+                    "parts": {"right": {"kind": "exact"}, "letters": {"kind": "regex", "pattern": "[a-z]"}},
+                },
+            },
+        }
+    )
+    reward = build(settings, wiring)
+    scores_B = reward.score(rollouts)
+    assert scores_B.dtype == torch.float32
+    torch.testing.assert_close(scores_B, torch.tensor([1 + 0.258, NAN, 0.334]), equal_nan=True)
+    assert [(t.source, t.report().failed) for t in reward.tallies] == [
+        ("reward.model", 0),
+        ("reward.text.right", 1),
+        ("reward.text.letters", 0),
+    ]
+
+
+def test_too_many_failures_stop_a_built_source(wiring: Wiring, rollouts: Rollouts) -> None:
+    reward = build(SETTINGS.validate_python({"kind": "exact"}), wiring)
+    assert reward.score(rollouts).isnan().tolist() == [False, True, False]
+    unknown = take(rollouts, slice(1, 2))
+    assert reward.score(unknown).isnan().tolist() == [True]
+    with pytest.raises(
+        RewardError, match=r"gave no score to 3 of its last 4 answers.*the prompt has no known solution"
+    ):
+        reward.score(unknown)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "exakt"}, "does not match any of the expected tags"),
+        ({"kind": "exact", "case": True}, "Extra inputs are not permitted"),
+        ({"kind": "regex", "pattern": "("}, "not a regular expression: missing ), unterminated subpattern"),
+        ({"kind": "exact", "extract": {"pattern": "a", "group": 1}}, "group 1 does not exist in the pattern 'a'"),
+        ({"kind": "http", "url": "ftp://x"}, "String should match pattern"),
+        ({"kind": "judge", "url": "http://x", "model": "m", "lowest": 9, "highest": 1}, "lowest 9 must be below"),
+        ({"kind": "mix", "parts": {}}, "at least 1 item"),
+        ({"kind": "mix", "how": "gated", "parts": {"a": {"kind": "exact"}}}, "how: gated needs two parts and a gate"),
+        (
+            {"kind": "mix", "parts": {"style": {"kind": "exact"}}, "weights": {"stile": 1}},
+            "weights: no part named 'stile' (did you mean 'style'?)",
+        ),
+        ({"kind": "mix", "how": "worst", "parts": {"a": {"kind": "exact"}}, "gate": "a"}, "gate is for how: gated"),
+        ({"kind": "unit_tests", "timeout_s": 0}, "greater than 0"),
+    ],
+)
+def test_settings_that_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        SETTINGS.validate_python(given)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["exact", "numeric", "math", "json_schema", "unit_tests"])
+def test_most_kinds_need_nothing_but_their_name(kind: str) -> None:
+    assert SETTINGS.validate_python({"kind": kind}).kind == kind
+
+
+def test_settings_and_text_sources_need_no_torch() -> None:
+    modules: Sequence[str] = ("settings", "verifiable", "maths", "unit_tests", "http", "judge", "function", "failures")
+    code = f"import sys, {', '.join(f'kedge.rewards.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,90 @@
+"""Programs of answers against the tests of prompts, through the real sandbox."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kedge.core.answers import Answer
+from kedge.rewards.context import Context
+from kedge.rewards.failures import RewardError
+from kedge.rewards.settings import UnitTestsSource
+from kedge.rewards.unit_tests import make
+
+Make = Callable[..., Answer]
+
+ADD = "Here:\n```python\ndef add(a, b):\n    return a + b\n```\n"
+SUBTRACT = ADD.replace("a + b", "a - b")
+ECHO = "```\nprint(int(input()) * 2)\n```"
+SUMS = ["assert add(2, 3) == 5", "assert add(2, 0) == 2"]
+DOUBLES = [{"input": "4", "output": "8"}, {"input": "x", "output": "xx"}]
+
+
+def test_all_or_share(answer: Make, context: Context) -> None:
+    rows = [
+        answer(ADD, tests=SUMS),
+        answer(SUBTRACT, tests=SUMS),
+        answer(ECHO, tests=DOUBLES),
+        answer(ECHO, tests=DOUBLES[0]),
+        answer("def add(a, b): return a + b", tests=SUMS),
+        answer(ADD + "```\nwhile True: pass\n```", tests=SUMS[0]),
+        answer(ADD, tests=[*SUMS, DOUBLES[0]]),
+    ]
+    share = make(UnitTestsSource(kind="unit_tests", give="share", timeout_s=1), context)
+    assert share.score(rows) == [1.0, 0.5, 0.5, 1.0, 0.0, 0.0, 2 / 3]
+    whole = make(UnitTestsSource(kind="unit_tests", timeout_s=1), context)
+    assert whole.score(rows) == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        (None, "the prompt has no tests"),
+        ([], "the prompt has no tests"),
+        ([3], "a test must be a Python statement, or an object with `input` and `output`"),
+        ([{"input": "a"}], "a test must be a Python statement, or an object with `input` and `output`"),
+    ],
+)
+def test_rows_without_tests_have_no_score(answer: Make, context: Context, tests: Any, reason: str) -> None:
+    source = make(UnitTestsSource(kind="unit_tests"), context)
+    first, second = source.judge([answer(ADD, tests=tests), answer(ADD, tests=SUMS)])
+    assert math.isnan(first.score)
+    assert first.reason == reason
+    assert second.score == 1.0
+
+
+@pytest.mark.parametrize("cheat", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit"])
+def test_leaving_early_is_no_pass(answer: Make, context: Context, cheat: str) -> None:
+    source = make(UnitTestsSource(kind="unit_tests"), context)
+    assert source.score([answer(f"```\n{cheat}\n```", tests=SUMS), answer(f"```\n{cheat}\n```", tests=DOUBLES)]) == [
+        0,
+        0,
+    ]
+
+
+def test_printing_and_then_failing_is_no_pass(answer: Make, context: Context) -> None:
+    source = make(UnitTestsSource(kind="unit_tests", give="share"), context)
+    right, broken = "print(8)", "print(8)\n1 / 0"
+    rows = [answer(f"```\n{code}\n```", tests=DOUBLES[:1]) for code in (right, broken)]
+    assert source.score(rows) == [1.0, 0.0]
+
+
+def test_tests_can_live_in_another_field(answer: Make, context: Context) -> None:
+    source = make(UnitTestsSource(kind="unit_tests", tests="checks", extract="whole"), context)
+    assert source.score([answer("x = 1", checks="assert x == 1"), answer("x = 2", checks="assert x == 1")]) == [1, 0]
+
+
+def test_a_machine_in_trouble_is_no_fault_of_the_answer(
+    answer: Make, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make(UnitTestsSource(kind="unit_tests"), context)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    (verdict,) = source.judge([answer(ADD, tests=SUMS)])
+    assert math.isnan(verdict.score)
+    assert verdict.reason.startswith("the sandbox did not start")
+    with pytest.raises(RewardError, match="unit_tests: the sandbox did not start"):
+        make(UnitTestsSource(kind="unit_tests"), context)
