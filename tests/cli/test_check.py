@@ -31,7 +31,7 @@ def test_a_fit_recipe_tells_model_data_and_batch_arithmetic(kedge: Kedge) -> Non
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "sft.yaml",
-        "  model tiny: LlamaForCausalLM, 246,528 parameters, 0.5 MiB in bfloat16, window 1,024, vocabulary 259",
+        "  model tiny: LlamaForCausalLM, 246,528 parameters, 0.9 MiB in float32, window 1,024, vocabulary 259",
         "  imitate (sft)",
         "    each optimiser step: 24 conversations, as 5 micro-batches (4 of 5 and one of 4); 1 pass over the data",
         "    data: 40 demonstrations in demonstrations.jsonl",

@@ -151,7 +151,7 @@ def check_model(name: str, chat_template: str | None = None) -> ModelReport:
     from kedge.models.describe import describe
 
     try:
-        facts = describe(name)
+        facts = describe(name, dtype="float32")  # what learns is float32
         tokenizer = tokenizer_for(name, chat_template)
         findings = preflight(tokenizer, config_vocab_size=facts.vocab_size, window=facts.window)
     except KedgeError as error:
