@@ -205,15 +205,13 @@ def _load_classifier(
 @contextmanager
 def _quiet() -> Generator[None]:
     """No bars, and no table of missing weights: whoever asked knows which ones are new."""
-    had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        yield
+        with no_bars():
+            yield
     finally:
         logging.set_verbosity(level)
-        if had_bars:
-            logging.enable_progress_bar()
 
 
 def _config(place: Path | str, trust_remote_code: bool) -> Any:

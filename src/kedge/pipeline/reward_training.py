@@ -17,7 +17,6 @@ import torch
 from kedge.core.batches import Comparisons
 from kedge.core.errors import ContractStop, DataError
 from kedge.core.files import write_json, write_text
-from kedge.core.protocols import Metrics
 from kedge.core.seeds import seed_for
 from kedge.data.batching import compared, num_steps, step_rows
 from kedge.data.examples import Demonstration
@@ -37,7 +36,6 @@ from kedge.pipeline.stages.reward import RewardSettings
 from kedge.pipeline.tokenizers import tokenizer_for
 from kedge.report.reward import render_html
 from kedge.runs.state import load_state, save_state
-from kedge.trainers.supervised import Patience, Watch, train
 
 MOST_DEMONSTRATIONS = 1000
 """Answers that fix the zero of the scores: the mean of so many is known to 3 % of a standard deviation."""
@@ -117,28 +115,16 @@ def _train_member(
         learner.load_weights(load_state(finished)["weights"])
         return
     first_step = _steps_before(context.folder / "finished", index)
-    patience = Patience(limit=settings.look.patience)
-    pad = padding_id(member.tokenizer)
-    held_batches = compared([one.ranked for one in held], rows=settings.micro_batch, pad=pad)
-
-    def look() -> Metrics:
-        return {f"heldout/{name}": value for name, value in learner.measure(held_batches).items()}
-
-    training.resume(context.run, learner, patience, first_step=first_step)
-    timed = training.Timed(context.tracker, first_step=first_step)
-    watch = Watch(
-        tracker=timed,
-        look=look,
-        look_every=settings.look.every,
-        save=lambda is_best: training.save(context.run, learner, patience, is_best=is_best, first_step=first_step),
-        save_every=settings.checkpoints.every,
-        patience=patience,
-        keep=lambda batches: training.keep_bad(context.run, first_step + learner.step, batches),
+    pad, seed = padding_id(member.tokenizer), seed_for(context.seed, "member", index)
+    last_step = training.fit(
+        context,
+        learner,
+        settings,
+        steps_from=lambda start: _steps(data, settings, seed, pad, start=start),
+        held=compared([one.ranked for one in held], rows=settings.micro_batch, pad=pad),
+        tokens_of=lambda batch: int(batch.attention_mask_BT.sum()),
+        first_step=first_step,
     )
-    steps = _steps(data, settings, seed_for(context.seed, "member", index), pad, start=learner.step)
-    train(learner, timed.counting(steps, lambda batch: int(batch.attention_mask_BT.sum())), watch, total=total)
-    last_step = first_step + learner.step
-    training.take_best(context.run, learner, patience, first_step=first_step)
     with whole_folder(finished) as beside:
         save_state(beside, {"weights": learner.state()["weights"], "last_step": last_step})
 

@@ -11,7 +11,6 @@ import torch
 
 from kedge.core.batches import Batch
 from kedge.core.errors import DataError
-from kedge.core.protocols import Metrics
 from kedge.data.batching import TokenSequence, num_steps, packed, padded, step_rows
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
@@ -26,7 +25,6 @@ from kedge.pipeline import training
 from kedge.pipeline.context import Context
 from kedge.pipeline.stages.sft import SFTSettings
 from kedge.pipeline.tokenizers import tokenizer_for
-from kedge.trainers.supervised import Patience, Watch, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,33 +51,22 @@ def train_sft(context: Context, settings: SFTSettings) -> Path:
     )
     total = num_steps(len(data.sequences), epochs=settings.epochs, batch=settings.batch)
     learner = Learner(model, imitation(base_of(model)), settings.optimiser, total_steps=total)
-    patience = Patience(limit=settings.look.patience)
     pad = padding_id(tokenizer)
-    held_batches = padded(held.sequences, rows=settings.micro_batch, pad=pad) if held else []
-
-    def look() -> Metrics:
-        return {f"heldout/{name}": value for name, value in learner.measure(held_batches).items()} if held else {}
 
     def tell_samples(step: int) -> None:
         _sample(
             context, base_of(model), tokenizer, (held or data).prompts[: settings.samples], settings.sample_tokens, step
         )
 
-    if not training.resume(context.run, learner, patience):
-        tell_samples(0)
-    timed = training.Timed(context.tracker)
-    watch = Watch(
-        tracker=timed,
-        look=look,
-        look_every=settings.look.every,
-        save=lambda is_best: training.save(context.run, learner, patience, is_best=is_best),
-        save_every=settings.checkpoints.every,
-        patience=patience,
-        keep=lambda batches: training.keep_bad(context.run, learner.step, batches),
+    training.fit(
+        context,
+        learner,
+        settings,
+        steps_from=lambda start: _steps(data.sequences, settings, context.seed, pad, start=start),
+        held=padded(held.sequences, rows=settings.micro_batch, pad=pad) if held else (),
+        tokens_of=lambda batch: int((batch.segment_BT > 0).sum()),
+        before=lambda: tell_samples(0),
     )
-    steps = _steps(data.sequences, settings, context.seed, pad, start=learner.step)
-    train(learner, timed.counting(steps, lambda batch: int((batch.segment_BT > 0).sum())), watch, total=total)
-    training.take_best(context.run, learner, patience)
     tell_samples(total)
     return save_causal(model, tokenizer, context.folder / "model")
 

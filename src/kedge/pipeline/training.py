@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from kedge.core.protocols import Metrics, Tracker
 from kedge.models.learner import Learner
+from kedge.pipeline.context import Context
+from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import Run
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
-from kedge.trainers.supervised import Patience
+from kedge.trainers.supervised import LookSettings, Patience, Watch, train
 
 BatchT = TypeVar("BatchT")
 
@@ -117,3 +119,47 @@ def take_best(run: Run, learner: Learner[Any], patience: Patience, *, first_step
     if patience.limit is not None and 0 < patience.best_step != learner.step:
         best = run.checkpoints.read(first_step + patience.best_step, check_hashes=True)
         learner.load(load_state(best.folder)["learner"])
+
+
+class Schedule(Protocol):
+    """What the settings of every stage that trains say about looking and saving."""
+
+    @property
+    def look(self) -> LookSettings: ...
+    @property
+    def checkpoints(self) -> CheckpointSettings: ...
+
+
+def fit(
+    context: Context,
+    learner: Learner[BatchT],
+    schedule: Schedule,
+    *,
+    steps_from: Callable[[int], Iterable[Sequence[BatchT]]],
+    held: Sequence[BatchT],
+    tokens_of: Callable[[BatchT], int],
+    first_step: int = 0,
+    before: Callable[[], None] = lambda: None,
+) -> int:
+    """Train a learner from where it was to its end; returns the step of the run at which it ended.
+
+    `steps_from(n)` are the steps after the first n. `before` happens once, at the beginning. `first_step` is how many
+    steps of the run came before this learner's.
+    """
+    run, patience = context.run, Patience(limit=schedule.look.patience)
+    if not resume(run, learner, patience, first_step=first_step):
+        before()
+    timed = Timed(context.tracker, first_step=first_step)
+    watch = Watch(
+        tracker=timed,
+        look=lambda: {f"heldout/{name}": value for name, value in learner.measure(held).items()} if held else {},
+        look_every=schedule.look.every,
+        save=lambda is_best: save(run, learner, patience, is_best=is_best, first_step=first_step),
+        save_every=schedule.checkpoints.every,
+        patience=patience,
+        keep=lambda batches: keep_bad(run, first_step + learner.step, batches),
+    )
+    train(learner, timed.counting(steps_from(learner.step), tokens_of), watch, total=learner.total_steps)
+    last_step = first_step + learner.step
+    take_best(run, learner, patience, first_step=first_step)
+    return last_step
