@@ -7,13 +7,14 @@ Shape letters: B sequences, T token positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kedge.core.errors import ShapeError
 
@@ -168,6 +169,29 @@ def shards(record: R, n: int) -> list[R]:
     parts = max(1, min(n, rows))
     bounds = [rows * part // parts for part in range(parts + 1)]
     return [take(record, slice(start, end)) for start, end in pairwise(bounds) if end > start]
+
+
+def trimmed(record: R, length: int) -> R:
+    """The first `length` positions of every row: what lies behind them must be padding.
+
+    >>> tokens_BT, yes_BT = torch.tensor([[5, 6, 0], [7, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]]).bool()
+    >>> record = Tokens(tokens_BT=tokens_BT, attention_mask_BT=yes_BT, response_mask_BT=yes_BT)
+    >>> trimmed(record, 2).tokens_BT.tolist()
+    [[5, 6], [7, 0]]
+    """
+    return _mapped(record, lambda tensor: tensor[:, :length] if tensor.ndim == 2 else tensor)
+
+
+def joined(parts: Sequence[Rollouts]) -> Rollouts:
+    """All rows in one record, as wide as the widest part; the version is that of the first."""
+    width = max(part.tokens_BT.shape[1] for part in parts)
+
+    def together(name: str) -> Tensor:
+        tensors: list[Tensor] = [getattr(part, name) for part in parts]
+        return torch.cat([pad(one, (0, width - one.shape[1])) if one.ndim == 2 else one for one in tensors])
+
+    names = [field.name for field in fields(Rollouts) if field.name != "version"]
+    return Rollouts(**{name: together(name) for name in names}, version=parts[0].version)
 
 
 def to_device(record: R, device: torch.device | str) -> R:

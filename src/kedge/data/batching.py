@@ -56,7 +56,7 @@ def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 
     total = _num_seen(items, epochs)
     for first in range(start * batch, total, batch):
         wanted = range(first, min(first + batch, total))
-        yield [_item_at(index, items, seed) for index in wanted]
+        yield [item_at(index, items, seed) for index in wanted]
 
 
 def padded(sequences: Sequence[TokenSequence], *, rows: int, pad: int) -> list[Batch]:
@@ -135,7 +135,7 @@ def _num_seen(items: int, epochs: float) -> int:
     return max(round(items * epochs), min(items, 1))
 
 
-def _item_at(index: int, items: int, seed: int) -> int:
+def item_at(index: int, items: int, seed: int) -> int:
     epoch, offset = divmod(index, items)
     return int(_permutation(items, seed_for(seed, "order", epoch))[offset])
 
