@@ -38,7 +38,7 @@ def tiny(tmp_path: Path) -> Path:
     return make_tiny(tmp_path / "sft" / "model")
 
 
-def three(tiny: Path) -> Ensemble:
+def three(tiny: Path) -> Ensemble[RewardModel]:
     """Members that differ: adapters as after some training, heads from their seeds, moments of their own."""
     base = build(tiny, objectives=TWO, seed=1, dtype="float32")
     members = lora_members(base, LoraSettings(rank=4), count=3, seed=7)
@@ -52,12 +52,12 @@ def three(tiny: Path) -> Ensemble:
     return Ensemble(members=tuple(changed), combine=WorstMember())
 
 
-def full(tiny: Path) -> Ensemble:
+def full(tiny: Path) -> Ensemble[RewardModel]:
     members = tuple(build(tiny, objectives=TWO, seed=seed, dtype="float32") for seed in (1, 2))
     return Ensemble(members=members, combine=UncertaintyWeighted(coef=2.0))
 
 
-def one_by_one(ensemble: Ensemble) -> Tensor:
+def one_by_one(ensemble: Ensemble[RewardModel]) -> Tensor:
     """Raw scores of each member as a plain model of its own, in plain transformers."""
     found: list[Tensor] = []
     for member in ensemble.members:

@@ -12,7 +12,7 @@ import pytest
 from kedge.core.errors import DataError
 from kedge.data.examples import Message
 from kedge.models.tiny import tiny_tokenizer
-from kedge.pipeline.reward_data import Encoder, Judged, fold, hold_out, judged, length_controlled
+from kedge.pipeline.reward_data import Encoder, Judged, fold, fold_of, hold_out, judged, length_controlled
 
 Write = Callable[[str, str], Path]
 END = 258
@@ -111,6 +111,9 @@ def test_each_prompt_is_kept_from_exactly_one_member(write: Write) -> None:
         assert len(part) == 3 * len(prompts)  # a prompt is in a part as a whole
         assert 15 < len(prompts) < 38
     assert fold(items, member=0, members=1, seed=1) == items
+    for member, part in enumerate(parts):
+        unseen = [one for one in items if fold_of(one, members=3, seed=1) == member]
+        assert sorted([*part, *unseen], key=lambda one: one.where) == sorted(items, key=lambda one: one.where)
 
 
 # Length control
@@ -121,6 +124,18 @@ def test_balanced_weights_by_hand(write: Write) -> None:
     found = length_controlled(pairs(write, [5, 1, -3, 0, 20]), "balance")
     assert [one.ranked.weight for one in found] == pytest.approx([2 / 3, 2 / 3, 2.0, 1.0, 2 / 3])
     assert [one.ranked.margin for one in found] == [0.0] * 5
+
+
+def test_a_part_of_the_balance(write: Write) -> None:
+    # Longer wins 9 times and loses once. Half of log 9 is log 3: the loser weighs three times, and 9u + 3u = 10 in all.
+    found = length_controlled(pairs(write, [5, 1, -3, 0, 20, 7, 2, 2, 9, 4, 1]), "balance", strength=0.5)
+    assert [one.ranked.weight for one in found] == pytest.approx([5 / 6, 5 / 6, 5 / 2, 1.0, *[5 / 6] * 7])
+
+
+def test_a_part_of_the_residual(write: Write) -> None:
+    found = length_controlled(pairs(write, [6] * 7 + [-6] * 3), "residual", strength=0.25)
+    expected = [-0.25 * math.log(7 / 3)] * 7 + [0.25 * math.log(7 / 3)] * 3
+    assert [one.ranked.margin for one in found] == pytest.approx(expected, rel=1e-6)
 
 
 def test_balance_needs_both_sorts(write: Write) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from random import Random
@@ -10,15 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kedge.core.errors import DataError
+from kedge.core.errors import DataError, ModelError
 from kedge.core.hashing import hash_folder
 from kedge.models.ensemble import load_ensemble
 from kedge.models.reward_files import load
+from kedge.models.shared_reward import members_on
 from kedge.models.tiny import make_tiny
 from kedge.pipeline.recipe import load_recipe
 from kedge.pipeline.runner import run_recipe
+from kedge.pipeline.stages.reward import STAGE, RewardSettings
 from kedge.testing import toy
 
 Run = Callable[..., Path]
@@ -128,9 +132,47 @@ def test_lora_members_share_a_base_that_stays_as_it_was(run: Run, tmp_path: Path
     ensemble = load_ensemble(folder / "model", dtype="float32")
     assert len(ensemble.members) == 2
     tokens_BT = torch.tensor([[257, 65, 66, 258], [257, 67, 258, 256]])
+    out_of_fold = json.loads((folder / "out-of-fold.json").read_text())
+    assert (out_of_fold["pairs"], out_of_fold["members"]) == (60, 1)
+    report = json.loads((folder / "reward-report.json").read_text())
+    assert f"{100 * out_of_fold['accuracy']['value']:.1f} % right" in report["facts"]["out of fold"]
+    assert "of 60 training pairs" in report["facts"]["out of fold"]
     scores_MBK = ensemble.member_scores(tokens_BT, tokens_BT != 256)
     assert not torch.equal(scores_MBK[0], scores_MBK[1])
     assert torch.equal(ensemble.score_tokens(tokens_BT, tokens_BT != 256), scores_MBK.min(dim=0).values)
+
+
+def test_frozen_layers_stay_bit_equal_and_the_others_learn(run: Run, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "tiny")
+    make_tiny(tmp_path / "tiny", hidden=32, layers=3)
+    folder = run("data: p.jsonl, heldout: ph.jsonl, frozen_layers: 2", p=toy.pairs(40, 1), ph=toy.pairs(20, 2))
+    before, after = (load_file(one / "model.safetensors") for one in (tmp_path / "tiny", folder / "model"))
+    same = {name for name, one in after.items() if name in before and torch.equal(one, before[name])}
+    assert same == {
+        name for name in after if name.startswith(("model.embed_tokens.", "model.layers.0.", "model.layers.1."))
+    }
+    assert len(same) == 1 + 2 * 9
+    assert len(after) == 1 + 3 * 9 + 2  # the embeddings, three blocks, the last norm and the head
+
+
+def test_frozen_layers_and_lora_are_refused_by_the_check() -> None:
+    asked = {"kind": "reward", "data": "p.jsonl", "frozen_layers": 1}
+    assert list(STAGE.check(RewardSettings.model_validate(asked))) == []
+    (found,) = STAGE.check(RewardSettings.model_validate({**asked, "lora": {}}))
+    assert (found.level, found.code, found.where) == ("fatal", "reward.frozen_layers", "frozen_layers")
+
+
+def test_more_frozen_layers_than_there_are(run: Run) -> None:
+    with pytest.raises(ModelError, match=r"frozen_layers is 1, but .*tiny has 1 transformer blocks"):
+        run("data: p.jsonl, heldout: ph.jsonl, frozen_layers: 1", p=toy.pairs(20, 1), ph=toy.pairs(5, 2))
+
+
+def test_one_lora_model_keeps_its_adapter_for_its_base(run: Run, tmp_path: Path) -> None:
+    folder = run("data: p.jsonl, heldout: ph.jsonl, lora: {rank: 2}", p=toy.pairs(40, 1), ph=toy.pairs(20, 2))
+    found = members_on(folder / "model", hash_folder(tmp_path / "tiny", suffixes=(".safetensors",)))
+    assert found is not None
+    assert found.facts == (load(folder / "model").facts,)
+    assert found.facts[0].max_length == 192
 
 
 def test_heldout_that_shares_a_prompt_is_refused(run: Run) -> None:

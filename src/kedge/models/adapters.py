@@ -56,6 +56,10 @@ def base_of(model: Module) -> PreTrainedModel:
     return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
 
 
+def is_quantised(model: Module) -> bool:
+    return bool(getattr(base_of(model), "is_quantized", False))
+
+
 def trainable_names(model: nn.Module) -> list[str]:
     return [name for name, one in model.named_parameters() if one.requires_grad]
 
@@ -83,7 +87,7 @@ def merge(model: PeftModel, *, name: str | None = None) -> PreTrainedModel:
     The weights that no adapter changes are shared with `model`, so a merge costs the memory of the adapted ones.
     """
     base = base_of(model)
-    if getattr(base, "is_quantized", False):
+    if is_quantised(model):
         raise ModelError(
             f"{base.name_or_path}: an adapter cannot be merged into a quantised base without rounding it; "
             "save the adapter, load the base in 16 bits, and merge there"
@@ -95,15 +99,39 @@ def merge(model: PeftModel, *, name: str | None = None) -> PreTrainedModel:
     return twin.merge_and_unload(safe_merge=True)
 
 
+def merge_anew(model: PeftModel, base: PreTrainedModel, *, name: str | None = None) -> PreTrainedModel:
+    """As `merge`, into `base`, which is changed: the base of `model` loaded once more in 16 or 32 bits."""
+    name = name or cast(str, model.active_adapter)
+    config = copy.deepcopy(cast(LoraConfig, model.peft_config[name]))
+    found = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    weights = {key: one.detach().to(base.device) for key, one in found.items()}
+    return merge(fill_adapter(base, config, weights, name=name, where=Path(str(base.name_or_path))))
+
+
 def save_adapters(model: PeftModel, folder: Path, names: Sequence[str]) -> None:
     """Each adapter in a folder of its name below `folder`, in peft's format."""
     model.save_pretrained(str(folder), selected_adapters=list(names), save_embedding_layers=False)
     (folder / "README.md").unlink()  # peft's empty form of a model card
 
 
+def save_adapter(model: PeftModel, folder: Path, *, name: str) -> None:
+    """One adapter in `folder` itself."""
+    save_adapters(model, folder, [name])
+    own = folder / name  # peft writes the adapter that it calls `default` without a folder of its own
+    if own.is_dir():
+        for path in own.iterdir():
+            path.rename(folder / path.name)
+        own.rmdir()
+
+
 def load_adapter(model: Module, folder: Path, *, name: str) -> PeftModel:
     """`model` with the adapter that `folder` holds. Every weight must come from the file; nothing is unpickled."""
-    _check_name(model, name)
+    config, weights = read_adapter(folder)
+    return fill_adapter(model, config, weights, name=name, where=folder)
+
+
+def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
+    """The settings and the weights of the adapter in `folder`, its score head included if it has one."""
     for part in (_CONFIG, _WEIGHTS):
         if not (folder / part).is_file():
             raise ModelError(f"{folder}: no {part}; this is not a LoRA adapter saved with safetensors")
@@ -113,15 +141,23 @@ def load_adapter(model: Module, folder: Path, *, name: str) -> PeftModel:
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(f"{folder}: cannot be read as a LoRA adapter: {error}") from error
     config.base_model_name_or_path = None  # peft sets it from the model, and warns when a base has moved
+    return config, weights
+
+
+def fill_adapter(
+    model: Module, config: LoraConfig, weights: dict[str, torch.Tensor], *, name: str, where: Path
+) -> PeftModel:
+    """`model` with a new adapter of exactly these weights; one too many or too few is an error that names `where`."""
+    _check_name(model, name)
     adapted = _attach(model, config, name=name, seed=0)
     expected = get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
     for key in sorted(expected.keys() ^ weights.keys()):
         side = "is not in the file and would start as random numbers" if key in expected else "has no place in the base"
-        raise ModelError(f"{folder / _WEIGHTS}: weight '{key}' {side}; is this the adapter of another model?")
+        raise ModelError(f"{where / _WEIGHTS}: weight '{key}' {side}; is this the adapter of another model?")
     for key, tensor in expected.items():
         if tensor.shape != weights[key].shape:
             found, wanted = tuple(weights[key].shape), tuple(tensor.shape)
-            raise ModelError(f"{folder / _WEIGHTS}: weight '{key}' has shape {found}, the base needs {wanted}")
+            raise ModelError(f"{where / _WEIGHTS}: weight '{key}' has shape {found}, the base needs {wanted}")
     set_peft_model_state_dict(adapted, weights, adapter_name=name)
     return adapted
 

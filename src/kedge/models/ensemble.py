@@ -9,10 +9,9 @@ Shape letters: M members, B sequences, T token positions, K objectives.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from peft import PeftModel
@@ -23,12 +22,12 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithms.combine import ensemble_mean, uncertainty_weighted, worst_case
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
-from kedge.core.hashing import hash_folder
 from kedge.core.seeds import seed_for
 from kedge.models.adapters import base_of, load_adapter, save_adapters, with_lora
+from kedge.models.base_link import about_base, find_base
 from kedge.models.load import DTypeName
-from kedge.models.reward_files import ENSEMBLE, build, load, save, tokenizer_of, whole_folder
-from kedge.models.reward_model import RewardModel, facts_from, head_of, start_head
+from kedge.models.reward_files import ENSEMBLE, FACTS, build, load, save, tokenizer_of, whole_folder
+from kedge.models.reward_model import RewardFacts, RewardModel, facts_from, head_of, start_head
 from kedge.models.settings import (
     BaseBits,
     Combine,
@@ -37,8 +36,6 @@ from kedge.models.settings import (
     UncertaintyWeighted,
     WorstMember,
 )
-
-_FACTS = "kedge_reward.json"
 
 
 class Scorer(Protocol):
@@ -53,9 +50,19 @@ class Scorer(Protocol):
     def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor: ...
 
 
+class Member(Scorer, Protocol):
+    """A scorer that knows what its scores mean."""
+
+    @property
+    def facts(self) -> RewardFacts: ...
+
+
+MemberT_co = TypeVar("MemberT_co", bound=Member, covariant=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ensemble:
-    members: tuple[RewardModel, ...]
+class Ensemble(Generic[MemberT_co]):
+    members: tuple[MemberT_co, ...]
     combine: Combine
 
     def __post_init__(self) -> None:
@@ -124,7 +131,7 @@ def lora_members(base: RewardModel, lora: LoraSettings, *, count: int, seed: int
     return members
 
 
-def save_ensemble(ensemble: Ensemble, folder: Path) -> None:
+def save_ensemble(ensemble: Ensemble[RewardModel], folder: Path) -> None:
     """Write `folder` as a whole: `ensemble.json` and one folder a member."""
     shared = _shared_model(ensemble)
     # Adapters keep their names, which may come in another order than they were made in.
@@ -137,10 +144,10 @@ def save_ensemble(ensemble: Ensemble, folder: Path) -> None:
             for name, member in own.items():
                 save(member, beside / name)
         else:
-            about["base"] = _about_base(str(base_of(shared).name_or_path), folder)
+            about["base"] = about_base(str(base_of(shared).name_or_path), folder)
             save_adapters(shared, beside, list(own))
             for name, member in own.items():
-                write_json(beside / name / _FACTS, member.facts.as_dict())
+                write_json(beside / name / FACTS, member.facts.as_dict())
             ensemble.tokenizer.save_pretrained(beside)
         write_json(beside / ENSEMBLE, about)
 
@@ -152,16 +159,16 @@ def load_ensemble(
     device: str | torch.device = "cpu",
     base: str | Path | None = None,
     bits: BaseBits = 16,
-) -> Ensemble:
+) -> Ensemble[RewardModel]:
     """An ensemble from its folder. `base` says where the base of LoRA members is now, if it has moved."""
-    about = _read(folder / ENSEMBLE)
+    about = read_about(folder / ENSEMBLE)
     combine: Combine = TypeAdapter[Combine](Combine).validate_python(about["combine"])
     names: list[str] = about["members"]
     if "base" not in about:
         members = tuple(load(folder / name, dtype=dtype, device=device) for name in names)
         return Ensemble(members=members, combine=combine)
-    facts = [facts_from(_read(folder / name / _FACTS)) for name in names]
-    source = _find_base(folder, about["base"], base)
+    facts = [facts_from(read_about(folder / name / FACTS)) for name in names]
+    source = find_base(folder, about["base"], base)
     trunk = build(source, objectives=facts[0].objectives, seed=0, dtype=dtype, device=device, bits=bits)
     model = trunk.model
     for name in names:
@@ -177,14 +184,15 @@ def load_ensemble(
 
 def load_reward(
     source: str | Path, *, dtype: DTypeName = "auto", device: str | torch.device = "cpu"
-) -> RewardModel | Ensemble:
+) -> RewardModel | Ensemble[RewardModel]:
     """The reward model or ensemble at `source`; both are a `Scorer`."""
     if (Path(source) / ENSEMBLE).is_file():
         return load_ensemble(Path(source), dtype=dtype, device=device)
     return load(source, dtype=dtype, device=device)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_about(path: Path) -> dict[str, Any]:
+    """A file beside the weights of a member or an ensemble."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -195,32 +203,8 @@ def _name(index: int) -> str:
     return f"member-{index}"
 
 
-def _shared_model(ensemble: Ensemble) -> PeftModel | None:
+def _shared_model(ensemble: Ensemble[RewardModel]) -> PeftModel | None:
     """The model whose adapters the members are; None where they do not all live on one."""
     model = ensemble.members[0].model
     is_shared = all(member.model is model and member.adapter for member in ensemble.members)
     return model if is_shared and isinstance(model, PeftModel) else None
-
-
-def _about_base(source: str, folder: Path) -> dict[str, str]:
-    place = Path(source)
-    if not place.is_dir():
-        return {"source": source}
-    # The relative path survives a move of both together; the hash tells another model of the same name.
-    relative = os.path.relpath(place, folder.absolute())
-    return {"source": source, "relative": relative, "hash": hash_folder(place, suffixes=(".safetensors",))}
-
-
-def _find_base(folder: Path, about: dict[str, str], given: str | Path | None) -> str | Path:
-    if given is None and "hash" not in about:
-        return about["source"]
-    places = [folder / about["relative"], Path(about["source"])] if given is None else [Path(given)]
-    found = next((place.resolve() for place in places if place.is_dir()), None)
-    if found is None:
-        raise ModelError(
-            f"{folder}: the base of its members is not at {places[-1]}; LoRA members need it: put it back, or give the "
-            "folder where it is now as `base`"
-        )
-    if "hash" in about and hash_folder(found, suffixes=(".safetensors",)) != about["hash"]:
-        raise ModelError(f"{folder}: the weights in {found} are not those of the base that its members were trained on")
-    return found

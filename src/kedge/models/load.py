@@ -1,7 +1,7 @@
 """Load a causal language model from a folder or the hub: safetensors only, remote code only when asked for.
 
 Every weight must come from the files: a model that would start with a random head is refused. Placing a model on
-several devices, quantising it and adding adapters happen elsewhere.
+several devices and adding adapters happen elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from kedge.core.errors import ModelError
+from kedge.models.adapters import quantisation
 from kedge.models.resolve import resolve
+from kedge.models.settings import BaseBits
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -30,8 +32,10 @@ def load_causal(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
     attn: str | None = None,
+    bits: BaseBits = 16,
 ) -> PreTrainedModel:
     """The model, in evaluation mode on `device`. `attn` names an attention of transformers; None lets it choose."""
+    how = quantisation(bits, device)
     source = resolve(model)
     loader: Any = AutoModelForCausalLM
     try:
@@ -43,11 +47,12 @@ def load_causal(
                 use_safetensors=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                **how,
             )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(explain(str(source), error)) from error
     _check_complete(str(source), report)
-    return loaded.to(device).eval()
+    return (loaded if "device_map" in how else loaded.to(device)).eval()
 
 
 def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:

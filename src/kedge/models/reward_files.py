@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -29,14 +29,16 @@ from transformers import (
 from transformers.utils import logging
 
 from kedge.core.errors import ModelError
-from kedge.core.files import fsync_folder
-from kedge.models.adapters import merge, quantisation
+from kedge.core.files import fsync_folder, write_json
+from kedge.models.adapters import base_of, is_quantised, merge, merge_anew, quantisation, save_adapter
+from kedge.models.base_link import about_base
 from kedge.models.load import DTypeName, dtype_for, explain, no_bars
 from kedge.models.resolve import resolve
 from kedge.models.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits
 
 ENSEMBLE = "ensemble.json"
+ADAPTER, FACTS, BASE = "adapter", "kedge_reward.json", "base.json"
 _HEAD = "score.weight"
 
 
@@ -81,13 +83,22 @@ def build(
 
 
 def save(reward: RewardModel, folder: Path) -> None:
-    """Write `folder` as a whole, replacing a model that was there; an adapter is merged into its base first."""
-    plain = merge(reward.model, name=reward.adapter) if isinstance(reward.model, PeftModel) else reward.model
+    """Write `folder` as a whole, replacing a model that was there.
+
+    An adapter is merged into its base, so that the folder is a model like any other, and kept in `adapter/` as well:
+    whoever has the base in memory needs nothing else.
+    """
+    model = reward.model
+    plain = _merged(reward, model) if isinstance(model, PeftModel) else model
     config: Any = plain.config
     config.kedge_reward = reward.facts.as_dict()
     with whole_folder(folder) as beside, no_bars():
         plain.save_pretrained(beside)
         reward.tokenizer.save_pretrained(beside)
+        if isinstance(model, PeftModel):
+            save_adapter(model, beside / ADAPTER, name=_adapter_of(reward, model))
+            write_json(beside / ADAPTER / FACTS, reward.facts.as_dict())
+            write_json(beside / ADAPTER / BASE, about_base(str(base_of(model).name_or_path), folder / ADAPTER))
 
 
 def load(
@@ -182,6 +193,18 @@ def whole_folder(folder: Path) -> Generator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     fsync_folder(folder.parent)
+
+
+def _adapter_of(reward: RewardModel, model: PeftModel) -> str:
+    return reward.adapter or cast(str, model.active_adapter)
+
+
+def _merged(reward: RewardModel, model: PeftModel) -> PreTrainedModel:
+    name = _adapter_of(reward, model)
+    if not is_quantised(model):
+        return merge(model, name=name)
+    again = build(str(base_of(model).name_or_path), objectives=reward.objectives, seed=0)
+    return merge_anew(model, base_of(again.model), name=name)
 
 
 def _load_classifier(

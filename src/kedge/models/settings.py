@@ -26,6 +26,9 @@ class LoraSettings(Section):
     """Share of an adapter's inputs that is dropped in training."""
     targets: Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all"
     """Which matrices get an adapter: all linear layers of the transformer blocks, or these names (`q_proj`)."""
+    base_bits: BaseBits = 16
+    """Bits a weight of the frozen base while adapters learn; 8 and 4 need CUDA and bitsandbytes. What is saved has
+    the adapter merged into the base as it is on disk."""
 
 
 class MeanOfMembers(Section):

@@ -1,13 +1,16 @@
-"""A causal model made ready to learn, and saved when it has learnt."""
+"""A model made ready to learn, and a causal one saved when it has learnt."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kedge.models.adapters import Module, merge, with_lora
+from kedge.core.errors import ModelError
+from kedge.models.adapters import Module, base_of, is_quantised, merge, merge_anew, with_lora
 from kedge.models.load import load_causal, no_bars
 from kedge.models.reward_files import whole_folder
 from kedge.models.settings import LoraSettings
@@ -20,14 +23,42 @@ def start_causal(source: str, *, lora: LoraSettings | None, device: str, seed: i
     """
     if lora is None:
         return load_causal(source, dtype="float32", device=device)
-    return with_lora(load_causal(source, device=device), lora, name="policy", seed=seed)
+    return with_lora(load_causal(source, device=device, bits=lora.base_bits), lora, name="policy", seed=seed)
+
+
+def freeze_lowest(model: PreTrainedModel, count: int) -> None:
+    """The embeddings and the lowest `count` transformer blocks do not learn; with 0, everything does."""
+    if not count:
+        return
+    blocks = blocks_of(model)
+    if count >= len(blocks):
+        raise ModelError(
+            f"frozen_layers is {count}, but {model.name_or_path} has {len(blocks)} transformer blocks and one at least "
+            f"must learn; use 0 to {len(blocks) - 1}"
+        )
+    decoder = cast(nn.Module, model.get_decoder())
+    embeddings = [one for one in decoder.children() if isinstance(one, nn.Embedding)]
+    for module in (*embeddings, *blocks[:count]):
+        module.requires_grad_(False)
+
+
+def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The transformer blocks, lowest first."""
+    decoder, count = cast(nn.Module, model.get_decoder()), model.config.get_text_config().num_hidden_layers
+    for found in decoder.children():
+        if isinstance(found, nn.ModuleList) and len(found) == count:
+            return found
+    raise ModelError(f"{type(decoder).__name__}: no list of its {count} transformer blocks was found in it")
 
 
 def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
     """Write a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
-    plain: PreTrainedModel = merge(model) if isinstance(model, PeftModel) else model
-
+    plain = _merged(model) if isinstance(model, PeftModel) else model
     with whole_folder(folder) as beside, no_bars():
         plain.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
     return folder
+
+
+def _merged(model: PeftModel) -> PreTrainedModel:
+    return merge_anew(model, load_causal(str(base_of(model).name_or_path))) if is_quantised(model) else merge(model)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -15,13 +15,16 @@ from kedge.core.errors import ConfigError, ModelError
 from kedge.core.findings import Finding
 from kedge.data.template import template_hash
 from kedge.models.adapters import base_of
-from kedge.models.ensemble import Ensemble, load_reward
+from kedge.models.ensemble import Ensemble, Member, load_reward
 from kedge.models.load import DTypeName
 from kedge.models.reward_files import ENSEMBLE
-from kedge.models.reward_model import RewardFacts, RewardModel
+from kedge.models.reward_model import RewardFacts
 from kedge.models.settings import Combine, MeanOfMembers
 from kedge.pipeline.reward_data import Encoder
 from kedge.pipeline.training import pick_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class Judge:
     """A reward model, or the members of an ensemble, ready to score."""
 
     place: str
-    members: tuple[RewardModel, ...]
+    members: tuple[Member, ...]
     combine: Combine
     max_length: int
     """Tokens of the longest text that is scored whole."""
@@ -46,18 +49,20 @@ class Judge:
 
 def load_judge(reward: str, *, device: str) -> Judge:
     """The judge in a folder: of a model, an ensemble, or a run or stage that made one."""
-    place = _find(reward)
+    place = find_judge(reward)
     loaded = load_reward(place, dtype=_dtype(place), device=_device(device))
     is_many = isinstance(loaded, Ensemble)
     members = loaded.members if is_many else (loaded,)
-    config: Any = base_of(members[0].model).config
+    combine = loaded.combine if is_many else MeanOfMembers()
+    return judge_of(str(place), members, combine, base=base_of(members[0].model))
+
+
+def judge_of(place: str, members: tuple[Member, ...], combine: Combine, *, base: PreTrainedModel) -> Judge:
+    """Members as a judge; `base` is the model whose window they have."""
+    config: Any = base.config
     window: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return Judge(
-        place=str(place),
-        members=members,
-        combine=loaded.combine if is_many else MeanOfMembers(),
-        max_length=members[0].facts.max_length or window or sys.maxsize,
-    )
+    longest = members[0].facts.max_length or window or sys.maxsize
+    return Judge(place=place, members=members, combine=combine, max_length=longest)
 
 
 def template_findings(judge: Judge) -> list[Finding]:
@@ -78,7 +83,7 @@ def template_findings(judge: Judge) -> list[Finding]:
     ]
 
 
-def _find(reward: str) -> str | Path:
+def find_judge(reward: str) -> str | Path:
     """The folder of the model itself; what is no folder (a hub id, a typing error) is left to the loader."""
     place = Path(reward)
     if not place.is_dir() or _is_model(place):

@@ -75,18 +75,26 @@ def hold_out(items: Sequence[Judged], *, share: float, seed: int) -> tuple[list[
 
 def fold(items: Sequence[Judged], *, member: int, members: int, seed: int) -> list[Judged]:
     """What one member of an ensemble trains on: all but its own fold of the prompts; everything when it is alone."""
-    return [one for one in items if members == 1 or seed_for(seed, "fold", one.prompt) % members != member]
+    return [one for one in items if members == 1 or fold_of(one, members=members, seed=seed) != member]
 
 
-def length_controlled(items: Sequence[Judged], how: LengthControl) -> list[Judged]:
-    """The same comparisons with weights (`balance`) or margins (`residual`) that take the length bias out of pairs."""
+def fold_of(one: Judged, *, members: int, seed: int) -> int:
+    """The member of an ensemble that never sees this comparison, nor any other of its prompt."""
+    return seed_for(seed, "fold", one.prompt) % members
+
+
+def length_controlled(items: Sequence[Judged], how: LengthControl, *, strength: float = 1.0) -> list[Judged]:
+    """The same comparisons with weights (`balance`) or margins (`residual`) that take the length bias out of pairs.
+
+    Of the log-odds that length alone gives to the longer answer, `strength` is the share that is taken out.
+    """
     match how:
         case "none":
             return list(items)
         case "balance":
-            return _balanced(items)
+            return _balanced(items, strength)
         case "residual":
-            return _residual(items)
+            return _residual(items, strength)
 
 
 def _comparisons(source: str) -> Iterator[Pair | Ranking]:
@@ -123,25 +131,29 @@ def _length_gap(one: Judged) -> int:
     return one.lengths[0] - one.lengths[1] if len(one.lengths) == 2 else 0
 
 
-def _balanced(items: Sequence[Judged]) -> list[Judged]:
-    """Pairs whose longer answer won and pairs whose longer answer lost get the same total weight."""
+def _balanced(items: Sequence[Judged], strength: float) -> list[Judged]:
+    """Pairs whose longer answer won and pairs whose longer answer lost get the same total weight at strength 1.
+
+    The ratio of their weights is (longer / shorter)^strength, and together they weigh as much as before.
+    """
     longer = sum(_length_gap(one) > 0 for one in items)
     shorter = sum(_length_gap(one) < 0 for one in items)
     if not longer or not shorter:
         counts = f"the longer answer wins in {longer} and loses in {shorter}"
         raise DataError(f"length_control: balance needs pairs of both sorts, but {counts}; use none or residual")
-    each = (longer + shorter) / 2
-    weight = {1: each / longer, -1: each / shorter, 0: 1.0}
+    ratio = (longer / shorter) ** strength
+    unit = (longer + shorter) / (longer + shorter * ratio)
+    weight = {1: unit, -1: unit * ratio, 0: 1.0}
     return [_with_ranked(one, weight=weight[_sign(_length_gap(one))]) for one in items]
 
 
-def _residual(items: Sequence[Judged]) -> list[Judged]:
+def _residual(items: Sequence[Judged], strength: float) -> list[Judged]:
     """A length model comes first: P(chosen) = σ(slope · asinh(gap)); what it explains is not asked of the scores.
 
     A product of experts (Clark et al. 2019; for reward models Shen et al. 2023): the loss is
-    −log σ(score difference + slope · asinh(gap)), which is a margin of −slope · asinh(gap).
+    −log σ(score difference + slope · asinh(gap)), which is a margin of −slope · asinh(gap), times the strength.
     """
-    slope = _slope([math.asinh(_length_gap(one)) for one in items])
+    slope = strength * _slope([math.asinh(_length_gap(one)) for one in items])
     return [_with_ranked(one, margin=one.ranked.margin - slope * math.asinh(_length_gap(one))) for one in items]
 
 

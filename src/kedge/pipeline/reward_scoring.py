@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kedge.data.tokenizer import padding_id
-from kedge.models.reward_model import RewardModel
+from kedge.models.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted
-from kedge.pipeline.reward_data import Judged
+from kedge.pipeline.reward_data import Judged, fold_of
 from kedge.report.reward import Combine as ReportCombine
 from kedge.report.reward import RewardReport, ScoredPair, reward_report
 
@@ -24,7 +24,7 @@ _IN_REPORTS: dict[str, ReportCombine] = {"mean": "mean", "worst_case": "worst", 
 
 
 def score_sequences(
-    members: Sequence[RewardModel],
+    members: Sequence[Member],
     sequences: Sequence[Sequence[int]],
     *,
     normalised: bool = True,
@@ -51,7 +51,7 @@ def score_sequences(
 
 
 def report_on(
-    members: Sequence[RewardModel],
+    members: Sequence[Member],
     held: Sequence[Judged],
     *,
     trained: Sequence[Judged],
@@ -69,12 +69,24 @@ def report_on(
     )
 
 
+def report_out_of_fold(members: Sequence[Member], items: Sequence[Judged], *, seed: int) -> RewardReport:
+    """A report on training comparisons, each scored by the one member of an ensemble that never saw its prompt.
+
+    This is cross-validation of a member: the ensemble of all is not asked, and tends to be better.
+    """
+    parts: list[list[Judged]] = [[] for _ in members]
+    for one in items:
+        parts[fold_of(one, members=len(members), seed=seed)].append(one)
+    scored = [scored_pairs([member], own) for member, own in zip(members, parts, strict=True) if own]
+    return reward_report([pair for pairs in scored for pair in pairs])
+
+
 def in_reports(combine: Combine) -> tuple[ReportCombine, float]:
     """How a report combines members, and its coefficient of uncertainty."""
     return _IN_REPORTS[combine.kind], combine.coef if isinstance(combine, UncertaintyWeighted) else 0.0
 
 
-def scored_pairs(members: Sequence[RewardModel], items: Sequence[Judged]) -> list[ScoredPair]:
+def scored_pairs(members: Sequence[Member], items: Sequence[Judged]) -> list[ScoredPair]:
     """Every strict preference in `items` with the scores of its two answers under its own objective."""
     scores_MNK = score_sequences(members, [answer for one in items for answer in one.ranked.answers])
     found: list[ScoredPair] = []

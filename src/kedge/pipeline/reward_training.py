@@ -23,15 +23,17 @@ from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.data.tokenizer import padding_id
+from kedge.models.adapters import base_of
 from kedge.models.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.learner import Learner
 from kedge.models.objectives import preference
 from kedge.models.reward_files import build, save, whole_folder
 from kedge.models.reward_model import Normaliser, RewardModel, fit_normaliser
+from kedge.models.start import freeze_lowest
 from kedge.pipeline import training
 from kedge.pipeline.context import Context
 from kedge.pipeline.reward_data import Encoder, Judged, fold, hold_out, judged, length_controlled
-from kedge.pipeline.reward_scoring import report_on, score_sequences
+from kedge.pipeline.reward_scoring import report_on, report_out_of_fold, score_sequences
 from kedge.pipeline.stages.reward import RewardSettings
 from kedge.pipeline.tokenizers import tokenizer_for
 from kedge.report.reward import render_html
@@ -77,7 +79,8 @@ def _data(context: Context, settings: RewardSettings, encoder: Encoder) -> tuple
     else:
         data, held = hold_out(data, share=settings.heldout_share, seed=context.seed)
     context.event("info", "reward.data", f"{len(data):,} comparisons to learn, {len(held):,} held out by prompt")
-    return length_controlled(data, settings.loss.length_control), held
+    loss = settings.loss
+    return length_controlled(data, loss.length_control, strength=loss.length_strength), held
 
 
 def _members(context: Context, settings: RewardSettings, chat_template: str) -> list[RewardModel]:
@@ -85,8 +88,9 @@ def _members(context: Context, settings: RewardSettings, chat_template: str) -> 
 
     def one(index: int) -> RewardModel:
         seed = seed_for(context.seed, "head", index)
-        dtype = "float32" if settings.lora is None else "auto"
-        built = build(source, objectives=settings.objectives, seed=seed, dtype=dtype, device=device)
+        dtype, bits = ("float32", 16) if settings.lora is None else ("auto", settings.lora.base_bits)
+        built = build(source, objectives=settings.objectives, seed=seed, dtype=dtype, device=device, bits=bits)
+        freeze_lowest(base_of(built.model), settings.frozen_layers)
         built.tokenizer.chat_template = chat_template
         return built
 
@@ -168,6 +172,8 @@ def _judge(
 ) -> None:
     """Write the report, say its verdict, and stop the run where it says that the model is unfit."""
     facts = {"trained on": f"{len(data):,} comparisons", "objectives": ", ".join(settings.objectives), **cost}
+    if len(members) > 1:
+        facts["out of fold"] = _out_of_fold(context, members, data)
     report = report_on(members, held, trained=data, combine=settings.combine, facts=facts)
     write_json(context.folder / "reward-report.json", report.as_dict())
     write_text(context.folder / "reward-report.html", render_html(report))
@@ -178,3 +184,12 @@ def _judge(
             f"{report.verdict} The model and its report are saved in {context.folder}. To go on all the same: --resume "
             f"--set stages.{context.name}.if_unfit=go_on"
         )
+
+
+def _out_of_fold(context: Context, members: Sequence[RewardModel], data: Sequence[Judged]) -> str:
+    """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
+    report = report_out_of_fold(members, data, seed=context.seed)
+    write_json(context.folder / "out-of-fold.json", report.as_dict())
+    found = report.accuracy
+    right = f"{100 * found.value:.1f} % right (95 % interval {100 * found.low:.1f} to {100 * found.high:.1f} %)"
+    return f"{right} of {found.n:,} training pairs, each scored by the member that never saw its prompt"

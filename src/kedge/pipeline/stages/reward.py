@@ -33,6 +33,9 @@ class RewardLoss(Section):
     length_control: LengthControl = "none"
     """`balance` weighs pairs so that the longer answer wins half of the weight; `residual` gives what length explains
     to a length model first, so that the reward model learns the rest."""
+    length_strength: float = Field(default=1.0, gt=0, le=1)
+    """How much of the bias `length_control` takes out, in log-odds: 1 is all of it; a part costs less accuracy where
+    the longer answer won."""
 
 
 class RewardSettings(Section):
@@ -57,6 +60,8 @@ class RewardSettings(Section):
     """How the scores of several members become one."""
     lora: LoraSettings | None = None
     """Train adapters instead of all weights."""
+    frozen_layers: int = Field(default=0, ge=0)
+    """The embeddings and so many of the lowest transformer blocks do not learn; PPO's `roles: trunk` can share them."""
     epochs: float = Field(default=1.0, gt=0)
     """Passes over the data; more than one tends to overfit preferences."""
     batch: int = Field(default=64, ge=1)
@@ -96,6 +101,14 @@ def check(settings: RewardSettings) -> Iterator[Finding]:
             f"({', '.join(settings.objectives)})",
             where="objectives",
             fix="give one file for each objective, in the same order",
+        )
+    if settings.lora is not None and settings.frozen_layers:
+        yield Finding(
+            level="fatal",
+            code="reward.frozen_layers",
+            message=f"frozen_layers is {settings.frozen_layers}, but with lora the whole base is frozen already",
+            where="frozen_layers",
+            fix="leave out frozen_layers, or lora",
         )
 
 
