@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +140,30 @@ def test_two_writers_of_one_run_are_refused(recipe: Recipe, tmp_path: Path, monk
         run(recipe, tmp_path / "runs")
 
 
-def test_a_stage_that_cannot_run_is_refused_before_anything_starts(write: Write, tmp_path: Path) -> None:
-    file = write(
-        "b.yaml",
-        "kedge: 1\nname: b\nmodel: tiny\nstages:\n  ppo: {kind: ppo, reward: ./rm, prompts: p.jsonl}\n",
-    )
-    with pytest.raises(ConfigError, match=r"can check these stages but not run them: ppo; nothing was started"):
-        run(load_recipe(file), tmp_path / "runs")
+def test_a_stage_that_cannot_run_is_refused_before_anything_starts(recipe: Recipe, tmp_path: Path) -> None:
+    kinds = {name: replace(stage, run=None) for name, stage in recipe.kinds.items()}
+    with pytest.raises(ConfigError, match=r"can check these stages but not run them: prepare; nothing was started"):
+        run(replace(recipe, kinds=kinds), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_fails_tells_who_asked_to_be_told(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("pairs.jsonl", PAIRS)
+    heard = tmp_path / "heard.json"
+    program = f"import sys; open({str(heard)!r}, 'w').write(sys.stdin.read())"
+    command = json.dumps([sys.executable, "-c", program])
+    recipe = load_recipe(write("a.yaml", RECIPE + f"alerts: {{level: fatal, commands: [{{run: {command}}}]}}\n"))
+
+    def break_down(*_: Any, **__: Any) -> None:
+        raise DataError("no more pairs")
+
+    monkeypatch.setattr("kedge.data.prepare.prepare", break_down)
+    with pytest.raises(DataError, match="no more pairs"):
+        run(recipe, tmp_path / "runs")
+    told = json.loads(heard.read_text())
+    assert (told["level"], told["code"], told["run"]) == ("fatal", "run.failed", "prep/prepare")
+    quiet = load_recipe(write("a.yaml", RECIPE))
+    monkeypatch.undo()
+    run(quiet, tmp_path / "runs", is_resumed=True)  # who is told may change

@@ -17,6 +17,7 @@ from torch import Tensor
 from kedge.core import plugins
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, DataError, RewardError
+from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts, take
 from kedge.models.reward_files import build as build_reward
 from kedge.models.tiny import make_tiny
@@ -25,7 +26,7 @@ from kedge.rewards.build import Wiring, build, mixed
 from kedge.rewards.context import Context
 from kedge.rewards.failures import Tally
 from kedge.rewards.model import OnTokens, on_text
-from kedge.rewards.rollouts import Case, RewardSource, answers_of
+from kedge.rewards.rollouts import Case, answers_of
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSettings
 
 Make = Callable[..., Answer]

@@ -25,6 +25,8 @@ class Context:
     tracker: Tracker
     device: str
     chat_template: str | None
+    recipe_folder: Path
+    """Where the paths of code that a recipe names start."""
     sources: Mapping[str, Sequence[str]]
     say: Say
 
@@ -42,5 +44,6 @@ class Context:
 
     def event(self, level: Level, code: str, message: str, **evidence: Any) -> None:
         """Write an event into the run and say it on the screen."""
-        self.run.event(level, code, message, **evidence)
+        step = evidence.pop("step", None)
+        self.tracker.event({"level": level, "code": code, "message": message, "step": step, "evidence": evidence})
         self.say(f"  {message}")

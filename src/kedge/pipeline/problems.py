@@ -37,6 +37,8 @@ _WORDS: dict[str, Describe] = {
     "model_attributes_type": lambda _, found: f"must be a mapping of settings, found {found!r}",
     "too_short": lambda ctx, found: f"needs at least {ctx['min_length']} item(s), found {len(found)}",
     "value_error": lambda ctx, found: str(ctx["error"]),
+    "union_tag_invalid": lambda ctx, _: f"kind must be {_tags(ctx)}, found {ctx['tag']!r}{_near_tag(ctx)}",
+    "union_tag_not_found": lambda ctx, found: f"needs a `kind`, found {found!r}",
 }
 
 
@@ -44,6 +46,8 @@ def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: 
     """One (line, text) per problem, without repeats of the same place by the branches of a union."""
     found: dict[tuple[KeyPath, str], tuple[int, str]] = {}
     for details in error.errors():
+        if _is_of_another_branch(details):
+            continue
         path = (*prefix, *_written(details["loc"], section))
         field = ".".join(str(part) for part in path) or "(top)"
         text = describe(details, section)
@@ -71,6 +75,20 @@ def known_keys(section: type[BaseModel], location: Iterable[str | int]) -> list[
     for part in location:
         current = [inner for one in current for inner in _step(one, part)] or current
     return [name for one in current for name in _names(one)]
+
+
+def _is_of_another_branch(details: ErrorDetails) -> bool:
+    """Where text or a mapping may stand, a mapping is not complained about for not being text, nor the reverse."""
+    is_branch = len(details["loc"]) > 1 and details["loc"][-1] == "str"
+    return is_branch and details["type"] == "string_type" and isinstance(details["input"], Mapping)
+
+
+def _tags(context: Mapping[str, Any]) -> str:
+    return str(context["expected_tags"]).replace(", ", " or ")
+
+
+def _near_tag(context: Mapping[str, Any]) -> str:
+    return did_you_mean(str(context["tag"]), [one.strip("'") for one in str(context["expected_tags"]).split(", ")])
 
 
 def _near(found: Any, context: Mapping[str, Any]) -> str:
@@ -109,7 +127,8 @@ def _written(location: tuple[str | int, ...], section: type[BaseModel]) -> KeyPa
     for index, part in enumerate(location):
         following = [inner for one in current for inner in _step(one, part)]
         is_key = bool(following) or isinstance(part, int) or any(part in _names(one) for one in current)
-        if is_key or index == len(location) - 1:
+        is_branch = part == "str" or str(part).startswith("tagged-union[")
+        if is_key or (index == len(location) - 1 and not (is_branch and index)):
             kept.append(part)
         current = following or current
     return tuple(kept)

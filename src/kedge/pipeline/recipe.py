@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Field, ValidationError
 
 from kedge.core import plugins
 from kedge.core.errors import ConfigError, PluginError
 from kedge.core.settings import Section
-from kedge.core.stage import Stage
+from kedge.core.stage import MayChange, Stage
 from kedge.core.suggest import did_you_mean
+from kedge.monitor.alerts import AlertSettings
 from kedge.pipeline import problems
 from kedge.pipeline.layers import load_layers
 from kedge.pipeline.yaml_source import Tree
@@ -43,6 +44,8 @@ class RecipeSettings(Section):
     """Where to compute; `auto` takes a GPU where there is one."""
     trackers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Where metrics go besides the run's own files: tensorboard, wandb, mlflow, with their settings."""
+    alerts: Annotated[AlertSettings | None, MayChange()] = None
+    """Who is told of events while a run goes on: webhooks and commands."""
     stages: dict[str, dict[str, Any]] = Field(min_length=1)
     """The steps, by name. Each says its `kind`; an input may name another stage."""
 

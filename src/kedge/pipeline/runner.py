@@ -12,6 +12,7 @@ from kedge.core.protocols import Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
 from kedge.core.stage import MayChange
+from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
 from kedge.pipeline.context import Context, Say
 from kedge.pipeline.recipe import Recipe
@@ -38,7 +39,7 @@ def run_recipe(recipe: Recipe, runs: Path, *, is_resumed: bool, say: Say) -> Pat
     folder = runs / recipe.settings.name
     with _open_pipeline(recipe, folder, is_resumed=is_resumed) as pipeline:
         say(f"run folder: {folder}")
-        with _finished(pipeline):
+        with _finished(pipeline, RunTracker(pipeline)):
             for name in plan.order:
                 _run_stage(name, recipe, plan, folder, say)
     say(f"done: {folder}")
@@ -95,7 +96,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
     by_field: dict[str, list[str]] = {}
     for link, source in zip(plan.links[name], sources, strict=True):
         by_field.setdefault(link.field, []).append(source)
-    with run, _finished(run) as outputs, _tracked(run, recipe, name) as tracker:
+    with run, _tracked(run, recipe, name) as tracker, _finished(run, tracker) as outputs:
         context = Context(
             name=name,
             seed=seed_for(recipe.settings.seed, name),
@@ -103,6 +104,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
             tracker=tracker,
             device=recipe.settings.device,
             chat_template=recipe.chat_template,
+            recipe_folder=recipe.file.parent,
             sources=by_field,
             say=say,
         )
@@ -137,6 +139,8 @@ def _keep(settings: Section) -> CheckpointSettings | None:
 def _tracked(run: Run, recipe: Recipe, stage: str) -> Generator[Tracker]:
     name = f"{recipe.settings.name}/{stage}"
     tracker = open_trackers(RunTracker(run), recipe.settings.trackers, run_folder=run.folder, name=name)
+    if recipe.settings.alerts:
+        tracker = Alerts(tracker, recipe.settings.alerts, run=name)
     try:
         yield tracker
     finally:
@@ -144,7 +148,7 @@ def _tracked(run: Run, recipe: Recipe, stage: str) -> Generator[Tracker]:
 
 
 @contextmanager
-def _finished(run: Run) -> Generator[list[Artefact]]:
+def _finished(run: Run, tracker: Tracker) -> Generator[list[Artefact]]:
     """Whatever happens inside, the manifest says how it ended. What is put into the list becomes the run's outputs."""
     outputs: list[Artefact] = []
     ending: Status = "failed"
@@ -153,13 +157,13 @@ def _finished(run: Run) -> Generator[list[Artefact]]:
         ending = "done"
     except ContractStop as stop:
         ending = "stopped"
-        run.event("fatal", "run.stopped", str(stop))
+        tracker.event({"level": "fatal", "code": "run.stopped", "message": str(stop)})
         raise
     except KeyboardInterrupt:
         ending = "interrupted"
         raise
     except Exception as error:
-        run.event("fatal", "run.failed", f"{type(error).__name__}: {error}")
+        tracker.event({"level": "fatal", "code": "run.failed", "message": f"{type(error).__name__}: {error}"})
         raise
     finally:
         run.finish(ending, outputs=outputs if ending == "done" else ())
@@ -199,15 +203,21 @@ def _refuse_changed_inputs(name: str, inputs: Sequence[Artefact], home: Path) ->
 def _fixed(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe without the settings that may change from one resumption to the next."""
     stages = {
-        name: {key: value for key, value in settings.items() if key not in _may_change(recipe, name)}
+        name: _without_changeable(settings, recipe.stages[name]) if name in recipe.stages else settings
         for name, settings in resolved["stages"].items()
     }
-    return {**resolved, "stages": stages}
+    return {**_without_changeable(resolved, recipe.settings), "stages": stages}
 
 
-def _may_change(recipe: Recipe, name: str) -> set[str]:
-    fields = type(recipe.stages[name]).model_fields if name in recipe.stages else {}
-    return {field for field, info in fields.items() if any(isinstance(mark, MayChange) for mark in info.metadata)}
+def _without_changeable(values: dict[str, Any], settings: Section) -> dict[str, Any]:
+    fixed = dict(values)
+    for name, info in type(settings).model_fields.items():
+        key, part = info.alias or name, getattr(settings, name)
+        if any(isinstance(mark, MayChange) for mark in info.metadata):
+            fixed.pop(key, None)
+        elif isinstance(part, Section) and isinstance(fixed.get(key), dict):
+            fixed[key] = _without_changeable(fixed[key], part)
+    return fixed
 
 
 def _differences(before: Any, after: Any, path: str = "") -> list[str]:

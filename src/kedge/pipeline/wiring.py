@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -62,29 +62,33 @@ def connect(recipe: Recipe) -> Plan:
     return Plan(order=_in_order(graph), links=links)
 
 
-def input_fields(section: type[Section]) -> dict[str, Input]:
-    """The fields of a stage that are inputs, by the name a recipe uses."""
-    return {
-        info.alias or name: mark
-        for name, info in section.model_fields.items()
-        for mark in info.metadata
-        if isinstance(mark, Input)
-    }
+def inputs_of(settings: Section) -> Iterator[tuple[tuple[str, ...], Input, Any]]:
+    """The inputs in settings, also in sections inside of them: the path a recipe uses, the kinds, the value."""
+    for name, info in type(settings).model_fields.items():
+        value: Any = getattr(settings, name)
+        own = info.alias or name
+        mark = next((mark for mark in info.metadata if isinstance(mark, Input)), None)
+        if isinstance(value, Section):
+            yield from (((own, *path), inner, one) for path, inner, one in inputs_of(value))
+        elif isinstance(value, Mapping):
+            for key, part in cast("Mapping[str, Any]", value).items():
+                if isinstance(part, Section):
+                    yield from (((own, key, *path), inner, one) for path, inner, one in inputs_of(part))
+        elif mark:
+            yield (own,), mark, value
 
 
 def _links_of(name: str, recipe: Recipe, faults: list[str]) -> list[Link]:
-    settings = recipe.stages[name]
-    values = settings.model_dump(by_alias=True)
     links: list[Link] = []
-    for field, mark in input_fields(type(settings)).items():
-        value: Any = values[field]
-        if value is None and "model" in mark.kinds and field == "from":
+    for where, mark, value in inputs_of(recipe.stages[name]):
+        if value is None and "model" in mark.kinds and where == ("from",):
             value = recipe.settings.model
-        path = ("stages", name, field)
+        path = ("stages", name, *where)
         place = recipe.tree.place(path if path in recipe.tree.places else ("model",))
         folder = (place.file or recipe.file).parent
-        for one in cast("list[str]", value if isinstance(value, list) else [] if value is None else [value]):
-            links.append(_link(name, field, mark, one, folder, recipe, faults))
+        listed = [] if value is None else [value] if isinstance(value, str) else list(value)
+        for one in cast("list[str]", listed):
+            links.append(_link(name, ".".join(where), mark, one, folder, recipe, faults))
     return links
 
 

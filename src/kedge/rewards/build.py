@@ -15,10 +15,11 @@ from torch import Tensor
 from kedge.algorithms import gated, weighted_sum_of, worst_case
 from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
+from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
 from kedge.rewards.context import Context
 from kedge.rewards.failures import Guarded, Tally
-from kedge.rewards.rollouts import FromText, RewardSource
+from kedge.rewards.rollouts import FromText
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSettings, TextSettings
 
 

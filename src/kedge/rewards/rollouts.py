@@ -7,19 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kedge.core.answers import Answer, TextSource
 from kedge.core.records import Rollouts
-
-
-class RewardSource(Protocol):
-    """Scores rollouts, one number a row; NaN marks a row that it could not score."""
-
-    def score(self, rollouts: Rollouts) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,229 @@
+"""Alerts out: events at or above a level go to webhooks and commands, from a background thread.
+
+Nothing here can stop or slow a run: what cannot be delivered is counted and told once, in the run's own events.
+Left out: retries, and any format but one JSON object an event; a command can translate it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from queue import Full, Queue
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from kedge.core.errors import ConfigError
+from kedge.core.protocols import Metrics, Tracker
+from kedge.core.settings import Section
+
+MAX_WAITING = 256
+"""Events that may wait for a slow receiver; more are counted as not delivered."""
+_RANKS = {"ok": 0, "info": 1, "warning": 2, "fatal": 3}
+
+Send = Callable[[bytes], None]
+
+
+class Webhook(Section):
+    """A URL that gets the event as JSON by POST; any status below 300 is a delivery."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^/\s]+")] | None = None
+    """Where to. It is written into the run's folder: for one that is itself a secret, use `url_variable`."""
+    url_variable: str | None = None
+    """Environment variable that holds the URL."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """For the connection and for each wait on it."""
+
+    @model_validator(mode="after")
+    def _has_one_url(self) -> Webhook:
+        if (self.url is None) == (self.url_variable is None):
+            raise ValueError("give one of url and url_variable")
+        return self
+
+
+class Command(Section):
+    """A program that gets the event as JSON on its standard input; exit code 0 is a delivery."""
+
+    run: list[str] = Field(min_length=1)
+    """The program and its arguments; no shell is involved."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """After that it is killed, with everything it started."""
+
+
+class AlertSettings(Section):
+    """Who is told of events while a run goes on."""
+
+    level: Literal["info", "warning", "fatal"] = "warning"
+    """The least serious level that is worth it."""
+    webhooks: list[Webhook] = Field(default_factory=list)
+    """URLs to POST to."""
+    commands: list[Command] = Field(default_factory=list)
+    """Programs to start."""
+    flush_s: float = Field(default=15.0, ge=0)
+    """How long the end of a run waits for deliveries under way."""
+
+
+class Alerts:
+    """A tracker around another one, which gets everything first. `run` names the run in what is sent."""
+
+    def __init__(self, tracker: Tracker, settings: AlertSettings, *, run: str) -> None:
+        self._tracker = tracker
+        self._run = run
+        self._least = _RANKS[settings.level]
+        self._flush_s = settings.flush_s
+        self._receivers = {**_webhooks(settings.webhooks), **_commands(settings.commands)}
+        self._queue: Queue[bytes | None] = Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._failures: list[str] = []
+        self._is_told = False
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        self._tracker.log(metrics, step=step)
+        self._tell()
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self._tracker.event(event)
+        if self._receivers and _RANKS.get(str(event.get("level")), 0) >= self._least:
+            self._enqueue(_encoded(event, self._run))
+        self._tell()
+
+    def close(self) -> None:
+        """Wait for what is under way, say what was not delivered, close the tracker."""
+        if self._thread is not None:
+            deadline = time.monotonic() + self._flush_s
+            while self._pending and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if not self._pending:
+                self._queue.put(None)
+                self._thread.join()
+            with self._lock:
+                self._failures += ["not delivered before the run ended"] * self._pending
+            self._tell()
+            if len(self._failures) > 1:
+                message = f"{len(self._failures)} alerts in all could not be delivered"
+                self._tracker.event(_warning("alerts.undelivered", message, {"count": len(self._failures)}))
+        self._tracker.close()
+
+    def _enqueue(self, body: bytes) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._deliver, name="kedge-alerts", daemon=True)
+            self._thread.start()
+        try:
+            self._queue.put_nowait(body)
+        except Full:
+            self._fail(f"{MAX_WAITING} events are waiting already", len(self._receivers))
+        else:
+            with self._lock:
+                self._pending += len(self._receivers)
+
+    def _deliver(self) -> None:
+        while (body := self._queue.get()) is not None:
+            for name, send in self._receivers.items():
+                try:
+                    send(body)
+                except Exception as error:  # whatever a receiver does, the run goes on
+                    self._fail(f"{name}: {type(error).__name__}: {error}", 1)
+                with self._lock:
+                    self._pending -= 1
+
+    def _fail(self, why: str, count: int) -> None:
+        with self._lock:
+            self._failures += [why] * count
+
+    def _tell(self) -> None:
+        """The first failure, from the run's own thread: its journals have one writer."""
+        if self._failures and not self._is_told:
+            self._is_told = True
+            why = self._failures[0]
+            message = f"An alert could not be delivered ({why}). Later failures are counted and told at the end."
+            self._tracker.event(_warning("alerts.failed", message, {"error": why}))
+
+
+def _webhooks(wanted: list[Webhook]) -> dict[str, Send]:
+    senders: dict[str, Send] = {}
+    for number, one in enumerate(wanted, start=1):
+        url = one.url or os.environ.get(one.url_variable or "", "").strip()
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"alerts.webhooks: the environment variable {one.url_variable} holds no http(s) URL")
+        # Paths of webhooks are often secrets: the name has the host alone.
+        senders[f"webhook {number} ({urlsplit(url).hostname})"] = _poster(url, one.timeout_s)
+    return senders
+
+
+def _poster(url: str, timeout_s: float) -> Send:
+    def send(body: bytes) -> None:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+        try:
+            urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ConnectionError(f"HTTP {error.code} {error.reason}") from None
+
+    return send
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Elsewhere is not where the event was meant to go."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _commands(wanted: list[Command]) -> dict[str, Send]:
+    return {
+        f"command {number} ({one.run[0]})": _starter(one.run, one.timeout_s) for number, one in enumerate(wanted, 1)
+    }
+
+
+def _starter(command: list[str], timeout_s: float) -> Send:
+    def send(body: bytes) -> None:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as child:
+            try:
+                child.communicate(body, timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise TimeoutError(f"killed after {timeout_s:g} s") from None
+        if child.returncode:
+            raise ChildProcessError(f"exit code {child.returncode}")
+
+    return send
+
+
+def _encoded(event: Mapping[str, Any], run: str) -> bytes:
+    """The event with the run's name, and `text` in one line, which is what chat rooms show."""
+    at = "" if event.get("step") is None else f" at step {event['step']}"
+    text = f"{run}{at}: {event.get('level')}: {event.get('message')}"
+    return json.dumps(_plain({**event, "run": run, "text": text}), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    """`value` in terms that JSON has; what JSON lacks becomes text, so that an alert is never lost over it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in cast("list[Any]", value)]
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
+
+
+def _warning(code: str, message: str, evidence: Mapping[str, Any]) -> dict[str, Any]:
+    return {"level": "warning", "code": code, "message": message, "step": None, "evidence": evidence}
