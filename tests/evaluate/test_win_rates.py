@@ -1,0 +1,50 @@
+"""Wins, ties and losses counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from kedge.evaluate.win_rates import Outcome, compared, win_rate
+
+
+@pytest.mark.parametrize(
+    ("theirs", "base", "tie", "expected"),
+    [
+        ([2.0], [1.0], 0.0, (1.0, 0.0, 0.0)),
+        ([1.0], [2.0], 0.0, (0.0, 0.0, 1.0)),
+        ([1.0], [1.25], 0.25, (0.0, 1.0, 0.0)),
+        ([1.0], [1.25], 0.2, (0.0, 0.0, 1.0)),
+        # 3 > 2, 3 > 1, 1 < 2, 1 = 1
+        ([3.0, 1.0], [2.0, 1.0], 0.0, (0.5, 0.25, 0.25)),
+        # 5 against 1, 2, 9: two wins, one loss
+        ([5.0], [1.0, 2.0, 9.0], 0.0, (2 / 3, 0.0, 1 / 3)),
+    ],
+)
+def test_every_answer_meets_every_other(
+    theirs: list[float], base: list[float], tie: float, expected: tuple[float, float, float]
+) -> None:
+    found = compared(theirs, base, tie=tie)
+    assert (found.win, found.tie, found.loss) == pytest.approx(expected)
+
+
+def test_a_tie_is_half_a_win() -> None:
+    outcomes = [Outcome(1, 0, 0), Outcome(1, 0, 0), Outcome(0, 1, 0), Outcome(0, 0, 1), Outcome(0.5, 0.25, 0.25)]
+    found = win_rate(outcomes, seed=2)
+    assert found is not None
+    assert (found.wins, found.ties, found.losses) == pytest.approx((0.5, 0.25, 0.25))
+    assert found.rate == pytest.approx(0.625)
+    assert found.prompts == 5
+    assert 0.1 < found.low < 0.4
+    assert 0.8 < found.high <= 1.0
+
+
+@pytest.mark.parametrize(("one", "low", "high"), [(Outcome(1, 0, 0), 0.7225, 1.0), (Outcome(0, 0, 1), 0.0, 0.2775)])
+def test_where_all_prompts_agree_the_interval_still_has_a_width(one: Outcome, low: float, high: float) -> None:
+    # Wilson with 10 of 10: 1 / (1 + z²/10) = 1 / 1.38415 = 0.72247
+    found = win_rate([one] * 10, seed=0)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_nothing_was_compared() -> None:
+    assert win_rate([], seed=0) is None
