@@ -1,0 +1,185 @@
+"""Detectors of the updates: entropy, clipping, gradients, the critic, and numbers that are none."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from kedge.monitor.detectors.window import Detector, Sign, Window
+
+ENTROPY, CLIPPED, MISMATCH = "entropy/mean", "policy/clip_fraction", "policy/mismatch"
+POLICY_GRADIENT, VALUE_GRADIENT = "policy/grad_norm", "value/grad_norm"
+VALUE_LOSS, EXPLAINED = "value/loss", "value/explained_variance"
+# Correlations and explained variances are left out: where nothing varies they are not defined, and nothing is wrong.
+FINITE = ("reward/mean", "kl/mean", ENTROPY, "policy/loss", POLICY_GRADIENT, VALUE_LOSS, VALUE_GRADIENT)
+
+
+def entropy_collapse(window: Window, threshold: float) -> Sign | None:
+    mean, early = window.mean(ENTROPY, 5), window.early(ENTROPY)
+    if mean is None or early is None or mean >= threshold * early:
+        return None
+    return Sign(
+        message=f"entropy has fallen from {early:.3g} nats a token at the start to {mean:.3g}",
+        evidence={"start": early, "now": mean},
+    )
+
+
+def clips_often(window: Window, threshold: float) -> Sign | None:
+    mean = window.mean(CLIPPED, 5)
+    if mean is None or mean <= threshold:
+        return None
+    return Sign(message=f"{mean:.0%} of the tokens are clipped: updates are too large", evidence={"share": mean})
+
+
+def never_clips(window: Window, threshold: float) -> Sign | None:
+    values = window.values(CLIPPED)[-int(threshold) :]
+    if not window.is_fresh(CLIPPED) or len(values) < threshold or any(values):
+        return None
+    return Sign(
+        message=f"not one token was clipped in {len(values)} steps: updates are small, or there is one a batch",
+        evidence={"steps": len(values)},
+    )
+
+
+def mismatch(window: Window, threshold: float) -> Sign | None:
+    mean = window.mean(MISMATCH, 3)
+    if mean is None or mean <= threshold:
+        return None
+    return Sign(
+        message=f"log-probs of the generator and the trainer differ by {mean:.3g} nats a token",
+        evidence={"mismatch": mean},
+    )
+
+
+def policy_gradient_spike(window: Window, threshold: float) -> Sign | None:
+    return _spike(window, POLICY_GRADIENT, "policy", threshold)
+
+
+def value_gradient_spike(window: Window, threshold: float) -> Sign | None:
+    return _spike(window, VALUE_GRADIENT, "critic", threshold)
+
+
+def loss_explodes(window: Window, threshold: float) -> Sign | None:
+    values, usual = window.values(VALUE_LOSS), window.before(VALUE_LOSS, last=3, at_most=20, at_least=5)
+    if usual is None or (now := fmean(values[-3:])) <= threshold * usual:
+        return None
+    return Sign(message=f"the value loss is {now:.3g}; it was about {usual:.3g}", evidence={"usual": usual, "now": now})
+
+
+def explains_nothing(window: Window, threshold: float) -> Sign | None:
+    mean = window.mean(EXPLAINED, 10)
+    if mean is None or window.num_steps < 20 or mean >= threshold:
+        return None
+    return Sign(
+        message=f"the critic explains {mean:.2f} of the returns' variance over 10 steps: a constant would do as well",
+        evidence={"explained_variance": mean},
+    )
+
+
+def not_finite(window: Window, threshold: float) -> Sign | None:
+    bad = {name: value for name in FINITE if not math.isfinite(value := window.recent[-1].get(name, 0.0))}
+    if not bad:
+        return None
+    return Sign(
+        message=f"{', '.join(bad)}: not a finite number", evidence={name: str(value) for name, value in bad.items()}
+    )
+
+
+def _spike(window: Window, name: str, whose: str, threshold: float) -> Sign | None:
+    usual = window.before(name, last=1, at_most=20, at_least=10)
+    if usual is None or (now := window.recent[-1][name]) <= threshold * usual:
+        return None
+    return Sign(
+        message=f"the gradient of the {whose} has a norm of {now:.3g}; it was about {usual:.3g}",
+        evidence={"usual": usual, "now": now},
+    )
+
+
+DETECTORS = (
+    Detector(
+        code="policy.entropy_collapse",
+        reads=(ENTROPY,),
+        rule=entropy_collapse,
+        says="mean of 5 steps < {threshold:g} × the mean of the first 5",
+        source="a policy pays for reward with entropy and stops learning where none is left (Cui et al. 2025); "
+        "simulated false alarms",
+        cause="the policy has become certain too early and explores no more",
+        advice="lower actor.lr; raise kl.start; sample at temperature 1",
+    ),
+    Detector(
+        code="policy.clips_often",
+        reads=(CLIPPED,),
+        rule=clips_often,
+        says="mean of 5 steps > {threshold:g}",
+        source="clipping is there for the exceptions (Schulman et al. 2017, section 3); simulated false alarms",
+        cause="the learning rate is too high, or there are too many epochs on the same answers",
+        advice="lower actor.lr threefold, or epochs to 1",
+    ),
+    Detector(
+        code="policy.never_clips",
+        level="info",
+        reads=(CLIPPED,),
+        rule=never_clips,
+        says="exactly 0 in {threshold:g} steps",
+        source="with several updates a batch some ratio leaves [0.8, 1.2] unless updates are tiny",
+        cause="the learning rate is too small to matter, or each batch gets one update (then nothing is wrong)",
+        advice="if the reward does not rise either, raise actor.lr threefold",
+    ),
+    Detector(
+        code="policy.mismatch",
+        reads=(MISMATCH,),
+        rule=mismatch,
+        says="mean of 3 steps > {threshold:g} nats a token",
+        source="float32 agrees to 1e-4; bfloat16 keeps 8 bits, so a log-prob of −4 is off by up to 0.016",
+        cause="generator and trainer do not compute the same thing: stale weights, other temperature or precision, "
+        "shifted or shuffled log-probs",
+        advice="compare them on one batch in float32; make sampling settings equal; check when weights are handed over",
+    ),
+    Detector(
+        code="policy.gradient_spike",
+        reads=(POLICY_GRADIENT,),
+        rule=policy_gradient_spike,
+        says="> {threshold:g} × the median of the 20 steps before (10 at least)",
+        source="simulated false alarms, log-normal norms",
+        cause="one batch was unlike the rest: an extreme score, or a ratio that ran off",
+        advice="read the samples of this step; clip the scores; lower actor.clip",
+    ),
+    Detector(
+        code="value.gradient_spike",
+        reads=(VALUE_GRADIENT,),
+        rule=value_gradient_spike,
+        says="> {threshold:g} × the median of the 20 steps before (10 at least)",
+        source="simulated false alarms, log-normal norms",
+        cause="one batch had returns unlike the rest: an extreme score, or a jump of the KL penalty",
+        advice="read the samples of this step; clip the scores; lower critic.clip",
+    ),
+    Detector(
+        code="value.loss_explodes",
+        reads=(VALUE_LOSS,),
+        rule=loss_explodes,
+        says="mean of 3 steps > {threshold:g} × the median of the 20 before (5 at least)",
+        source="simulated false alarms",
+        cause="the returns have moved faster than the critic can follow, or its learning rate is too high",
+        advice="lower critic.lr threefold; normalise or clip the scores",
+    ),
+    Detector(
+        code="value.explains_nothing",
+        reads=(EXPLAINED,),
+        rule=explains_nothing,
+        says="after 20 steps, mean of 10 steps < {threshold:g}",
+        source="a constant explains 0 by definition; simulated false alarms",
+        cause="the critic does not learn: its learning rate is too small, or it is not connected to its loss",
+        advice="raise critic.lr; warm the critic up alone first; start it from the reward model",
+    ),
+    Detector(
+        code="not_finite",
+        level="fatal",
+        reads=FINITE,
+        rule=not_finite,
+        says="any of these is NaN or infinite in this step",
+        source="arithmetic",
+        cause="an overflow: a learning rate far too high, a score without bounds, or log-probs in half precision",
+        advice="look at the first step where it happens and the batch kept with it; lower actor.lr tenfold; clip the "
+        "scores",
+    ),
+)

@@ -1,0 +1,113 @@
+"""Settings of the detectors: one threshold each, and null switches it off. Rules and sources: docs/detectors.md."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from kedge.core.settings import Section
+
+
+class KLDetectors(Section):
+    """The distance to the reference."""
+
+    over_target: float | None = Field(default=1.5, gt=1)
+    """Multiple of `kl.target` that the KL of ten steps may average."""
+    near_limit: float | None = Field(default=0.8, gt=0, lt=1)
+    """Share of `kl.limit` at which to say that the budget is nearly spent."""
+    near_zero: float | None = Field(default=0.01, gt=0)
+    """Nats below which a policy that has had twenty steps does not move."""
+    running_away: float | None = Field(default=2.0, gt=1)
+    """Growth of the KL within about four steps, once it is beyond its target (or 10 nats)."""
+    negative: float | None = Field(default=0.1, gt=0)
+    """Nats below zero that are more than the noise of sampling."""
+
+
+class RewardDetectors(Section):
+    """What the scores mean."""
+
+    gold_falls: float | None = Field(default=5.0, gt=0)
+    """t statistic of both trends: the reward rises and gold falls."""
+    length_correlation: float | None = Field(default=0.6, gt=0, lt=1)
+    """Correlation of reward and length within an iteration."""
+    scale: float | None = Field(default=10.0, gt=0)
+    """Largest standard deviation of the scores."""
+    scale_drift: float | None = Field(default=3.0, gt=1)
+    """Growth of the scores' standard deviation since the start."""
+    out_of_range: float | None = Field(default=0.25, gt=0, lt=1)
+    """Share of scores outside of what reward training saw."""
+    disagreement: float | None = Field(default=2.0, gt=1)
+    """Growth of the members' disagreement since the start."""
+    unscored: float | None = Field(default=0.1, gt=0, lt=1)
+    """Share of answers without a score."""
+
+
+class AnswerDetectors(Section):
+    """What the answers look like."""
+
+    longer: float | None = Field(default=2.0, gt=1)
+    """Growth of the mean length since the start."""
+    truncated: float | None = Field(default=0.5, gt=0, lt=1)
+    """Share of answers that are cut off."""
+    repetition: float | None = Field(default=0.2, gt=0, lt=1)
+    """Share of 4-grams that repeat an earlier one of the same answer."""
+    less_distinct: float | None = Field(default=0.5, gt=0, lt=1)
+    """What is left of the distinct 2-grams of the start."""
+    alike: float | None = Field(default=0.5, gt=0, lt=1)
+    """Mean Jaccard similarity of two answers."""
+
+
+class PolicyDetectors(Section):
+    """The updates of the policy."""
+
+    entropy_collapse: float | None = Field(default=0.2, gt=0, lt=1)
+    """What is left of the entropy of the start."""
+    clips_often: float | None = Field(default=0.3, gt=0, lt=1)
+    """Share of tokens whose ratio is clipped."""
+    never_clips: int | None = Field(default=20, ge=1, le=40)
+    """Steps in a row without a clipped token."""
+    mismatch: float | None = Field(default=0.05, gt=0)
+    """Mean absolute difference of the generator's and the trainer's log-probs, nats a token."""
+    gradient_spike: float | None = Field(default=10.0, gt=1)
+    """Gradient norm over the median of the twenty before it."""
+
+
+class ValueDetectors(Section):
+    """The critic."""
+
+    loss_explodes: float | None = Field(default=10.0, gt=1)
+    """Value loss over the median of the twenty before it."""
+    explains_nothing: float | None = Field(default=0.01, gt=-1, lt=1)
+    """Explained variance, averaged over ten steps, below which the critic is of no use."""
+    gradient_spike: float | None = Field(default=10.0, gt=1)
+    """Gradient norm over the median of the twenty before it."""
+
+
+class DetectorSettings(Section):
+    """Which detectors watch a run, and their thresholds; null switches one off."""
+
+    kl: KLDetectors = KLDetectors()
+    """The distance to the reference."""
+    reward: RewardDetectors = RewardDetectors()
+    """What the scores mean."""
+    answers: AnswerDetectors = AnswerDetectors()
+    """What the answers look like."""
+    policy: PolicyDetectors = PolicyDetectors()
+    """The updates of the policy."""
+    value: ValueDetectors = ValueDetectors()
+    """The critic."""
+    not_finite: bool = True
+    """A metric that is not a finite number."""
+
+    def threshold(self, code: str) -> float | None:
+        """The threshold of the detector `code` (`kl.over_target`); None when it is switched off.
+
+        >>> DetectorSettings().threshold("kl.near_limit")
+        0.8
+        """
+        found: object = self
+        for name in code.split("."):
+            found = getattr(found, name)
+        if isinstance(found, bool):
+            return 0.0 if found else None
+        assert found is None or isinstance(found, int | float)
+        return found

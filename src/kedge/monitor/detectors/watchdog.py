@@ -1,0 +1,100 @@
+"""Watches a run step by step: every detector that is switched on, one alarm an onset.
+
+A detector that has raised an alarm is silent until its rule has been quiet for `REARM` steps. Left out: any decision;
+what an alarm leads to is its reader's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kedge.monitor.alarms import Alarm
+from kedge.monitor.detectors import answer_rules, kl_rules, learning_rules, reward_rules
+from kedge.monitor.detectors.settings import DetectorSettings
+from kedge.monitor.detectors.window import RECENT, START, Detector, Window
+
+CATALOGUE: tuple[Detector, ...] = (
+    *kl_rules.DETECTORS,
+    *reward_rules.DETECTORS,
+    *answer_rules.DETECTORS,
+    *learning_rules.DETECTORS,
+)
+
+REARM = 10
+"""Steps that a rule must be quiet for before it may speak again: an average over ten steps has then forgotten."""
+
+_READ = frozenset(name for detector in CATALOGUE for name in detector.reads)
+
+
+class Watchdog:
+    """`observe` each step in order. `state` is plain JSON types, so that a resumed run raises the same alarms."""
+
+    def __init__(self, settings: DetectorSettings, *, kl_target: float | None, kl_limit: float | None) -> None:
+        self._thresholds = {
+            detector: threshold
+            for detector in CATALOGUE
+            if (threshold := settings.threshold(detector.code)) is not None
+        }
+        self._kl_target, self._kl_limit = kl_target, kl_limit
+        self._start: list[dict[str, float]] = []
+        self._recent: list[dict[str, float]] = []
+        self._num_steps = 0
+        self._quiet_for: dict[str, int] = {}
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Take note of one step; the alarms that begin with it."""
+        row = {name: float(value) for name, value in metrics.items() if name in _READ}
+        self._num_steps += 1
+        if len(self._start) < START:
+            self._start.append(row)
+        self._recent = [*self._recent, row][-RECENT:]
+        window = Window(
+            start=self._start,
+            recent=self._recent,
+            num_steps=self._num_steps,
+            kl_target=self._kl_target,
+            kl_limit=self._kl_limit,
+        )
+        found = (self._judge(detector, threshold, window, step) for detector, threshold in self._thresholds.items())
+        return [alarm for alarm in found if alarm is not None]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "start": [dict(row) for row in self._start],
+            "recent": [dict(row) for row in self._recent],
+            "num_steps": self._num_steps,
+            "quiet_for": dict(self._quiet_for),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._start = [dict(row) for row in state["start"]]
+        self._recent = [dict(row) for row in state["recent"]]
+        self._num_steps = state["num_steps"]
+        self._quiet_for = dict(state["quiet_for"])
+
+    def _judge(self, detector: Detector, threshold: float, window: Window, step: int) -> Alarm | None:
+        sign = detector.rule(window, threshold)
+        is_armed = detector.code not in self._quiet_for
+        if sign is None:
+            if not is_armed:
+                self._rest(detector.code)
+            return None
+        self._quiet_for[detector.code] = 0
+        if not is_armed:
+            return None
+        return Alarm(
+            level=detector.level,
+            code=detector.code,
+            message=sign.message,
+            step=step,
+            evidence=sign.evidence,
+            cause=detector.cause,
+            advice=detector.advice,
+        )
+
+    def _rest(self, code: str) -> None:
+        """One more quiet step after an alarm; enough of them arm the detector again."""
+        self._quiet_for[code] += 1
+        if self._quiet_for[code] >= REARM:
+            del self._quiet_for[code]

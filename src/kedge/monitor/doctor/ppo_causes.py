@@ -1,0 +1,159 @@
+"""What goes wrong in PPO, and which signs speak for which cause.
+
+A sign is the code of an alarm. Specific ones weigh more than those that every failure has; settings that explain a
+sign add to it. Left out: causes that no recipe can change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kedge.monitor.doctor import ppo_changes
+from kedge.monitor.doctor.ppo_changes import EARLY, Facts, is_carried_away
+from kedge.monitor.doctor.recipes import number_at, value_at
+from kedge.monitor.doctor.records import Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A possible cause. `hints` are sentences with weights that hold besides the signs; they count only beside one."""
+
+    code: str
+    title: str
+    explanation: str
+    signs: Mapping[str, float]
+    changes: Callable[[Facts], list[Change]]
+    hints: Callable[[Facts], list[tuple[float, str]]] = lambda facts: []
+
+
+def _hints_of_sampling(facts: Facts) -> list[tuple[float, str]]:
+    top_p, top_k = number_at(facts.settings, "sampling.top_p"), number_at(facts.settings, "sampling.top_k")
+    cut = [f"top_p {top_p:g}"] if top_p is not None and top_p < 1 else []
+    cut += [f"top_k {top_k:g}"] if top_k is not None else []
+    return [(2, f"the recipe samples with {' and '.join(cut)}")] if cut else []
+
+
+def _hints_of_no_anchor(facts: Facts) -> list[tuple[float, str]]:
+    start = number_at(facts.settings, "kl.start")
+    return [(6, "kl.start is 0: nothing holds the policy to the reference")] if start == 0 else []
+
+
+def _hints_of_large_steps(facts: Facts) -> list[tuple[float, str]]:
+    found = [(3.0, f"KL ran away within the first {EARLY} steps")] if is_carried_away(facts) else []
+    lr = number_at(facts.settings, "actor.lr")
+    usual = 3e-4 if value_at(facts.settings, "roles") == "lora" else 3e-5
+    return [*found, (2.0, f"actor.lr is {lr:g}, above the usual {usual:g}")] if lr is not None and lr > usual else found
+
+
+SUSPECTS = (
+    Suspect(
+        code="mismatch",
+        title="generator and trainer do not compute the same log-probs",
+        explanation="ratios and KL are then wrong from the first token on, and no other number can be trusted",
+        signs={"policy.mismatch": 8, "kl.negative": 4},
+        changes=ppo_changes.sampling_as_scored,
+        hints=_hints_of_sampling,
+    ),
+    Suspect(
+        code="reward_source",
+        title="the reward source fails",
+        explanation="answers without a score teach nothing, and those that fail are rarely a random part",
+        signs={"reward.unscored": 6},
+        changes=lambda facts: [],
+    ),
+    Suspect(
+        code="no_ends",
+        title="the policy does not end its answers",
+        explanation="an answer that is cut off is scored at a place where it was not meant to end",
+        signs={"answers.truncated": 5},
+        changes=ppo_changes.ended,
+    ),
+    Suspect(
+        code="reward_scale",
+        title="the scores are on a scale that nothing else fits",
+        explanation="beside large scores the KL penalty has no weight, and the critic has far to go",
+        signs={"reward.scale": 7, "reward.scale_drift": 1, "value.loss_explodes": 1, "value.gradient_spike": 0.5},
+        changes=ppo_changes.normalised,
+    ),
+    Suspect(
+        code="no_anchor",
+        title="the KL penalty does not hold the policy",
+        explanation="the reward pays more for moving than the penalty costs",
+        signs={
+            "kl.over_target": 3,
+            "kl.running_away": 2,
+            "kl.near_limit": 2,
+            "reward.gold_falls": 1,
+            "reward.out_of_range": 1,
+            "answers.repetition": 0.5,
+            "answers.alike": 0.5,
+        },
+        changes=ppo_changes.anchored,
+        hints=_hints_of_no_anchor,
+    ),
+    Suspect(
+        code="steps_too_large",
+        title="updates of the policy are too large",
+        explanation="the learning rate is too high, or there are too many passes over the same answers",
+        signs={
+            "policy.clips_often": 4,
+            "kl.running_away": 2,
+            "not_finite": 3,
+            "policy.gradient_spike": 1,
+            "policy.entropy_collapse": 0.5,
+            "value.loss_explodes": 0.5,
+        },
+        changes=ppo_changes.slower,
+        hints=_hints_of_large_steps,
+    ),
+    Suspect(
+        code="does_not_learn",
+        title="the policy does not move",
+        explanation="the learning rate is too small, the KL coefficient too large, or all scores are alike",
+        signs={"kl.near_zero": 4, "policy.never_clips": 0.5},
+        changes=ppo_changes.faster,
+    ),
+    Suspect(
+        code="critic",
+        title="the critic is of no use",
+        explanation="advantages are then little but noise",
+        signs={"value.explains_nothing": 4, "value.loss_explodes": 2, "value.gradient_spike": 1},
+        changes=ppo_changes.better_critic,
+    ),
+    Suspect(
+        code="length",
+        title="the reward pays for length",
+        explanation="answers grow because longer ones score more, not because they are better",
+        signs={"answers.longer": 3, "reward.length_correlation": 3.5},
+        changes=ppo_changes.shorter,
+    ),
+    Suspect(
+        code="hacking",
+        title="the policy exploits the reward model",
+        explanation="what is scored and what is wanted have come apart: the reward rises on answers that are worse",
+        signs={
+            "reward.gold_falls": 4,
+            "reward.out_of_range": 2,
+            "reward.disagreement": 2,
+            "reward.scale_drift": 1,
+            "answers.repetition": 1.5,
+            "answers.alike": 1,
+            "answers.less_distinct": 1,
+        },
+        changes=ppo_changes.nearer,
+    ),
+    Suspect(
+        code="collapse",
+        title="the policy has lost its variety",
+        explanation="it has become certain, so it explores no more and gives much the same answer to everything",
+        signs={
+            "policy.entropy_collapse": 4,
+            "answers.alike": 1.5,
+            "answers.less_distinct": 1.5,
+            "answers.repetition": 1,
+        },
+        changes=ppo_changes.more_varied,
+    ),
+)
+"""In the order in which to look: where two weigh the same, the earlier one explains the later."""

@@ -1,0 +1,65 @@
+"""A run in which nothing happens, to plant faults in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from kedge.monitor.detectors import CATALOGUE, DetectorSettings
+
+Plant = Callable[[int], Mapping[str, float]]
+Steady = Callable[..., list[dict[str, float]]]
+
+STEADY: dict[str, float] = {
+    "reward/mean": 1.0,
+    "reward/std": 1.0,
+    "reward/length_correlation": 0.1,
+    "reward/disagreement": 0.2,
+    "reward/out_of_range": 0.02,
+    "reward/unscored": 0.0,
+    "gold/mean": 1.0,
+    "kl/mean": 4.0,
+    "length/mean": 50.0,
+    "length/truncated": 0.1,
+    "entropy/mean": 2.0,
+    "repetition/mean": 0.02,
+    "distinct/mean": 0.5,
+    "similarity/mean": 0.1,
+    "policy/loss": 0.1,
+    "policy/clip_fraction": 0.05,
+    "policy/grad_norm": 1.0,
+    "policy/mismatch": 1e-6,
+    "value/loss": 0.5,
+    "value/grad_norm": 1.0,
+    "value/explained_variance": 0.5,
+}
+
+
+@pytest.fixture
+def steady() -> Steady:
+    """`steps` rows; from step 21 on, or where `plant` says so, some metrics have other values."""
+
+    def make(steps: int, plant: Plant | None = None, **later: float) -> list[dict[str, float]]:
+        changed = {name.replace("__", "/"): value for name, value in later.items()}
+        rows = [STEADY | (changed if step > 20 else {}) for step in range(1, steps + 1)]
+        return [row | dict(plant(step)) for step, row in enumerate(rows, start=1)] if plant else rows
+
+    return make
+
+
+@pytest.fixture
+def only() -> Callable[[str], DetectorSettings]:
+    """Settings with one detector on and all others off."""
+
+    def make(code: str) -> DetectorSettings:
+        values: dict[str, object] = {"not_finite": code == "not_finite"}
+        for one in CATALOGUE:
+            area, _, name = one.code.partition(".")
+            if name and one.code != code:
+                group = values.setdefault(area, {})
+                assert isinstance(group, dict)
+                group[name] = None
+        return DetectorSettings.model_validate(values)
+
+    return make

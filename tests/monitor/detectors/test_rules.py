@@ -1,0 +1,136 @@
+"""Every detector speaks at the step that its rule says, worked out by hand, and not just below its threshold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from kedge.monitor.detectors import CATALOGUE, DetectorSettings, Watchdog
+from kedge.monitor.detectors.window import Window, trend
+
+Steady = Callable[..., list[dict[str, float]]]
+Only = Callable[[str], DetectorSettings]
+
+# code, metric, value from step 21 on, the step of the alarm, a value that is just not enough
+ONSETS = [
+    ("kl.over_target", "kl/mean", 10.0, 29, 9.0),  # 10 k + 4 (10 - k) > 90 at k = 9
+    ("kl.near_limit", "kl/mean", 12.0, 23, 9.6),  # 12 k + 4 (3 - k) > 28.8 at k = 3
+    ("kl.negative", "kl/mean", -1.0, 25, -0.1),  # -k + 4 (5 - k) < -0.5 at k = 5
+    ("reward.length_correlation", "reward/length_correlation", 0.9, 27, 0.6),  # 0.8 k + 1 > 6 at k = 7
+    ("reward.scale", "reward/std", 31.0, 22, 10.0),  # 30 k + 5 > 50 at k = 2
+    ("reward.scale_drift", "reward/std", 5.0, 26, 3.0),  # 4 k + 10 > 30 at k = 6
+    ("reward.out_of_range", "reward/out_of_range", 0.5, 23, 0.25),  # 0.48 k + 0.1 > 1.25 at k = 3
+    ("reward.disagreement", "reward/disagreement", 0.8, 24, 0.4),  # 0.6 k + 2 > 4 at k = 4
+    ("reward.unscored", "reward/unscored", 0.3, 22, 0.1),  # 0.3 k > 0.5 at k = 2
+    ("answers.longer", "length/mean", 120.0, 24, 100.0),  # 70 k + 250 > 500 at k = 4
+    ("answers.truncated", "length/truncated", 1.0, 23, 0.5),  # 0.9 k + 0.5 > 2.5 at k = 3
+    ("answers.repetition", "repetition/mean", 0.5, 22, 0.2),  # 0.48 k + 0.1 > 1 at k = 2
+    ("answers.less_distinct", "distinct/mean", 0.1, 24, 0.25),  # 2.5 - 0.4 k < 1.25 at k = 4
+    ("answers.alike", "similarity/mean", 0.9, 23, 0.5),  # 0.8 k + 0.5 > 2.5 at k = 3
+    ("policy.entropy_collapse", "entropy/mean", 0.1, 25, 0.4),  # 10 - 1.9 k < 2 at k = 5
+    ("policy.clips_often", "policy/clip_fraction", 0.6, 23, 0.3),  # 0.55 k + 0.25 > 1.5 at k = 3
+    ("policy.never_clips", "policy/clip_fraction", 0.0, 40, 1e-9),  # twenty steps from 21 on
+    ("policy.mismatch", "policy/mismatch", 0.2, 21, 0.0499),  # 0.2 > 3 × 0.05
+    ("policy.gradient_spike", "policy/grad_norm", 11.0, 21, 10.0),
+    ("value.gradient_spike", "value/grad_norm", 11.0, 21, 10.0),
+    ("value.loss_explodes", "value/loss", 9.0, 22, 5.0),  # 8.5 k + 1.5 > 15 at k = 2
+    ("value.explains_nothing", "value/explained_variance", -0.5, 25, 0.01),  # 5 - k < 0.1 at k = 5
+    ("not_finite", "policy/loss", math.nan, 21, 1e300),
+]
+
+
+def alarms(settings: DetectorSettings, rows: list[dict[str, float]], **kl: float | None) -> list[tuple[int, str]]:
+    dog = Watchdog(settings, kl_target=kl.get("target"), kl_limit=kl.get("limit"))
+    return [(alarm.step, alarm.code) for step, row in enumerate(rows, start=1) for alarm in dog.observe(step, row)]
+
+
+@pytest.mark.parametrize(("code", "metric", "value", "at", "enough"), ONSETS, ids=[one[0] for one in ONSETS])
+def test_the_alarm_comes_at_the_step_of_its_rule(
+    steady: Steady, only: Only, code: str, metric: str, value: float, at: int, enough: float
+) -> None:
+    rows = steady(60, lambda step: {metric: value} if step > 20 else {})
+    assert alarms(only(code), rows, target=6.0, limit=12.0) == [(at, code)]
+    quiet = steady(60, lambda step: {metric: enough} if step > 20 else {})
+    assert alarms(only(code), quiet, target=6.0, limit=12.0) == []
+
+
+def test_a_policy_that_has_not_moved_after_twenty_steps_is_told(steady: Steady, only: Only) -> None:
+    assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": 0.009})) == [(20, "kl.near_zero")]
+    assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": -0.009})) == [(20, "kl.near_zero")]
+    assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": 0.011})) == []
+
+
+def test_kl_runs_away_when_it_doubles_within_a_few_steps_far_out(steady: Steady, only: Only) -> None:
+    def climbing(step: int) -> Mapping[str, float]:
+        return {"kl/mean": 4 * 1.5 ** max(0, step - 20)}  # 6, 9, 13.5, 20.25 from step 21 on
+
+    # Step 23: (6 + 9 + 13.5) / 3 = 9.5 is below the 10 nats of a run without a target; step 24: 14.25 > 2 × 4.4.
+    assert alarms(only("kl.running_away"), steady(30, climbing)) == [(24, "kl.running_away")]
+    # With a target of 12 the floor is 18: step 25 has (13.5 + 20.25 + 30.375) / 3 = 21.4 > 2 × 5.4.
+    assert alarms(only("kl.running_away"), steady(30, climbing), target=12.0) == [(25, "kl.running_away")]
+    slow = steady(60, lambda step: {"kl/mean": 0.5 * step})  # at 20 nats and more, and never twice what it was
+    assert alarms(only("kl.running_away"), slow) == []
+
+
+def test_gold_that_falls_while_the_reward_is_up(steady: Steady, only: Only) -> None:
+    def hacked(step: int) -> dict[str, float]:
+        wobble = 0.02 * (-1) ** step
+        return {"reward/mean": 0.01 * step, "gold/mean": 1 + wobble - 0.02 * max(0, step - 20)}
+
+    (found,) = alarms(only("reward.gold_falls"), steady(60, hacked))
+    assert 25 <= found[0] <= 32
+
+    def both_fall(step: int) -> dict[str, float]:
+        return hacked(step) | {"reward/mean": 1 - 0.01 * step}
+
+    assert alarms(only("reward.gold_falls"), steady(60, both_fall)) == []
+
+    def never_rose(step: int) -> dict[str, float]:
+        return hacked(step) | {"reward/mean": 1.0 if step <= 5 else 0.5 + 0.001 * step}
+
+    def has_turned(step: int) -> dict[str, float]:
+        return hacked(step) | {"reward/mean": 0.0 if step <= 5 else 20 - 0.2 * step}
+
+    assert alarms(only("reward.gold_falls"), steady(60, never_rose)) == []
+    assert alarms(only("reward.gold_falls"), steady(60, has_turned)) == []
+    seldom = [row if step % 3 == 0 else {k: v for k, v in row.items() if k != "gold/mean"} for step, row in
+              enumerate(steady(90, hacked), start=1)]  # fmt: skip
+    (found,) = alarms(only("reward.gold_falls"), seldom)
+    assert found[0] % 3 == 0
+
+
+def test_nothing_is_said_about_a_steady_run(steady: Steady) -> None:
+    assert alarms(DetectorSettings(), steady(100), target=6.0, limit=12.0) == []
+
+
+@pytest.mark.parametrize("metric", ["kl/mean", "gold/mean", "reward/disagreement", "value/loss", "policy/mismatch"])
+def test_a_metric_that_a_run_does_not_have_is_not_missed(steady: Steady, metric: str) -> None:
+    rows = [{name: value for name, value in row.items() if name != metric} for row in steady(60)]
+    assert alarms(DetectorSettings(), rows, target=6.0, limit=12.0) == []
+    assert alarms(DetectorSettings(), [{} for _ in range(60)], target=6.0, limit=12.0) == []
+
+
+def test_every_detector_is_tried_here() -> None:
+    tried = {one[0] for one in ONSETS} | {"kl.near_zero", "kl.running_away", "reward.gold_falls"}
+    assert tried == {one.code for one in CATALOGUE}
+
+
+def test_a_trend_counts_less_where_noise_lasts() -> None:
+    # Residuals +1 -1 -1 +1 ... around a line of slope 1 go together less than + + - -: the second t is smaller.
+    quick = [x + (1, -1, -1, 1)[x % 4] for x in range(20)]
+    lasting = [x + (1, 1, 1, 1, 1, -1, -1, -1, -1, -1)[x % 10] for x in range(20)]
+    assert trend(lasting) < 0.75 * trend(quick)
+    assert trend([1.0, 2.0, 3.0, 4.0]) == math.inf
+    assert trend([4.0, 3.0, 2.0, 1.0]) == -math.inf
+    assert trend([2.0] * 9) == 0.0
+
+
+def test_values_that_are_not_finite_stay_out_of_averages() -> None:
+    rows = [{"kl/mean": one} for one in (1.0, math.nan, 3.0, math.inf, 5.0)]
+    window = Window(start=rows, recent=rows, num_steps=10)
+    assert window.mean("kl/mean", 3) == 3.0
+    assert window.early("kl/mean") == 3.0
+    assert window.mean("kl/mean", 4) is None
+    assert window.before("kl/mean", last=1, at_most=20, at_least=2) == 2.0

@@ -1,0 +1,345 @@
+"""One planted history for each failure: the doctor names it, says since when, and proposes the change that helps."""
+
+from __future__ import annotations
+
+import math
+import random
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.monitor.detectors import CATALOGUE
+from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
+from kedge.monitor.doctor.ppo_causes import SUSPECTS
+from kedge.monitor.doctor.recipes import in_tuning_order
+from kedge.pipeline.stages.ppo import PPOSettings
+from kedge.pipeline.stages.sft import SFTSettings
+
+Steady = Callable[..., list[dict[str, float]]]
+ROOT = Path(__file__).parents[2]
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    """The resolved settings of a PPO stage, as a manifest holds them; `kl__start=0` changes one of them."""
+    values: dict[str, Any] = {"kind": "ppo", "reward": "reward", "prompts": "p.jsonl", "kl": {"target": 6.0}}
+    for name, value in changes.items():
+        *parents, last = name.split("__")
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return PPOSettings.model_validate(values).model_dump(mode="json", by_alias=True)
+
+
+def history(rows: list[dict[str, float]], settings: dict[str, Any] | None = None, **about: Any) -> History:
+    metrics = [{"step": step, "at": 1.0, **row} for step, row in enumerate(rows, start=1)]
+    known = {"kind": "ppo", "events": [], "samples": [], "status": "done"}
+    return History(**{**known, "metrics": metrics, "settings": settings or recipe(), **about})
+
+
+def named(diagnosis: Diagnosis) -> str:
+    assert not diagnosis.is_healthy
+    assert diagnosis.verdict.startswith(f"Not healthy: {diagnosis.causes[0].title}, since step ")
+    return diagnosis.causes[0].code
+
+
+def changes(diagnosis: Diagnosis) -> dict[str, tuple[Any, Any]]:
+    return {change.key: (change.old, change.new) for change in diagnosis.changes}
+
+
+def grown(value: float, end: float, step: int) -> float:
+    """From `value` to `end` between steps 20 and 50."""
+    return value + (end - value) * min(1.0, max(0.0, (step - 20) / 30))
+
+
+def test_a_steady_run_is_healthy_and_nothing_is_to_be_changed(steady: Steady) -> None:
+    found = diagnose(history(steady(60)))
+    assert found.is_healthy
+    assert (found.causes, found.changes) == ((), ())
+    assert found.verdict == "Healthy: the reward went from 1 to 1 in 60 steps, at a KL of 4 nats."
+    assert [moment.what for moment in found.timeline] == ["the run is done"]
+
+
+def test_simulated_healthy_runs_get_no_change() -> None:
+    healthy = runpy.run_path(str(ROOT / "benchmarks/detector_false_alarms.py"))["healthy"]
+    found = [diagnose(history(list(healthy(random.Random(seed), steps=80, answers=64)))) for seed in range(10)]
+    assert [one.changes for one in found if one.is_healthy] == [()] * 10
+
+
+def test_no_kl_penalty_and_a_reward_that_can_be_hacked(steady: Steady) -> None:
+    rows = steady(
+        60,
+        lambda step: {
+            "kl/mean": 4 * 1.12 ** max(0, step - 10),
+            "reward/mean": 0.1 * step,
+            "gold/mean": 1 + 0.02 * (-1) ** step - 0.05 * max(0, step - 20),
+            "repetition/mean": grown(0.02, 0.6, step),
+        },
+    )
+    found = diagnose(history(rows, recipe(kl__start=0.0, kl__target=None)))
+    assert named(found) == "no_anchor"
+    assert "kl.start is 0: nothing holds the policy to the reference" in found.causes[0].evidence
+    assert changes(found)["kl.start"] == (0.0, 0.05)
+    assert changes(found)["kl.limit"] == (None, 10.0)
+    # Repetition alone would also speak for a collapse, which the likelier causes explain.
+    assert [cause.code for cause in found.causes] == ["no_anchor", "hacking"]
+
+
+def test_a_reward_that_is_exploited_although_a_penalty_holds(steady: Steady) -> None:
+    def hacked(step: int) -> dict[str, float]:
+        kl = 0.1 * step
+        d = math.sqrt(kl)
+        gold = d * (1.0 - 0.9 * math.log(d)) + 0.01 * (-1) ** step  # peaks at e^(2 (1/0.9 − 1)) = 1.25 nats
+        return {"kl/mean": kl, "gold/mean": gold, "reward/mean": 0.1 * step, "reward/out_of_range": grown(0, 0.6, step)}
+
+    found = diagnose(history(steady(60, hacked)))
+    assert named(found) == "hacking"
+    assert changes(found) == {"kl.target": (6.0, 1.0)}
+    assert any(note.startswith("gold is predicted to peak at 1.2") and note.endswith("past it") for note in found.notes)
+
+
+def test_a_learning_rate_a_hundred_times_too_high(steady: Steady) -> None:
+    rows = steady(
+        30,
+        lambda step: {
+            "kl/mean": 0.0 if step == 1 else 80.0,
+            "policy/clip_fraction": 0.6,
+            "policy/grad_norm": 30.0 if step % 7 == 0 else 1.0,
+            "entropy/mean": 2.0 if step < 8 else 0.05,
+        },
+    )
+    found = diagnose(history(rows, recipe(actor__lr=1e-4, kl__target=None)))
+    assert named(found) == "steps_too_large"
+    assert found.causes[0].since == 4
+    assert changes(found)["actor.lr"] == (1e-4, 1e-5)
+    assert changes(found)["epochs"] == (2, 1)
+
+
+def test_a_critic_that_is_not_connected(steady: Steady) -> None:
+    found = diagnose(history(steady(40, lambda _: {"value/explained_variance": -0.2})))
+    assert named(found) == "critic"
+    assert changes(found) == {"critic.lr": (5e-6, 2e-5), "critic_warmup": (0, 5)}
+
+
+def test_scores_on_a_scale_fifty_times_too_large(steady: Steady) -> None:
+    rows = steady(40, lambda step: {"reward/std": 50.0, "value/loss": 900.0, "kl/mean": 1.0 * step})
+    found = diagnose(history(rows))
+    assert named(found) == "reward_scale"
+    assert changes(found)["scores.normalise"] == ("none", "scale")
+    assert found.changes[0].area == "reward scale"
+    scaled = diagnose(history(steady(40, lambda _: {"reward/std": 50.0}), recipe(scores__normalise="scale")))
+    assert scaled.is_healthy
+
+
+def test_a_reward_that_pays_for_length(steady: Steady) -> None:
+    rows = steady(
+        60,
+        lambda step: {"length/mean": grown(50, 200, step), "reward/length_correlation": 0.9, "length/truncated": 0.3},
+    )
+    found = diagnose(history(rows))
+    assert named(found) == "length"
+    assert changes(found) == {"scores.overlong_buffer": (None, 128)}
+
+
+def test_entropy_that_collapses(steady: Steady) -> None:
+    rows = steady(60, lambda step: {"entropy/mean": grown(2.0, 0.02, step), "similarity/mean": grown(0.1, 0.9, step)})
+    found = diagnose(history(rows))
+    assert named(found) == "collapse"
+    assert changes(found)["loss.policy.entropy"] == (0.0, 0.01)
+    assert changes(found)["actor.lr"] == (1e-6, 3e-7)
+
+
+def test_log_probs_of_other_rows(steady: Steady) -> None:
+    rows = steady(40, lambda _: {"policy/mismatch": 3.0, "kl/mean": -5.0, "policy/clip_fraction": 0.5})
+    found = diagnose(history(rows))
+    assert named(found) == "mismatch"
+    sampled = diagnose(history(rows, recipe(sampling__top_p=0.9)))
+    assert changes(sampled)["sampling.top_p"] == (0.9, 1.0)
+    assert "the recipe samples with top_p 0.9" in sampled.causes[0].evidence
+
+
+def test_answers_that_do_not_end(steady: Steady) -> None:
+    found = diagnose(history(steady(40, lambda _: {"length/truncated": 0.98})))
+    assert named(found) == "no_ends"
+    assert changes(found) == {"sampling.max_new_tokens": (256, 500), "scores.missing_eos_penalty": (None, 1.0)}
+    assert [change.area for change in found.changes] == ["generation", "length"]
+
+
+def test_a_policy_that_does_not_move(steady: Steady) -> None:
+    found = diagnose(history(steady(40, lambda _: {"kl/mean": 1e-4, "policy/clip_fraction": 0.0})))
+    assert named(found) == "does_not_learn"
+    assert changes(found) == {"actor.lr": (1e-6, 3e-6)}
+    assert "the reward has not risen" in found.notes
+
+
+def test_a_coefficient_that_cannot_hold_the_target(steady: Steady) -> None:
+    found = diagnose(history(steady(60, lambda step: {"kl/mean": grown(4.0, 15.0, step)}), recipe(kl__limit=16.0)))
+    assert named(found) == "no_anchor"
+    assert changes(found) == {"kl.start": (0.05, 0.1)}
+
+
+def test_numbers_that_are_none(steady: Steady) -> None:
+    rows = steady(30, lambda step: {"policy/loss": math.nan} if step > 20 else {})
+    found = diagnose(history(rows))
+    assert named(found) == "steps_too_large"
+    assert found.causes[0].since == 21
+    assert changes(found)["actor.lr"] == (1e-6, 1e-7)
+    assert ("fatal", "policy/loss: not a finite number") in [(one.level, one.what) for one in found.timeline]
+
+
+def test_a_reward_source_that_fails(steady: Steady) -> None:
+    found = diagnose(history(steady(40, lambda _: {"reward/unscored": 0.4})))
+    assert (named(found), found.changes) == ("reward_source", ())
+
+
+def test_only_the_change_of_a_likely_cause_is_proposed(steady: Steady) -> None:
+    # Truncation (5) is the cause; a single gradient spike (1) is told and not acted upon.
+    rows = steady(40, lambda step: {"length/truncated": 0.9, "policy/grad_norm": 50.0 if step == 30 else 1.0})
+    found = diagnose(history(rows))
+    assert [cause.code for cause in found.causes] == ["no_ends", "steps_too_large"]
+    assert "actor.lr" not in changes(found)
+
+
+def test_the_timeline_tells_alarms_and_events_once_and_in_order(steady: Steady) -> None:
+    events = [
+        {"step": None, "level": "info", "code": "ppo.data", "message": "64 prompts"},
+        {"step": 30, "level": "info", "code": "run.resumed", "message": "goes on from step 30"},
+        {"step": 23, "level": "warning", "code": "answers.truncated", "message": "told by the run itself"},
+        {"step": 12, "level": "warning", "code": "kl.rollback", "message": "back to\nstep 10"},
+        {"step": None, "level": "fatal", "code": "run.stopped", "message": "kl/mean is 13"},
+    ]
+    rows = steady(40, length__truncated=1.0)
+    found = diagnose(history(rows, events=events, status="stopped"))
+    assert [(one.step, one.what) for one in found.timeline] == [
+        (12, "back to step 10"),
+        (23, "64% of the answers are cut off before they end"),
+        (30, "goes on from step 30"),
+        (None, "kl/mean is 13"),
+        (40, "the run was stopped by a contract of its recipe"),
+    ]
+
+
+def test_a_run_that_failed_without_an_alarm_says_so_itself(steady: Steady) -> None:
+    failed = [{"step": None, "level": "fatal", "code": "run.failed", "message": "OSError: disk full"}]
+    found = diagnose(history(steady(30), events=failed, status="failed"))
+    assert not found.is_healthy
+    assert found.verdict.startswith("Not healthy: the run failed (OSError: disk full); the reward went from")
+    assert diagnose(history(steady(30), events=failed, status="done")).is_healthy  # it was resumed, and got through
+
+
+def test_a_short_or_empty_run_is_not_judged(steady: Steady) -> None:
+    short = diagnose(history(steady(6), status="running"))
+    assert short.is_healthy
+    assert "6 steps are few: some rules speak after 20 only" in short.notes
+    assert diagnose(history([])).verdict == "Nothing to judge: no step has been logged."
+
+
+def test_thresholds_of_the_recipe_are_obeyed(steady: Steady) -> None:
+    rows = steady(40, lambda _: {"length/truncated": 0.9})
+    settings = recipe() | {"detectors": {"answers": {"truncated": None}}}
+    assert diagnose(history(rows, settings)).is_healthy
+    unreadable = recipe() | {"detectors": {"of_another_version": 3}}
+    assert named(diagnose(history(rows, unreadable))) == "no_ends"
+
+
+def test_settings_that_a_recipe_does_not_have_are_not_proposed(steady: Steady) -> None:
+    rows = steady(40, lambda _: {"length/truncated": 0.9})
+    assert diagnose(history(rows, {"kind": "grpo", "sampling": {"max_new_tokens": 64}})).changes[0].new == 100
+    assert diagnose(history(rows, {"kind": "grpo"})).changes == ()
+
+
+def test_of_two_proposals_for_a_setting_the_likelier_one_counts() -> None:
+    def change(key: str, new: float, area: Any) -> Change:
+        return Change(key=key, old=1.0, new=new, why="", area=area)
+
+    proposals = [change("actor.lr", 0.1, "learning rate"), change("actor.lr", 0.3, "learning rate"),
+                 change("kl.start", 2.0, "kl"), change("temperature", 0.5, "generation")]  # fmt: skip
+    assert [(one.key, one.new) for one in in_tuning_order(proposals)] == [
+        ("temperature", 0.5),
+        ("kl.start", 2.0),
+        ("actor.lr", 0.1),
+    ]
+
+
+@pytest.mark.parametrize("suspect", SUSPECTS, ids=[one.code for one in SUSPECTS])
+def test_every_sign_of_a_suspect_is_an_alarm(suspect: Any) -> None:
+    assert set(suspect.signs) <= {one.code for one in CATALOGUE}
+
+
+def test_every_alarm_speaks_for_some_cause() -> None:
+    assert {one.code for one in CATALOGUE} == {code for suspect in SUSPECTS for code in suspect.signs}
+
+
+def sft(losses: list[float], held: dict[int, float] | None = None, **about: Any) -> History:
+    settings = SFTSettings.model_validate({"kind": "sft", "data": "d.jsonl", "epochs": 4, **about.pop("settings", {})})
+    metrics: list[dict[str, Any]] = [
+        {"step": step, "train/loss": loss} | ({"heldout/loss": held[step]} if held and step in held else {})
+        for step, loss in enumerate(losses, start=1)
+    ]
+    known = {"kind": "sft", "events": [], "samples": [], "status": "done", "metrics": metrics}
+    return History(**{**known, "settings": settings.model_dump(mode="json", by_alias=True), **about})
+
+
+FALLING = [3 * 0.97**step + 0.1 * (-1) ** step for step in range(100)]
+
+
+def test_healthy_imitation() -> None:
+    found = diagnose(sft(FALLING, {50: 1.2, 100: 0.9}))
+    assert found.is_healthy
+    assert (found.changes, found.notes) == ((), ())
+    assert found.verdict.endswith("heldout/loss ended at 0.9.")
+
+
+def test_a_loss_that_diverges() -> None:
+    found = diagnose(sft([*FALLING[:60], *(0.5 * 1.1**step for step in range(40))]))
+    assert named(found) == "train.diverged"
+    assert changes(found) == {"optimiser.lr": (2e-5, 7e-6)}
+    assert "nothing is held out" in found.notes[0]
+
+
+def test_overfitting_is_cut_short_where_it_began() -> None:
+    held = {25: 1.6, 50: 1.2, 75: 1.4, 100: 1.9}
+    found = diagnose(sft(FALLING, held))
+    assert named(found) == "train.overfitted"
+    assert found.causes[0].since == 50
+    assert changes(found) == {"epochs": (4.0, 2.0), "look.patience": (None, 3)}
+    patient = diagnose(sft(FALLING, held, settings={"look": {"patience": 3}}))
+    assert patient.is_healthy
+    assert patient.notes == ("early stopping: the held-out loss was best at step 50 (1.2)",)
+
+
+def test_nothing_learnt() -> None:
+    found = diagnose(sft([2.0 + 0.01 * (-1) ** step for step in range(60)]))
+    assert named(found) == "train.still"
+    assert changes(found) == {"optimiser.lr": (2e-5, 6e-5)}
+
+
+def test_steps_that_were_dropped() -> None:
+    events = [{"step": step, "level": "warning", "code": "step.not_finite", "message": "dropped"} for step in (41, 40)]
+    found = diagnose(sft(FALLING, events=events))
+    assert named(found) == "train.not_finite"
+    assert found.causes[0].since == 40
+    assert changes(found) == {"optimiser.lr": (2e-5, 2e-6)}
+
+
+def test_preferences_guessed_like_a_coin() -> None:
+    told = sft(FALLING, kind="reward")
+    told.metrics[-1]["heldout/accuracy"] = 0.49  # type: ignore[index]
+    assert named(diagnose(told)) == "train.coin"
+    told.metrics[-1]["heldout/accuracy"] = 0.7  # type: ignore[index]
+    assert diagnose(told).is_healthy
+
+
+@pytest.mark.parametrize("has_rates", [True, False], ids=["by learning rate", "by count"])
+def test_members_that_are_trained_one_after_the_other_do_not_look_like_divergence(has_rates: bool) -> None:
+    member = [0.7 * 0.97**step for step in range(40)]
+    told = sft([*member, *member, *(0.25 + loss for loss in member)], kind="reward")
+    for index, row in enumerate(told.metrics):
+        if has_rates:
+            row["train/lr"] = min(index % 40 + 1, 40 - index % 40) * 1e-6  # type: ignore[index]
+    assert not diagnose(told).is_healthy  # as one learner it would be
+    ensemble = History(**{**{name: getattr(told, name) for name in History.__slots__}, "settings": {"members": 3}})
+    assert diagnose(ensemble).is_healthy
