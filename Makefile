@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check mutants bench wheel clean
+.PHONY: help setup demo test test-all test-browser check mutants bench wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -31,10 +31,13 @@ check: $(READY) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 
 test: check ## checks and all tests but the slow ones
-	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu"
 
-test-all: check ## everything, the slow tests too
-	$(BIN)/pytest -n 2 -m "not gpu"
+test-all: check ## everything but the pages, the slow tests too
+	$(BIN)/pytest -n 2 -m "not browser and not gpu"
+
+test-browser: $(READY) ## the pages in a real browser (Debian: apt-get install chromium)
+	$(BIN)/pytest -m browser
 
 mutants: $(READY) ## mutation testing of algorithms/ (about half an hour); prints the score
 	rm -rf mutants

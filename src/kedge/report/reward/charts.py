@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
 
+from kedge.report.charts.axes import ticks
 from kedge.report.reward.bins import Bin
 from kedge.report.reward.calibration import Calibration
 from kedge.report.reward.length import LengthBin
@@ -223,15 +223,3 @@ def score_by_length(bins: Sequence[LengthBin]) -> Chart:
             *plane.y_labels([(at, short(at)) for at in ticks(plane.y_low, plane.y_high)]),
         ),
     )
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Three to seven round numbers between two.
-
-    >>> ticks(-1.3, 2.2), ticks(0.0, 0.9)
-    ([-1.0, 0.0, 1.0, 2.0], [0.0, 0.2, 0.4, 0.6, 0.8])
-    """
-    rough = (high - low) / 5
-    power = 10.0 ** floor(log10(rough))
-    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough)
-    return [round(at * step, 12) for at in range(ceil(low / step), floor(high / step) + 1)]

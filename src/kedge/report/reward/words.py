@@ -1,8 +1,11 @@
-"""Numbers as a reader meets them: in messages, tables and charts alike."""
+"""Shares and their intervals as a reader meets them, beside the plain numbers of every report."""
 
 from __future__ import annotations
 
 from kedge.report.reward.intervals import Estimate, Interval, Share
+from kedge.report.words import number, short, span
+
+__all__ = ["interval", "number", "percent", "points", "short", "span", "told"]
 
 
 def percent(share: float) -> str:
@@ -34,33 +37,3 @@ def points(of: Estimate) -> str:
     """
     low, high = number(of.low * 100, 1), number(of.high * 100, 1)
     return f"{number(of.value * 100, 1)} points (95 % interval {low} to {high})"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """
-    >>> number(-0.12345), number(-0.0001), number(None)
-    ('−0.123', '0.000', '–')
-    """
-    if value is None:
-        return "–"
-    text = f"{abs(value):,.{digits}f}"
-    is_zero = not any(digit in text for digit in "123456789")
-    return text if value >= 0 or is_zero else f"−{text}"
-
-
-def short(value: float) -> str:
-    """As few digits as tell numbers of a chart apart; whole numbers stay whole.
-
-    >>> short(-120.0), short(0.125), short(12.34), short(24500.0)
-    ('−120', '0.125', '12.3', '24,500')
-    """
-    text = f"{abs(value):,.0f}" if value == int(value) or abs(value) >= 1000 else f"{abs(value):.3g}"
-    return f"−{text}" if value < 0 else text
-
-
-def span(low: float, high: float) -> str:
-    """
-    >>> span(3.0, 3.0), span(-8.0, 12.0)
-    ('3', '−8 to 12')
-    """
-    return short(low) if low == high else f"{short(low)} to {short(high)}"

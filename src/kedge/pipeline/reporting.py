@@ -1,0 +1,37 @@
+"""`kedge report`: the folder of a run in, one page out. Running, interrupted and finished runs are told alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kedge.core.errors import ConfigError
+from kedge.core.files import write_text
+from kedge.core.suggest import did_you_mean
+from kedge.report.run.html import render_run
+from kedge.report.run.records import read_run
+from kedge.runs.folder import runs_in
+from kedge.runs.manifest import MANIFEST_NAME
+
+REPORT_NAME = "report.html"
+
+
+def write_report(run: Path, to: Path | None) -> Path:
+    """Write the page, as a whole or not at all; returns where it is."""
+    folder = run_folder(run)
+    target = to or folder / REPORT_NAME
+    page = render_run(read_run(folder))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, page)
+    return target
+
+
+def run_folder(path: Path) -> Path:
+    """The folder of a run; what else it may be is said, with what was probably meant."""
+    if (path / MANIFEST_NAME).is_file():
+        return path
+    if inside := [child.name for child in runs_in(path)]:
+        raise ConfigError(f"{path} is not a run but holds {len(inside)}: name one of {', '.join(inside[:8])}")
+    beside = [child.name for child in runs_in(path.parent)]
+    if path.exists():
+        raise ConfigError(f"{path} is not a run: it has no {MANIFEST_NAME}. Name a folder below runs/.")
+    raise ConfigError(f"{path}: there is no such folder{did_you_mean(path.name, beside)}. Name a folder below runs/.")

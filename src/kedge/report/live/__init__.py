@@ -1,0 +1,1 @@
+"""Runs while they run: new records since the last look, in a terminal, as plain lines, or on a local web page."""

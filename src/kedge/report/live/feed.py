@@ -1,0 +1,107 @@
+"""A run's folder, followed: one `RunFeed` a run keeps what it has read and reads only what is new.
+
+What it gives out is the record that reports are made from, so that everything said of a finished run can be said of a
+running one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kedge.report.live.tail import Tail
+from kedge.report.run.records import RunRecord, StageRecord
+from kedge.runs.folder import runs_in, status_of
+from kedge.runs.manifest import MANIFEST_NAME, Manifest, Status, read_manifest
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The records of one journal so far."""
+
+    tail: Tail
+    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def poll(self) -> bool:
+        news = self.tail.read()
+        if news.is_rewound:
+            self.records = []
+        self.records.extend(news.records)
+        return bool(news.records) or news.is_rewound
+
+
+class StageFeed:
+    """One folder with journals."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder)
+        self.status: Status = status_of(folder)
+        self._metrics = _Lines(Tail(folder / "metrics.jsonl"))
+        self._events = _Lines(Tail(folder / "events.jsonl"))
+        self._samples = _Lines(Tail(folder / "samples.jsonl"))
+
+    def poll(self) -> bool:
+        """Read what is new; whether anything was."""
+        before = self.status, self.manifest
+        self.status = status_of(self.folder)
+        self.manifest = read_manifest(self.folder)
+        # all three, whatever the first one says
+        is_new = [lines.poll() for lines in (self._metrics, self._events, self._samples)]
+        return any(is_new) or before != (self.status, self.manifest)
+
+    def record(self) -> StageRecord:
+        return StageRecord(
+            folder=self.folder,
+            manifest=self.manifest,
+            status=self.status,
+            metrics=self._metrics.records,
+            events=self._events.records,
+            samples=self._samples.records,
+            reward_report=None,
+            evaluation=None,
+            missing=(),
+        )
+
+
+class RunFeed:
+    """A pipeline, whose stages appear one after the other, or a stage on its own. `revision` counts its changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.revision = 0
+        self._own = StageFeed(folder)
+        self._stages: dict[Path, StageFeed] = {}
+
+    def poll(self) -> bool:
+        is_new = self._own.poll()
+        for child in self._children():
+            if child not in self._stages:
+                self._stages[child] = StageFeed(child)
+                is_new = True
+            is_new = self._stages[child].poll() or is_new
+        self.revision += is_new
+        return is_new
+
+    def _children(self) -> list[Path]:
+        """Names of stages do not change, so a manifest is read again only where a new folder has come."""
+        if self._own.manifest.kind != "pipeline":
+            return []
+        found = {child for child in self.folder.iterdir() if (child / MANIFEST_NAME).is_file()}
+        return list(self._stages) if found == set(self._stages) else runs_in(self.folder)
+
+    def record(self) -> RunRecord:
+        own = self._own.record()
+        is_pipeline = own.kind == "pipeline"
+        stages = tuple(feed.record() for feed in self._stages.values()) if is_pipeline else (own,)
+        begun = {stage.manifest.stage for stage in stages}
+        planned = own.settings.get("stages", {}) if is_pipeline else {}
+        return RunRecord(
+            folder=self.folder,
+            manifest=own.manifest,
+            status=own.status,
+            events=own.events if is_pipeline else (),
+            stages=stages,
+            unstarted=tuple(name for name in planned if name not in begun),
+        )

@@ -1,0 +1,62 @@
+// Asks for news once a second and puts them in; searches samples as one types.
+(() => {
+  const token = new URLSearchParams(location.search).get("token");
+  const ask = (path, values) => fetch(`${path}?${new URLSearchParams([...values, ["token", token]])}`);
+  const runs = document.getElementById("runs");
+  const state = document.getElementById("state");
+  const samples = document.getElementById("samples");
+  const form = document.getElementById("search");
+  let revision = -1;
+  const wanted = []; // the stage that was chosen, by run
+
+  const put = (html) => {
+    const open = [...runs.querySelectorAll("details[open]")].map((one) => one.dataset.keep);
+    runs.innerHTML = html;
+    for (const one of runs.querySelectorAll("details")) one.open = open.includes(one.dataset.keep);
+  };
+  // A chart that is being read stays as it is until the pointer or the focus leaves it.
+  const isRead = () => runs.querySelector("svg:hover, svg:focus");
+  const look = async () => {
+    if (!document.hidden && !isRead()) await refresh();
+    setTimeout(look, 1000);
+  };
+  const refresh = async () => {
+    try {
+      const answer = await ask("live", [["since", revision], ...[...wanted].map((stage) => ["stage", stage ?? ""])]);
+      if (answer.status === 200) {
+        const news = await answer.json();
+        const isFirst = revision === -1;
+        revision = news.revision;
+        put(news.html);
+        state.textContent = news.is_running ? "live" : "nothing is running any more";
+        if (isFirst) find(0);
+      } else if (answer.status !== 204) {
+        state.textContent = `the server answered ${answer.status}`;
+      }
+    } catch {
+      state.textContent = "kedge watch has ended; this is the last that was seen";
+    }
+  };
+  runs.addEventListener("click", (event) => {
+    const { run, stage } = event.target.dataset;
+    if (stage === undefined) return;
+    wanted[run] = stage;
+    revision = -2; // ask for everything again
+    refresh();
+  });
+
+  let asked = 0;
+  const find = async (first) => {
+    const mine = ++asked;
+    const values = [["run", form.elements.run?.value ?? 0], ["q", form.elements.q.value], ["first", first]];
+    const answer = await ask("samples", values).catch(() => null); // the line at the top says that it has ended
+    if (mine === asked && answer?.ok) samples.innerHTML = await answer.text();
+  };
+  let waiting;
+  form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => find(0), 150); });
+  form.addEventListener("submit", (event) => { event.preventDefault(); find(0); });
+  samples.addEventListener("click", (event) => {
+    if (event.target.dataset.first !== undefined) find(event.target.dataset.first);
+  });
+  look();
+})();

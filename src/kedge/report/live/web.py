@@ -1,0 +1,121 @@
+"""The local page of `kedge watch --web`: thin routes over feeds; the server renders, the page swaps what is new.
+
+Only for this machine: the caller binds to loopback, every request needs the token of the URL and a Host header that
+names this address (a page elsewhere cannot reach it by a name of its own). Left out: accounts, TLS, writing anything.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.resources import files
+from itertools import islice
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from markupsafe import Markup
+
+from kedge.core.pages import render_page
+from kedge.report.charts import svg
+from kedge.report.live import vitals
+from kedge.report.live.feed import RunFeed
+from kedge.report.live.sample_search import PAGE_SIZE, search
+from kedge.report.run.curves import plots
+from kedge.report.run.records import StageRecord
+from kedge.report.run.samples import answer_facts, cut
+
+_CHARTS = 6
+_LAST_EVENTS = 30
+
+
+def make_app(feeds: Sequence[RunFeed], *, token: str, hosts: Sequence[str]) -> FastAPI:
+    """`hosts` are the values of the Host header that are answered, with their port."""
+    # Its own pages of documentation would load scripts from elsewhere.
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.middleware("http")(_guard(token, hosts))
+
+    @app.get("/")
+    async def page(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
+        return HTMLResponse(_page(feeds, nonce=request.state.nonce))
+
+    @app.get("/live")
+    async def live(  # pyright: ignore[reportUnusedFunction]
+        since: int = -1, stage: Annotated[Sequence[str], Query()] = ()
+    ) -> Response:
+        for feed in feeds:
+            feed.poll()
+        revision = sum(feed.revision for feed in feeds)
+        return Response(status_code=204) if revision == since else JSONResponse(_news(feeds, revision, stage))
+
+    @app.get("/samples")
+    async def samples(run: int = 0, q: str = "", first: int = 0) -> Response:  # pyright: ignore[reportUnusedFunction]
+        if not 0 <= run < len(feeds):
+            return PlainTextResponse("there is no such run", status_code=404)
+        found = search(feeds[run].record(), q, first=max(0, first))
+        values = {"found": found, "size": PAGE_SIZE, "facts": answer_facts, "cut": cut}
+        return HTMLResponse(render_page("kedge.report.live", "samples.html.j2", **values))
+
+    return app
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _guard(token: str, hosts: Sequence[str]) -> Callable[[Request, Handler], Awaitable[Response]]:
+    """Nothing is answered, not even "not found", without the right host and the token."""
+
+    async def guard(request: Request, handle: Handler) -> Response:
+        given = request.query_params.get("token", "")
+        # compared as bytes: compare_digest takes no text beyond ASCII
+        is_known = secrets.compare_digest(given.encode(), token.encode())
+        if request.headers.get("host", "") not in hosts or not is_known:
+            return PlainTextResponse("Open the address that kedge watch printed.", status_code=403)
+        request.state.nonce = secrets.token_urlsafe(16)
+        response = await handle(request)
+        response.headers["Content-Security-Policy"] = (
+            f"default-src 'none'; script-src 'nonce-{request.state.nonce}'; style-src 'unsafe-inline'; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    return guard
+
+
+def _page(feeds: Sequence[RunFeed], *, nonce: str) -> str:
+    return render_page(
+        "kedge.report.live",
+        "page.html.j2",
+        names=[str(feed.folder) for feed in feeds],
+        nonce=nonce,
+        own_style=Markup(_text("kedge.report.charts", "chart.css") + _text("kedge.report.live", "page.css")),
+        script=svg.script() + Markup(_text("kedge.report.live", "page.js")),
+    )
+
+
+def _news(feeds: Sequence[RunFeed], revision: int, wanted: Sequence[str]) -> dict[str, object]:
+    """`wanted` names a stage for each run, in their order; an empty or missing name leaves the choice to us."""
+    runs = [feed.record() for feed in feeds]
+    names = [*wanted, *("" for _ in runs)]
+    shown = [vitals.current(run, name) for run, name in zip(runs, names, strict=False)]
+    html = render_page(
+        "kedge.report.live",
+        "runs.html.j2",
+        runs=list(zip(runs, shown, strict=True)),
+        progress=vitals.progress,
+        vitals=vitals.vitals,
+        figures=_figures,
+        last_events=_LAST_EVENTS,
+    )
+    return {"revision": revision, "html": html, "is_running": any(run.status == "running" for run in runs)}
+
+
+def _figures(stage: StageRecord) -> list[Markup]:
+    return [svg.figure(plot) for plot in islice(plots(stage), _CHARTS)]
+
+
+def _text(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")
