@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,19 +16,19 @@ from kedge.data.batching import TokenSequence, num_steps, packed, padded, step_r
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import encode_conversation, encode_prompt
-from kedge.data.tokenizer import padding_id, special_ids
+from kedge.data.tokenizer import padding_id
 from kedge.models.adapters import base_of
-from kedge.models.generation import greedy
 from kedge.models.learner import Learner
 from kedge.models.objectives import imitation
 from kedge.models.start import save_causal, start_causal
 from kedge.pipeline import training
 from kedge.pipeline.context import Context
+from kedge.pipeline.sampling_table import tell_samples
 from kedge.pipeline.stages.sft import SFTSettings
 from kedge.pipeline.tokenizers import tokenizer_for
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,11 @@ def train_sft(context: Context, settings: SFTSettings) -> Path:
     """Train, with samples before and after, and save the model; a resumed run goes on where it was."""
     torch.manual_seed(context.seed)
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
-    data = _encode(context.input("data"), tokenizer, settings)
-    held = _encode(context.inputs("heldout")[0], tokenizer, settings) if context.inputs("heldout") else None
+    encode = partial(
+        encode_demonstrations, tokenizer=tokenizer, max_length=settings.max_length, samples=settings.samples
+    )
+    data = encode(context.input("data"))
+    held = encode(context.inputs("heldout")[0]) if context.inputs("heldout") else None
     _report(context, data, held, settings)
     model = start_causal(
         context.input("from"), lora=settings.lora, device=training.pick_device(context.device), seed=context.seed
@@ -53,10 +57,10 @@ def train_sft(context: Context, settings: SFTSettings) -> Path:
     learner = Learner(model, imitation(base_of(model)), settings.optimiser, total_steps=total)
     pad = padding_id(tokenizer)
 
-    def tell_samples(step: int) -> None:
-        _sample(
-            context, base_of(model), tokenizer, (held or data).prompts[: settings.samples], settings.sample_tokens, step
-        )
+    prompts = (held or data).prompts[: settings.samples]
+
+    def sample(step: int) -> None:
+        tell_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=step)
 
     training.fit(
         context,
@@ -65,28 +69,31 @@ def train_sft(context: Context, settings: SFTSettings) -> Path:
         steps_from=lambda start: _steps(data.sequences, settings, context.seed, pad, start=start),
         held=padded(held.sequences, rows=settings.micro_batch, pad=pad) if held else (),
         tokens_of=lambda batch: int((batch.segment_BT > 0).sum()),
-        before=lambda: tell_samples(0),
+        before=lambda: sample(0),
     )
-    tell_samples(total)
+    sample(total)
     return save_causal(model, tokenizer, context.folder / "model")
 
 
-def _encode(source: str, tokenizer: PreTrainedTokenizerBase, settings: SFTSettings) -> Conversations:
+def encode_demonstrations(
+    source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, samples: int = 0
+) -> Conversations:
+    """The conversations of a file that are not too long, and the prompts of the first few."""
     sequences: list[TokenSequence] = []
     prompts: list[list[int]] = []
     num_too_long = 0
     for example in read(source, kind="demonstrations"):
         messages = cast(Demonstration, example).messages
         encoded = encode_conversation(tokenizer, messages)
-        if len(encoded.tokens) > settings.max_length:
+        if len(encoded.tokens) > max_length:
             num_too_long += 1
             continue
         sequences.append(TokenSequence(tokens=encoded.tokens, counted=encoded.assistant_mask))
-        if len(prompts) < settings.samples:
+        if len(prompts) < samples:
             prompts.append(encode_prompt(tokenizer, messages[:-1]))
     if not any(any(one.counted) for one in sequences):
         raise DataError(
-            f"{source}: no conversation of at most {settings.max_length} tokens (max_length) has an assistant's token "
+            f"{source}: no conversation of at most {max_length} tokens (max_length) has an assistant's token "
             f"to learn, and {num_too_long} are longer; raise max_length, or look at it with kedge data check"
         )
     return Conversations(sequences=sequences, prompts=prompts, num_too_long=num_too_long)
@@ -114,23 +121,3 @@ def _steps(
             yield packed(chosen, rows=settings.micro_batch, width=settings.max_length, pad=pad)
         else:
             yield padded(chosen, rows=settings.micro_batch, pad=pad)
-
-
-def _sample(
-    context: Context,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    step: int,
-) -> None:
-    """Answers to the same few prompts, for people to compare; those of a run killed in between are not told twice."""
-    told = {one["number"] for one in context.run.read_samples() if one["step"] == step}
-    if len(told) == len(prompts):
-        return
-    stop = special_ids(tokenizer)
-    answers = greedy(model, prompts, max_new_tokens=max_new_tokens, stop=stop, pad=padding_id(tokenizer))
-    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        texts = {"prompt": str(tokenizer.decode(list(prompt))), "answer": str(tokenizer.decode(answer))}
-        if number not in told:
-            context.run.sample({"number": number, **texts}, step)

@@ -1,0 +1,140 @@
+"""Preferences as a policy reads them: tokenised, held out by prompt, and for KTO with answers to other prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from kedge.core.errors import DataError
+from kedge.data.answer_batching import Answers
+from kedge.data.batching import TokenSequence
+from kedge.data.examples import Messages, Pair, Ranking, Thumb
+from kedge.data.kinds import as_kind
+from kedge.data.reading import prompt_key, read
+from kedge.data.split import assign
+from kedge.data.template import encode_conversation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """A pair, or one answer that somebody liked or did not."""
+
+    answers: Answers
+    prompt: Messages
+    key: int
+    """Equal for equal prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What a file holds, and how many of its preferences were left out."""
+
+    items: Sequence[Preference]
+    num_too_long: int = 0
+    num_identical: int = 0
+
+
+def read_preferences(
+    source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, wants_thumbs: bool
+) -> Preferences:
+    """The strict pairs of a file, or its single answers. Too long ones and pairs of equal answers are left out."""
+    items: list[Preference] = []
+    num_too_long = num_identical = 0
+    for example in _thumbs(source) if wants_thumbs else _pairs(source):
+        said = [(example.answer, example.is_good)] if isinstance(example, Thumb) else _sides(example)
+        sequences = tuple(_encode(tokenizer, example.prompt, answer, str(example.origin)) for answer, _ in said)
+        if max(len(one.tokens) for one in sequences) > max_length:
+            num_too_long += 1
+        elif len(sequences) == 2 and sequences[0].tokens == sequences[1].tokens:
+            num_identical += 1
+        else:
+            is_good = tuple(good for _, good in said)
+            answers = Answers(sequences=sequences, is_good=is_good, ref_logp=(0.0,) * len(sequences))
+            items.append(Preference(answers=answers, prompt=example.prompt, key=prompt_key(example)))
+    if not items:
+        raise DataError(
+            f"{source}: nothing to learn from: {num_too_long} preferences are longer than {max_length} tokens "
+            f"(max_length) and {num_identical} are pairs of equal answers; raise max_length, or look at it with "
+            "kedge data check"
+        )
+    return Preferences(items=items, num_too_long=num_too_long, num_identical=num_identical)
+
+
+def hold_out(found: Preferences, *, share: float, seed: int) -> tuple[Preferences, Preferences]:
+    """Train and held-out parts that share no prompt; what was left out is counted with the first."""
+    keys = set(assign([one.key for one in found.items], share, seed).tolist())
+    train = [one for one in found.items if one.key not in keys]
+    held = [one for one in found.items if one.key in keys]
+    return replace(found, items=train), Preferences(items=held)
+
+
+def mismatched(found: Preferences, *, max_length: int) -> list[Answers]:
+    """For each item its prompt with the answer of the next item of another prompt, cut at `max_length`.
+
+    What KTO's reference point is estimated on. The partner is fixed by the data and not by the step, so that the
+    reference is asked once, and a step's estimate depends on neither its order nor its micro-batches.
+    """
+    items = found.items
+    if len({one.key for one in items}) < 2:
+        raise DataError("kto compares answers with answers to other prompts, and all of these have the same prompt")
+    made: list[Answers] = []
+    for index, one in enumerate(items):
+        following = (items[(index + step) % len(items)] for step in range(1, len(items)))
+        other = next(item for item in following if item.key != one.key)
+        prompt, answer = _cut(one.answers.sequences[0])[0], _cut(other.answers.sequences[0])[1]
+        tokens = [*prompt.tokens, *answer.tokens][:max_length]
+        counted = [*prompt.counted, *answer.counted][:max_length]
+        made.append(
+            Answers(sequences=(TokenSequence(tokens=tokens, counted=counted),), is_good=(True,), ref_logp=(0.0,))
+        )
+    return made
+
+
+def sequences_of(items: Sequence[Answers]) -> list[TokenSequence]:
+    return [sequence for one in items for sequence in one.sequences]
+
+
+def referred(answers: Answers, logp: Iterator[float]) -> Answers:
+    return replace(answers, ref_logp=tuple(next(logp) for _ in answers.sequences))
+
+
+def _pairs(source: str) -> Iterator[Pair]:
+    for example in read(source):
+        if not isinstance(example, Pair | Ranking):
+            hint = "; method kto learns from thumbs" if isinstance(example, Thumb) else ""
+            raise DataError(f"{source}: holds no pairs or rankings, and this method learns from nothing else{hint}")
+        yield from cast("tuple[Pair, ...]", as_kind(example, "pairs"))
+
+
+def _thumbs(source: str) -> Iterator[Thumb]:
+    for example in read(source):
+        if not isinstance(example, Pair | Thumb):
+            raise DataError(
+                f"{source}: holds no thumbs or pairs, and kto learns from nothing else; of rankings make pairs first: "
+                f"kedge data convert '{source}' --kind pairs"
+            )
+        yield from cast("tuple[Thumb, ...]", as_kind(example, "thumbs"))
+
+
+def _sides(pair: Pair) -> list[tuple[Messages, bool]]:
+    return [(pair.chosen, True), (pair.rejected, False)]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages, where: str) -> TokenSequence:
+    encoded = encode_conversation(tokenizer, prompt + answer, trained_from=len(prompt))
+    if not any(encoded.assistant_mask[1:]):
+        raise DataError(f"{where}: an answer has no token of the assistant's, so there is nothing to learn from it")
+    return TokenSequence(tokens=encoded.tokens, counted=encoded.assistant_mask)
+
+
+def _cut(sequence: TokenSequence) -> tuple[TokenSequence, TokenSequence]:
+    """Prompt and answer, cut before the first counted token."""
+    at = list(sequence.counted).index(True)
+    return (
+        TokenSequence(tokens=sequence.tokens[:at], counted=sequence.counted[:at]),
+        TokenSequence(tokens=sequence.tokens[at:], counted=sequence.counted[at:]),
+    )

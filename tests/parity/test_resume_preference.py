@@ -1,0 +1,105 @@
+"""Kill −9 in the middle of preference training, resume: the same metrics, samples and weights to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.models.tiny import make_tiny
+from kedge.testing import toy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+RECIPE = """
+kedge: 1
+name: NAME
+seed: 5
+model: ./tiny
+stages:
+  train:
+    kind: preference
+    data: pairs.jsonl
+    batch: 8
+    micro_batch: 3
+    epochs: 2
+    max_length: 192
+    samples: 2
+    sample_tokens: 6
+    optimiser: {lr: 3e-3}
+    look: {every: 5}
+    checkpoints: {every: 3}
+"""
+EXTRA = {
+    "dpo-lora": "    method: dpo\n    lora: {rank: 2, dropout: 0.2}\n    packing: true\n",
+    "kto": "    method: kto\n",
+    "tdpo": "    method: tdpo\n",
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("parity-preference")
+    make_tiny(home / "tiny", hidden=32, layers=1)
+    (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in toy.pairs(110, 3)))
+    for name, extra in EXTRA.items():
+        (home / f"{name}.yaml").write_text(RECIPE.replace("NAME", name) + extra)
+    return home
+
+
+@pytest.fixture
+def start(home: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """The command, in a process and with a cache of its own: a resumed run must not live on another run's numbers."""
+
+    def begin(name: str, runs: Path, *more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "kedge.cli", "run", str(home / f"{name}.yaml"), "--runs", str(runs), *more]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "KEDGE_CACHE": str(runs / "cache")}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+
+    return begin
+
+
+def lines(journal: Path) -> list[dict[str, Any]]:
+    """Records without what a clock gave them."""
+    timed = ("at", "time/step", "tokens/per_second")
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name not in timed} for record in records]
+
+
+def wait_for_lines(journal: Path, count: int) -> None:
+    until = time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < until, f"{journal} does not grow"
+        time.sleep(0.0005)
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_killed_and_resumed_it_is_the_same_run(
+    name: str, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    assert start(name, tmp_path / "whole", "--no-check").wait() == 0
+    whole = tmp_path / "whole" / name / "train"
+    total = len(lines(whole / "metrics.jsonl"))
+    assert total > 20
+    resumed: list[str] = []
+    for count in (1, 8, total - 3):  # before the first checkpoint, between two, near the end
+        child = start(name, tmp_path / "cut", "--no-check", *resumed)
+        try:
+            wait_for_lines(tmp_path / "cut" / name / "train/metrics.jsonl", count)
+        finally:
+            child.kill()
+            ended = child.wait()
+        assert ended == -signal.SIGKILL
+        resumed = ["--resume"]
+    assert start(name, tmp_path / "cut", "--resume").wait() == 0
+    cut = tmp_path / "cut" / name / "train"
+    for journal in ("metrics.jsonl", "samples.jsonl"):
+        assert lines(cut / journal) == lines(whole / journal)
+    assert (cut / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
