@@ -1,8 +1,8 @@
 """Keys and values of the rows being decoded: allocated once, written in place, attended to as far as they are filled.
 
-Every row starts at column 0, whatever its length, so nothing is padded on the left and a slot can be given to another
+Every row starts at column 0, whatever its length, so nothing is padded on the left and a place can be given to another
 row at any time. Transformers' own static cache has one length for all rows and attends to all of its columns.
-Shape letters: R slots, U distinct prompts, H key heads, G query heads a key head, S columns, D head width.
+Shape letters: R slots, P places, U distinct prompts, H key heads, G query heads a key head, S columns, D head width.
 """
 
 from __future__ import annotations
@@ -23,41 +23,53 @@ _REFUSED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "pos
 
 
 class RowCache:
-    """What transformers calls `past_key_values`. Say with `at_prompts` or `at_tokens` what the next forward brings."""
+    """What transformers calls `past_key_values`. Say with an `at_` method what the next forward brings."""
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self._shape = (rows, columns)
+    def __init__(self, places: int, columns: int) -> None:
+        self.places, self.columns = places, columns
         self._layers: list[tuple[Tensor, Tensor]] = []
-        self._slot_R = self._source_R = self._column_R = torch.empty(0, dtype=torch.int64)
-        self._filled = 0
+        self._place_R = self._source_R = self._column_R = torch.empty(0, dtype=torch.int64)
+        self._filled, self._is_whole = 0, False
 
-    def at_prompts(self, slot_R: Tensor, source_R: Tensor) -> None:
-        """The next forward brings whole prompts: slot `slot_R[r]` takes the prompt of its row `source_R[r]`."""
-        self._slot_R, self._source_R, self._filled = slot_R, source_R, 0
+    def at_prompts(self, place_R: Tensor, source_R: Tensor) -> None:
+        """The next forward brings whole prompts: place `place_R[r]` takes the prompt of its row `source_R[r]`."""
+        self._place_R, self._source_R = place_R, source_R
+        self._filled, self._is_whole = 0, False
 
     def at_tokens(self, column_R: Tensor, filled: int) -> None:
-        """The next forward brings one token for each of the first R slots; attention reads `filled` columns."""
-        self._slot_R = torch.arange(len(column_R), device=column_R.device)
-        self._column_R, self._filled = column_R, filled
+        """The next forward brings one token for each of the first R places; attention reads `filled` columns."""
+        self._place_R = torch.arange(len(column_R), device=column_R.device)
+        self._column_R, self._filled, self._is_whole = column_R, filled, False
+
+    def at_places(self, place_R: Tensor, column_R: Tensor) -> None:
+        """The next forward brings one token for each of R places; attention is given all places and columns."""
+        self._place_R, self._column_R = place_R, column_R
+        self._filled, self._is_whole = self.columns, True
 
     def move(self, source: list[int], target: list[int]) -> None:
-        """Copy the rows of some slots over those of others."""
-        for keys_RHSD, values_RHSD in self._layers:
-            keys_RHSD[target] = keys_RHSD[source]
-            values_RHSD[target] = values_RHSD[source]
+        """Copy the rows of some places over those of others."""
+        for keys_PHSD, values_PHSD in self._layers:
+            keys_PHSD[target] = keys_PHSD[source]
+            values_PHSD[target] = values_PHSD[source]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (P, H, S, D)."""
+        return self._layers[index]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Called by each attention layer with its new keys and values; gives those to attend to."""
         if layer_idx == len(self._layers):
             self._layers.append((self._zeros(key), self._zeros(value)))
-        keys_RHSD, values_RHSD = self._layers[layer_idx]
+        keys_PHSD, values_PHSD = self._layers[layer_idx]
         if not self._filled:
-            keys_RHSD[self._slot_R, :, : key.shape[2]] = key[self._source_R]
-            values_RHSD[self._slot_R, :, : key.shape[2]] = value[self._source_R]
+            keys_PHSD[self._place_R, :, : key.shape[2]] = key[self._source_R]
+            values_PHSD[self._place_R, :, : key.shape[2]] = value[self._source_R]
             return key, value
-        keys_RHSD[self._slot_R, :, self._column_R] = key[:, :, 0]
-        values_RHSD[self._slot_R, :, self._column_R] = value[:, :, 0]
-        return keys_RHSD[: len(key), :, : self._filled], values_RHSD[: len(key), :, : self._filled]
+        keys_PHSD[self._place_R, :, self._column_R] = key[:, :, 0]
+        values_PHSD[self._place_R, :, self._column_R] = value[:, :, 0]
+        if self._is_whole:
+            return keys_PHSD, values_PHSD
+        return keys_PHSD[: len(key), :, : self._filled], values_PHSD[: len(key), :, : self._filled]
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
         """Columns filled before this forward, in the longest row."""
@@ -65,8 +77,7 @@ class RowCache:
 
     def _zeros(self, like: Tensor) -> Tensor:
         """Zeros, not whatever is in memory: a column that attention gives no weight must still be a number."""
-        rows, columns = self._shape
-        return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+        return like.new_zeros(self.places, like.shape[1], self.columns, like.shape[3])
 
 
 @contextmanager
@@ -102,6 +113,7 @@ def grouped_attention(
     """Attention of prompts (causal, no mask), or of one token a row with a mask of the columns that are its own.
 
     Query heads that share a key head stand as so many queries of it, so keys and values are never repeated in memory.
+    After `RowCache.at_places`, the mask is not one of columns: it is `placed(place_R, column_R)`.
     """
     for name, meaning in _REFUSED.items():
         if settings.get(name) is not None:
@@ -112,5 +124,28 @@ def grouped_attention(
         mixed_RHTD = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
         return mixed_RHTD.transpose(1, 2).contiguous(), None
     grouped_RHGD = query.reshape(rows, key.shape[1], -1, width)
+    if attention_mask is not None and attention_mask.dtype == torch.int64:
+        mixed_RHGD = _at_places(grouped_RHGD, key, value, attention_mask, width**-0.5 if scaling is None else scaling)
+        return mixed_RHGD.reshape(rows, 1, heads, -1), None
     mixed_RHGD = scaled_dot_product_attention(grouped_RHGD, key, value, attn_mask=attention_mask, scale=scaling)
     return mixed_RHGD.reshape(rows, 1, heads, -1), None
+
+
+def placed(place_R: Tensor, column_R: Tensor) -> Tensor:
+    """Each row's place and last column, in the four dimensions that transformers hands through to attention as is."""
+    return torch.stack((place_R, column_R))[:, None, None]
+
+
+def _at_places(query_RHGD: Tensor, keys_PHSD: Tensor, values_PHSD: Tensor, placed_211R: Tensor, scale: float) -> Tensor:
+    """With the kernel, which takes heads of 16, 32, 64, … numbers; else over a copy of the rows' keys and values."""
+    place_R, column_R = placed_211R[:, 0, 0]
+    width = query_RHGD.shape[3]
+    if query_RHGD.is_cuda and width >= 16 and not width & (width - 1) and values_PHSD.shape[3] == width:
+        from kedge.rollout.kernels.attention import decode_attention
+
+        return decode_attention(query_RHGD.contiguous(), keys_PHSD, values_PHSD, place_R, column_R, scale=scale)
+    theirs_RS = torch.arange(keys_PHSD.shape[2], device=column_R.device) <= column_R[:, None]
+    keys_RHSD, values_RHSD = keys_PHSD[place_R], values_PHSD[place_R]
+    return scaled_dot_product_attention(
+        query_RHGD, keys_RHSD, values_RHSD, attn_mask=theirs_RS[:, None, None], scale=scale
+    )

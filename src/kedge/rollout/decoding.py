@@ -1,75 +1,70 @@
 """One batch on its way from prompts to rollouts: rows wait, take a slot, grow by a token a step, and leave.
 
-A step's numbers stay on the device; the host only learns which rows ended. Where a bucket has more places than there
-are rows, one row more than was asked for stands in, and is thrown away at the end.
-Shape letters: B rows, T positions, R slots in use, S columns, U distinct prompts, D width, V vocabulary.
+The host keeps what every row has so far, and looks at the device after `window` steps: rows that ended leave, those
+of the last slots close the gaps, and rows that wait come in. Nothing that is sampled depends on any of it.
+Shape letters: B rows, T positions, R slots, U distinct prompts, D width, V vocabulary, K steps, F numbers a slot.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from kedge.core.errors import NumericsError
 from kedge.core.records import Rollouts
 from kedge.models import heads
-from kedge.rollout.cache import RowCache
 from kedge.rollout.prompts import Prompts
-from kedge.rollout.sampling import draw, folded, row_keys
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.sampling import row_keys
+from kedge.rollout.slots import ALIVE, COLUMN, DRAWN, KEY, PLACE, TOKEN, no_rows
+from kedge.rollout.steps import Sampler, Steps, last_hidden
+
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _REFILL_SHARE = 8
 """Rows that wait are let in when one slot in so many is free: a forward of few prompts costs nearly one of many."""
 
 
 class Decoding:
-    """A row that ends gives its slot to the last one, so the slots in use are always the first, and only those are run;
-    the free ones go to rows that wait. Nothing that is sampled depends on any of it."""
+    """A row that ends gives its slot to the last one, so the slots in use are always the first, and only those are run,
+    up to the next of the `buckets`; the free ones go to rows that wait."""
 
     def __init__(
         self,
         model: PreTrainedModel,
+        steps: Steps,
+        sampler: Sampler,
         prompts: Prompts,
-        settings: SamplingSettings,
         *,
         seed: int,
-        stop_ids: Collection[int],
         pad: int,
         decode: Callable[[list[int]], str] | None,
         buckets: Sequence[int],
+        places: int,
+        window: int,
     ) -> None:
-        device = model.device
-        self._backbone: Any = model.get_decoder()
-        self._head_VD = heads.lm_head(model)
-        self._prompts, self._settings, self._decode, self._buckets = prompts, settings, decode, buckets
-        lengths = [*map(len, prompts.tokens), 1]
-        width = max(lengths) + settings.max_new_tokens
-        rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in (*prompts.tokens, (pad,))]
-        self._tokens_BT = torch.tensor(rows, device=device)
-        self._logp_BT = torch.zeros_like(self._tokens_BT, dtype=torch.float32)
-        self._prompt_B = torch.tensor(lengths, device=device)
-        self._length_B = self._prompt_B.clone()
-        group_B, answer_B = (torch.tensor([*ids, 0], device=device) for ids in (prompts.group, prompts.answer))
-        self._key_B = row_keys(seed, group_B, answer_B)
-        self._stop_V = torch.zeros(len(self._head_VD), dtype=torch.bool, device=device)
-        self._stop_V[sorted(stop_ids)] = True
+        self._model, self._steps, self._sampler, self._prompts = model, steps, sampler, prompts
+        self._decode, self._buckets, self._places, self._window = decode, buckets, places, window
+        self._prompt_B = np.array([*map(len, prompts.tokens)])
+        self._length_B = self._prompt_B.copy()
+        width = int(self._prompt_B.max()) + sampler.settings.max_new_tokens
+        self._tokens_BT = np.full((len(prompts.tokens), width), pad)
+        for row, tokens in enumerate(prompts.tokens):
+            self._tokens_BT[row, : len(tokens)] = tokens
+        self._logp_BT = np.zeros(self._tokens_BT.shape, dtype=np.float32)
+        self._is_finished_B = np.zeros(len(prompts.tokens), dtype=bool)
+        self._key_B = row_keys(seed, torch.tensor(prompts.group), torch.tensor(prompts.answer)).numpy()
+        self._is_stop_V = sampler.stop_V.cpu().numpy()
 
-        places = _bucket(min(buckets[-1], len(prompts.tokens)), buckets)
-        self._cache = RowCache(places, width)
-        self._places = places
+        self._state_FR = no_rows(len(steps.slots.token_R))
         self._slots: list[int] = []
-        self._row_R: Tensor | None = None
-        self._lengths = np.array(lengths)
-        self._stopped: list[int] = []
         # Neighbours of like length share a forward with little padding, and answers to one prompt its computation.
-        self._waiting = deque(sorted(range(len(prompts.tokens)), key=lambda row: -lengths[row]))
+        self._waiting = deque(sorted(range(len(prompts.tokens)), key=lambda row: -len(prompts.tokens[row])))
 
     def run(self) -> None:
         while self._waiting or self._slots:
@@ -77,110 +72,93 @@ class Decoding:
             if self._waiting and (not self._slots or free * _REFILL_SHARE >= self._places):
                 ended = self._admit(free)
             else:
-                ended = self._step()
+                ended = self._grow()
             self._drop(ended)
 
     def rollouts(self, version: int) -> Rollouts:
-        longest = int(self._lengths.max())
-        tokens_BT, logp_BT = self._tokens_BT[:-1, :longest], self._logp_BT[:-1, :longest]
-        length_B1, prompt_B1 = self._length_B[:-1, None], self._prompt_B[:-1, None]
-        index_T = torch.arange(longest, device=tokens_BT.device)
-        finished_B = self._stop_V[tokens_BT.gather(1, length_B1 - 1)[:, 0]]
-        finished_B[self._stopped] = True
+        longest, device = int(self._length_B.max()), self._model.device
+        index_T = np.arange(longest)
+        is_real_BT = index_T < self._length_B[:, None]
+        logp_BT = self._logp_BT[:, :longest]
         self._check_finite(logp_BT)
         return Rollouts(
-            tokens_BT=tokens_BT.contiguous(),
-            attention_mask_BT=index_T < length_B1,
-            response_mask_BT=(index_T >= prompt_B1) & (index_T < length_B1),
-            behaviour_logp_BT=logp_BT.contiguous(),
-            group_B=torch.tensor(self._prompts.group, device=tokens_BT.device),
-            finished_B=finished_B,
+            tokens_BT=torch.tensor(self._tokens_BT[:, :longest], device=device),
+            attention_mask_BT=torch.tensor(is_real_BT, device=device),
+            response_mask_BT=torch.tensor(is_real_BT & (index_T >= self._prompt_B[:, None]), device=device),
+            behaviour_logp_BT=torch.tensor(logp_BT, device=device),
+            group_B=torch.tensor(self._prompts.group, device=device),
+            finished_B=torch.tensor(self._is_finished_B, device=device),
             version=version,
         )
 
     def _admit(self, free: int) -> list[int]:
         """Rows that wait take the free slots: their prompts are read, and their first tokens drawn."""
         rows = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+        slots = list(range(len(self._slots), len(self._slots) + len(rows)))
         first: dict[tuple[int, ...], int] = {}
         for row in rows:
             first.setdefault(self._prompts.tokens[row], row)
         order = {prompt: index for index, prompt in enumerate(first)}
         source_R = self._on_device([order[self._prompts.tokens[row]] for row in rows])
-        slot_R = self._on_device(range(len(self._slots), len(self._slots) + len(rows)))
-        row_U = self._on_device(list(first.values()))
-        index_T = torch.arange(max(map(len, first)), device=row_U.device)
+        row_U = list(first.values())
+        tokens_UT = self._on_device(self._tokens_BT[row_U, : max(map(len, first))])
+        index_T = torch.arange(tokens_UT.shape[1], device=tokens_UT.device)
 
-        self._cache.at_prompts(slot_R, source_R)
-        tokens_UT = self._tokens_BT[row_U, : len(index_T)]
-        hidden_UTD = self._forward(tokens_UT, index_T.expand_as(tokens_UT), None)
-        hidden_UD = heads.at_last(hidden_UTD, index_T < self._prompt_B[row_U, None])
-        before = len(self._slots)
-        self._slots += rows
-        self._row_R = None
-        return self._sample(self._on_device(rows), hidden_UD[source_R], first_slot=before)
-
-    def _step(self) -> list[int]:
-        """One more token for every row that has a slot."""
-        row_R = self._run_rows()
-        column_R = self._length_B[row_R] - 1
-        filled = int(self._lengths[self._slots].max())
-        theirs_RS = torch.arange(filled, device=row_R.device) <= column_R[:, None]
-        self._cache.at_tokens(column_R, filled)
-        tokens_R1 = self._tokens_BT[row_R, column_R, None]
-        hidden_R1D = self._forward(tokens_R1, column_R[:, None], theirs_RS[:, None, None])
-        return self._sample(row_R, hidden_R1D[:, 0], first_slot=0)
-
-    def _run_rows(self) -> Tensor:
-        """The rows of the slots in use, and the one that stands in up to the size of the bucket."""
-        if self._row_R is None:
-            spare = _bucket(len(self._slots), self._buckets) - len(self._slots)
-            self._row_R = self._on_device([*self._slots, *[-1] * spare])
-        return self._row_R
-
-    def _forward(self, tokens_RT: Tensor, positions_RT: Tensor, mask: Tensor | None) -> Tensor:
-        output = self._backbone(
-            input_ids=tokens_RT,
-            position_ids=positions_RT,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
+        cache = self._steps.cache
+        cache.at_prompts(self._on_device(self._state_FR[PLACE, slots]), source_R)
+        hidden_UTD = last_hidden(self._model, cache, tokens_UT, index_T.expand_as(tokens_UT), None)
+        hidden_UD = heads.at_last(hidden_UTD, index_T < self._on_device(self._prompt_B[row_U])[:, None])
+        token_R, logp_R = self._sampler.draw(
+            hidden_UD[source_R], self._on_device(self._key_B[rows]), torch.zeros_like(source_R)
         )
-        return output.last_hidden_state
+        self._slots += rows
+        self._state_FR[KEY, slots] = self._key_B[rows]
+        return self._note(np.array(slots), token_R[None], logp_R[None], np.ones(len(rows), dtype=np.int64))
 
-    def _sample(self, row_R: Tensor, hidden_RD: Tensor, *, first_slot: int) -> list[int]:
-        """Draw and record a token for each row; the slots, from `first_slot` on, of those that ended."""
-        settings = self._settings
-        place_R = self._length_B[row_R]
-        drawn_R = place_R - self._prompt_B[row_R]
-        scaled_RV = linear(hidden_RD, self._head_VD).float() / settings.temperature
-        open_RV = scaled_RV
-        if settings.min_new_tokens:
-            open_RV = scaled_RV.masked_fill(self._stop_V & (drawn_R < settings.min_new_tokens)[:, None], -torch.inf)
-        token_R = draw(open_RV, folded(self._key_B[row_R], drawn_R), top_k=settings.top_k, top_p=settings.top_p)
-        logp_R = scaled_RV.gather(1, token_R[:, None])[:, 0] - scaled_RV.logsumexp(-1)
+    def _grow(self) -> list[int]:
+        """Up to `window` more tokens for every row that has a slot; the device is asked only after the last."""
+        device, in_use = self._steps.slots, len(self._slots)
+        rows = _bucket(in_use, self._buckets)
+        longest = int(self._length_B[self._slots].max())
+        left = self._sampler.settings.max_new_tokens - int(self._state_FR[DRAWN, :in_use].min())
+        device.state_FR.copy_(torch.from_numpy(self._state_FR))
+        for step in range(min(self._window, left)):
+            self._steps.step(rows, longest + step)
+        count_R = device.drawn_R[:in_use].cpu().numpy() - self._state_FR[DRAWN, :in_use]
+        return self._note(np.arange(in_use), device.token_KR[:, :in_use], device.logp_KR[:, :in_use], count_R)
 
-        self._tokens_BT[row_R, place_R] = token_R
-        self._logp_BT[row_R, place_R] = logp_R
-        self._length_B[row_R] = place_R + 1
-        self._length_B[-1] = 1  # the row that stands in does not grow
-        rows = self._slots[first_slot:]
-        self._lengths[rows] += 1
-        ended_R = self._stop_V[token_R] | (drawn_R + 1 == settings.max_new_tokens)
-        ended = {first_slot + index for index, has_ended in enumerate(ended_R[: len(rows)].tolist()) if has_ended}
-        return sorted(ended | self._stopped_by_text(first_slot))
+    def _note(self, slot_R: Numbers, token_KR: Tensor, logp_KR: Tensor, count_R: Numbers) -> list[int]:
+        """Record the first `count_R` tokens that each of these slots drew; the slots whose rows ended with them."""
+        tokens_KR, logps_KR = token_KR.cpu().numpy(), logp_KR.cpu().numpy()
+        row_R = np.array(self._slots)[slot_R]
+        count_R, is_stopped_R = self._until_stop_strings(row_R, tokens_KR, count_R)
+        k, r = np.nonzero(np.arange(len(tokens_KR))[:, None] < count_R)
+        place = row_R[r], self._length_B[row_R[r]] + k
+        self._tokens_BT[place], self._logp_BT[place] = tokens_KR[k, r], logps_KR[k, r]
 
-    def _stopped_by_text(self, first_slot: int) -> set[int]:
-        if not self._settings.stop or self._decode is None:
-            return set()
-        found: set[int] = set()
-        for slot, row in enumerate(self._slots[first_slot:], start=first_slot):
-            answer = self._tokens_BT[row, len(self._prompts.tokens[row]) : self._lengths[row]].tolist()
-            if len(answer) >= self._settings.min_new_tokens:
-                text = self._decode(answer)
-                if any(stop in text for stop in self._settings.stop):
-                    found.add(slot)
-                    self._stopped.append(row)
-        return found
+        last_R = tokens_KR[count_R - 1, np.arange(len(row_R))]
+        self._length_B[row_R] += count_R
+        self._is_finished_B[row_R] = is_stopped_R | self._is_stop_V[last_R]
+        self._state_FR[TOKEN, slot_R], self._state_FR[COLUMN, slot_R] = last_R, self._length_B[row_R] - 1
+        self._state_FR[DRAWN, slot_R] += count_R
+        self._state_FR[ALIVE, slot_R] = 1
+        is_full_R = self._state_FR[DRAWN, slot_R] == self._sampler.settings.max_new_tokens
+        return slot_R[self._is_finished_B[row_R] | is_full_R].tolist()
+
+    def _until_stop_strings(self, row_R: Numbers, tokens_KR: Numbers, count_R: Numbers) -> tuple[Numbers, Numbers]:
+        """How many of the tokens there are up to the one that completes a stop string, and where there is one."""
+        settings = self._sampler.settings
+        count_R, is_stopped_R = count_R.copy(), np.zeros(len(row_R), dtype=bool)
+        if settings.stop and self._decode is not None:
+            for index, row in enumerate(row_R):
+                answer: list[int] = self._tokens_BT[row, self._prompt_B[row] : self._length_B[row]].tolist()
+                for count in range(1, int(count_R[index]) + 1):
+                    answer.append(int(tokens_KR[count - 1, index]))
+                    text = self._decode(answer) if len(answer) >= settings.min_new_tokens else ""
+                    if any(stop in text for stop in settings.stop):
+                        count_R[index], is_stopped_R[index] = count, True
+                        break
+        return count_R, is_stopped_R
 
     def _drop(self, ended: list[int]) -> None:
         """Close the gaps that ended rows leave with the rows of the last slots."""
@@ -190,17 +168,21 @@ class Decoding:
         gaps = [slot for slot in ended if slot < left]
         movers = sorted(set(range(left, len(self._slots))) - set(ended))
         if gaps:
-            self._cache.move(movers, gaps)
+            own_R = self._state_FR[PLACE].copy()
+            self._state_FR[:, gaps] = self._state_FR[:, movers]
+            self._state_FR[PLACE] = own_R
+            self._steps.relocate(self._state_FR, movers, gaps)
         for gap, mover in zip(gaps, movers, strict=True):
             self._slots[gap] = self._slots[mover]
+        # A slot without a row stands at the first column of its place, where it is cheap and does no harm.
+        self._state_FR[[TOKEN, COLUMN, DRAWN, KEY, ALIVE], left : len(self._slots)] = 0
         del self._slots[left:]
-        self._row_R = None
 
-    def _on_device(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, device=self._tokens_BT.device)
+    def _on_device(self, numbers: Sequence[int] | Numbers) -> Tensor:
+        return torch.tensor(numbers, device=self._model.device)
 
-    def _check_finite(self, logp_BT: Tensor) -> None:
-        bad = (~logp_BT.isfinite()).nonzero()
+    def _check_finite(self, logp_BT: Numbers) -> None:
+        bad = np.argwhere(~np.isfinite(logp_BT))
         if len(bad):
             row, position = bad[0].tolist()
             raise NumericsError(

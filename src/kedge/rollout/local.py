@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import cast
+from importlib.util import find_spec
+from logging import getLogger
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +21,21 @@ from kedge.core.records import Rollouts
 from kedge.models import heads
 from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding
+from kedge.rollout.families import obstacle
+from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.prompts import Prompts
 from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.steps import EagerSteps, Sampler, Steps
+
+_log = getLogger(__name__)
+
+_LOOK_EVERY = 8
+"""Steps between two looks at a GPU. A look costs about a fifth of a step; a row that ended is run 4 times for nothing
+on average, which is little in an answer of a hundred tokens or more."""
+_COLUMNS = 128
+"""The cache of a GPU is allocated by so many columns, so that batches of like lengths share it and its graphs."""
+
+Path: TypeAlias = Literal["eager", "graph", "fused"]
 
 
 class LocalGenerator:
@@ -37,10 +52,14 @@ class LocalGenerator:
         decode: Callable[[list[int]], str] | None = None,
         buckets: Sequence[int] | None = None,
         version: int = 0,
+        path: Path | None = None,
+        look_every: int | None = None,
     ) -> None:
         """`max_rows` are decoded at once; it changes speed and memory, never what is sampled. `decode` turns an
         answer into the text in which stop strings are looked for. `buckets` are the batch sizes that are run, the
-        largest being `max_rows`: a few on a GPU, so that each can be kept as a graph, and any on the CPU."""
+        largest being `max_rows`: a few on a GPU, so that each can be kept as a graph, and any on the CPU.
+        `path` is how a step is run, by default the fastest that the model and its device allow (see `graphs`), and
+        `look_every` after how many steps the host looks which rows have ended: both change speed alone."""
         on_gpu = model.device.type == "cuda"
         self._buckets = tuple(buckets or (bucket_sizes(max_rows) if on_gpu else range(1, max_rows + 1)))
         if max_rows < 1 or self._buckets != tuple(sorted({*self._buckets})) or self._buckets[-1] != max_rows:
@@ -55,25 +74,77 @@ class LocalGenerator:
                 raise ModelError(f"token {token} (stop or padding) is not among the {vocabulary} of the model")
         self._model, self._settings, self._decode = model, settings, decode
         self._stop_ids, self._pad = tuple(stop_ids), pad
+        self._window = look_every or (_LOOK_EVERY if on_gpu else 1)
+        self._kept: GraphSteps | None = None
+        self._asked: Path | None = path
+        self.path: Path
+        """How steps are run: `eager` (modules), `graph` (the same in CUDA graphs) or `fused` (our kernels in them)."""
+        self.path, reason = self._choose()
+        if reason:
+            _log.info("%s decodes on the path '%s': %s", type(model).__name__, self.path, reason)
         self.version = version
 
     @torch.no_grad()
     def generate(self, prompts: Prompts, seed: int) -> Rollouts:
         """An answer for every row, in the order of the rows: the same for the same seed, group and answer index."""
         self._check_room(prompts)
+        places = next(size for size in self._buckets if size >= min(self._buckets[-1], len(prompts.tokens)))
+        sampler = self._sampler()
         with for_decoding(self._model):
             decoding = Decoding(
                 self._model,
+                self._steps(sampler, places, max(map(len, prompts.tokens)) + self._settings.max_new_tokens),
+                sampler,
                 prompts,
-                self._settings,
                 seed=seed,
-                stop_ids=self._stop_ids,
                 pad=self._pad,
                 decode=self._decode,
                 buckets=self._buckets,
+                places=places,
+                window=self._window,
             )
             decoding.run()
         return decoding.rollouts(self.version)
+
+    def release(self) -> None:
+        """Give back the cache and the graphs that a GPU keeps between calls; the next call makes new ones."""
+        self._kept = None
+
+    def _sampler(self) -> Sampler:
+        head_VD = heads.lm_head(self._model)
+        stop_V = torch.zeros(len(head_VD), dtype=torch.bool, device=head_VD.device)
+        stop_V[sorted(self._stop_ids)] = True
+        return Sampler(head_VD=head_VD, stop_V=stop_V, settings=self._settings)
+
+    def _choose(self) -> tuple[Path, str]:
+        """The path that was asked for, or the fastest there is, and what keeps it from being faster."""
+        if self._asked == "fused" and (reason := obstacle(self._model)):
+            name = type(self._model).__name__
+            raise ModelError(f"{name} cannot be decoded on the path 'fused': {reason}. Ask for 'graph' or 'eager'")
+        if self._asked is not None:
+            return self._asked, ""
+        if self._model.device.type != "cuda":
+            return "eager", ""
+        if find_spec("triton") is None:
+            return "eager", "the package triton is not installed"
+        reason = obstacle(self._model)
+        return ("graph", reason) if reason else ("fused", "")
+
+    def _steps(self, sampler: Sampler, places: int, columns: int) -> Steps:
+        if self.path == "eager":
+            return EagerSteps(self._model, sampler, places=places, columns=columns, window=self._window)
+        kept = self._kept
+        if kept is None or not kept.can_decode(places=places, columns=columns):
+            columns = -(-columns // _COLUMNS) * _COLUMNS
+            if kept is not None:
+                places, columns = max(places, kept.cache.places), max(columns, kept.cache.columns)
+            self._kept = kept = None  # its memory is free before the next is allocated
+            self.path, _ = self._choose()  # adapters may have come since
+            is_fused = self.path == "fused"
+            self._kept = kept = GraphSteps(
+                self._model, sampler, places=places, columns=columns, window=self._window, is_fused=is_fused
+            )
+        return kept
 
     def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:
         """The same as a future, which is done at once."""
@@ -101,12 +172,16 @@ class LocalGenerator:
 
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:
-    """Powers of two up to 8, then multiples of 8: at most 7 places are run for nothing.
+    """Powers of two up to 8, then steps of 8 or, further up, of a quarter of the last power of two: each size is a
+    graph to capture and keep, and a step of more rows takes little longer.
 
-    >>> bucket_sizes(30)
-    (1, 2, 4, 8, 16, 24, 30)
+    >>> bucket_sizes(30), bucket_sizes(300)[8:]
+    ((1, 2, 4, 8, 16, 24, 30), (48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 300))
     """
-    return (*(size for size in (1, 2, 4, *range(8, max_rows, 8)) if size < max_rows), max_rows)
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < max_rows:
+        sizes.append(sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 3)))
+    return (*(size for size in sizes if size < max_rows), max_rows)
 
 
 def _window(model: PreTrainedModel) -> int:

@@ -1,0 +1,163 @@
+# pyright: reportMissingImports=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
+# pyright: reportIndexIssue=false
+"""Queries, keys and values of one new token a row: norm, products, biases, rotation, and the write to the cache.
+
+Shape letters: R slots, P places, H key heads, G query heads a key head, S columns, D head width.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kedge.rollout.kernels.chain import fetch_rows, follow
+from kedge.rollout.kernels.stream import Stream, inverse_root, load_squares
+from kedge.rollout.tiles import Tile
+
+
+def attention_inputs(
+    stream: Stream,
+    weights: tuple[Tensor, Tensor, Tensor],
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None],
+    rotation: tuple[Tensor, Tensor],
+    keys_PHSD: Tensor,
+    values_PHSD: Tensor,
+    place_R: Tensor,
+    column_R: Tensor,
+    *,
+    eps: float,
+    tile: Tile,
+    chained: bool = False,
+) -> Tensor:
+    """The rotated queries (R, H, G, D); keys and values go to column `column_R[r]` of place `place_R[r]`."""
+    rows, width = stream.plain_RW.shape
+    heads, head_width = keys_PHSD.shape[1], keys_PHSD.shape[3]
+    query_heads = weights[0].shape[0] // head_width
+    q_RHGD = stream.plain_RW.new_empty(rows, heads, query_heads // heads, head_width)
+    tiles = stream.squares_RN.shape[1]
+    _attention_inputs[(triton.cdiv(rows, tile.rows), query_heads + 2 * heads)](
+        stream.weighted_RW,
+        stream.squares_RN,
+        *weights,
+        *biases,
+        *rotation,
+        place_R,
+        column_R,
+        q_RHGD,
+        keys_PHSD,
+        values_PHSD,
+        rows,
+        eps,
+        keys_PHSD.stride(0),
+        keys_PHSD.stride(1),
+        WIDTH=width,
+        QUERY_HEADS=query_heads,
+        HEADS=heads,
+        HALF=head_width // 2,
+        TILES=tiles,
+        TILES_PADDED=triton.next_power_of_2(tiles),
+        BLOCK_R=tile.rows,
+        BLOCK_K=tile.depth,
+        CHAINED=chained,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=chained,
+    )
+    return q_RHGD
+
+
+@triton.jit
+def _attention_inputs(
+    x_ptr,
+    squares_ptr,
+    wq_ptr,
+    wk_ptr,
+    wv_ptr,
+    bq_ptr,
+    bk_ptr,
+    bv_ptr,
+    cos_ptr,
+    sin_ptr,
+    place_ptr,
+    column_ptr,
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    rows,
+    eps,
+    place_stride,
+    head_stride,
+    WIDTH: tl.constexpr,
+    QUERY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PADDED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """One head, of queries, keys or values, whose two halves the rotation mixes."""
+    wanted_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row_R = tl.minimum(wanted_R, rows - 1)
+    head = tl.program_id(1)
+    w_ptr, b_ptr = wq_ptr, bq_ptr
+    local = head
+    if head >= QUERY_HEADS + HEADS:
+        w_ptr, b_ptr = wv_ptr, bv_ptr
+        local = head - QUERY_HEADS - HEADS
+    elif head >= QUERY_HEADS:
+        w_ptr, b_ptr = wk_ptr, bk_ptr
+        local = head - QUERY_HEADS
+    w_ptr += local * 2 * HALF * WIDTH
+    fetch_rows(w_ptr, 2 * HALF, WIDTH, 0, WIDTH, CHAINED)
+    # What the kernel before has no part in is read while it ends, and all of it before the product.
+    d = tl.arange(0, HALF)
+    column_R = tl.load(column_ptr + row_R)
+    at_RD = tl.load(place_ptr + row_R)[:, None] * place_stride + local * head_stride
+    at_RD = at_RD + column_R[:, None] * (2 * HALF) + d
+    cos_RD = tl.load(cos_ptr + column_R[:, None] * HALF + d)
+    sin_RD = tl.load(sin_ptr + column_R[:, None] * HALF + d)
+    first_bias_D, second_bias_D = tl.zeros([HALF], tl.float32), tl.zeros([HALF], tl.float32)
+    if b_ptr is not None:
+        b_ptr += local * 2 * HALF
+        first_bias_D, second_bias_D = tl.load(b_ptr + d).to(tl.float32), tl.load(b_ptr + HALF + d).to(tl.float32)
+    follow(CHAINED)
+    squares_RN = load_squares(squares_ptr, row_R, TILES, TILES_PADDED)
+    a_RD, b_RD = _halves(x_ptr, w_ptr, w_ptr + HALF * WIDTH, row_R, WIDTH, BLOCK_R, HALF, BLOCK_K)
+
+    scale_R1 = inverse_root(squares_RN, eps, WIDTH)[:, None]
+    a_RD, b_RD = a_RD * scale_R1 + first_bias_D[None, :], b_RD * scale_R1 + second_bias_D[None, :]
+    inside = (wanted_R < rows)[:, None]
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    if head >= QUERY_HEADS + HEADS:
+        tl.store(values_ptr + at_RD, a_RD.to(dtype), mask=inside)
+        tl.store(values_ptr + at_RD + HALF, b_RD.to(dtype), mask=inside)
+    else:
+        first_RD = (a_RD * cos_RD - b_RD * sin_RD).to(dtype)
+        second_RD = (b_RD * cos_RD + a_RD * sin_RD).to(dtype)
+        if head >= QUERY_HEADS:
+            tl.store(keys_ptr + at_RD, first_RD, mask=inside)
+            tl.store(keys_ptr + at_RD + HALF, second_RD, mask=inside)
+        else:
+            out_ptrs = q_ptr + (row_R[:, None] * QUERY_HEADS + local) * (2 * HALF) + d
+            tl.store(out_ptrs, first_RD, mask=inside)
+            tl.store(out_ptrs + HALF, second_RD, mask=inside)
+
+
+@triton.jit
+def _halves(
+    x_ptr, a_ptr, b_ptr, row_R, DEPTH: tl.constexpr, BLOCK_R: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """The product of the same rows with N rows from each of two addresses. By address, since heads of queries, keys and
+    values are of three matrices, and a program cannot choose between tiled ones."""
+    n, k = tl.arange(0, N), tl.arange(0, BLOCK_K)
+    x_ptrs, offset_KN = x_ptr + row_R[:, None] * DEPTH + k, n[None, :] * DEPTH + k[:, None]
+    a_RN = tl.zeros([BLOCK_R, N], tl.float32)
+    b_RN = tl.zeros([BLOCK_R, N], tl.float32)
+    for at in range(0, DEPTH, BLOCK_K):
+        x_RK = tl.load(x_ptrs + at)
+        a_RN = tl.dot(x_RK, tl.load(a_ptr + offset_KN + at), a_RN, input_precision="ieee")
+        b_RN = tl.dot(x_RK, tl.load(b_ptr + offset_KN + at), b_RN, input_precision="ieee")
+    return a_RN, b_RN

@@ -1,0 +1,77 @@
+# pyright: reportMissingImports=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
+# pyright: reportIndexIssue=false
+"""The first half of a gated layer: norm, two products, silu. Shape letters: R slots, W width, F inner width."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kedge.rollout.kernels.chain import follow
+from kedge.rollout.kernels.product import tiled, two_products
+from kedge.rollout.kernels.stream import Stream, inverse_root, load_squares
+from kedge.rollout.tiles import Tile
+
+
+def gated(stream: Stream, gate_FW: Tensor, up_FW: Tensor, *, eps: float, tile: Tile, chained: bool = False) -> Tensor:
+    """silu(gate · x) · (up · x) of the normed stream x, (R, F)."""
+    rows, width = stream.plain_RW.shape
+    inner = len(gate_FW)
+    out_RF = stream.plain_RW.new_empty(rows, inner)
+    tiles = stream.squares_RN.shape[1]
+    _gated[(triton.cdiv(rows, tile.rows), inner // tile.columns)](
+        tiled(stream.weighted_RW, tile.rows, tile.depth),
+        tiled(gate_FW, tile.columns, tile.depth),
+        tiled(up_FW, tile.columns, tile.depth),
+        stream.squares_RN,
+        out_RF,
+        rows,
+        eps,
+        WIDTH=width,
+        INNER=inner,
+        TILES=tiles,
+        TILES_PADDED=triton.next_power_of_2(tiles),
+        BLOCK_R=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.depth,
+        CHAINED=chained,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=chained,
+    )
+    return out_RF
+
+
+@triton.jit
+def _gated(
+    x_tiles,
+    gate_tiles,
+    up_tiles,
+    squares_ptr,
+    out_ptr,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    TILES: tl.constexpr,
+    TILES_PADDED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    wanted_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row_R = tl.minimum(wanted_R, rows - 1)
+    first = tl.program_id(1) * BLOCK_N
+    follow(CHAINED)
+    squares_RN = load_squares(squares_ptr, row_R, TILES, TILES_PADDED)
+    gate_RN, up_RN = two_products(
+        x_tiles, gate_tiles, up_tiles, tl.program_id(0) * BLOCK_R, first, WIDTH, BLOCK_R, BLOCK_N, BLOCK_K
+    )
+    scale_R1 = inverse_root(squares_RN, eps, WIDTH)[:, None]
+    gate_RN = gate_RN * scale_R1
+    out_RN = gate_RN / (1 + tl.exp(-gate_RN)) * (up_RN * scale_R1)
+    n = first + tl.arange(0, BLOCK_N)
+    out_ptrs = out_ptr + row_R[:, None] * INNER + n
+    tl.store(out_ptrs, out_RN.to(out_ptr.dtype.element_ty), mask=(wanted_R < rows)[:, None])

@@ -1,0 +1,149 @@
+"""How the work of a decoding step is cut into programs of a GPU, by the number of rows. Free of torch.
+
+The numbers were found by trying whole steps on an H200 with the shape of Qwen2.5-0.5B. Any others compute the same,
+as long as a tile divides its matrix: the kernels have masks for rows alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+_SPLIT_COLUMNS = 256
+"""Fewer columns than this are not worth a program of their own."""
+_PROCESSORS = 132
+"""Of an H200. More programs than twice as many have nothing to gain from a split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """How much of a product one program computes, and with how many warps and loads under way; `splits` programs
+    share the depth of a product that is too deep for one."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 4
+    splits: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How attention reads the cache: so many columns at once, and the columns of a row in so many parts. `is_early`:
+    it asks for them while the kernel before is at work, which pays where that one leaves the memory idle."""
+
+    columns: int
+    warps: int
+    stages: int
+    splits: int
+    is_early: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Those of a layer's products, in order."""
+
+    attention_inputs: Tile
+    o: Tile
+    gated: Tile
+    down: Tile
+
+
+def tiles_for(rows: int, *, width: int, inner: int, attended: int) -> Tiles:
+    """`width` of the residual stream, `inner` of the gated product, `attended` of all heads together."""
+    wanted = next(tiles for most, tiles, _ in _BY_ROWS if rows <= most)
+    return Tiles(
+        attention_inputs=_fitted(wanted.attention_inputs, columns=width, depth=width),
+        o=_fitted(wanted.o, columns=width, depth=attended),
+        gated=_fitted(wanted.gated, columns=inner, depth=width),
+        down=_fitted(wanted.down, columns=width, depth=inner),
+    )
+
+
+def head_tile(rows: int, width: int) -> Tile:
+    """Of the product with the output matrix, whose rows need not be divided."""
+    tile = next(head for most, _, head in _BY_ROWS if rows <= most)
+    return _fitted(tile, columns=tile.columns, depth=width)
+
+
+def reading_for(rows: int, heads: int, columns: int) -> Reading:
+    """
+    >>> reading_for(8, 2, 1024)
+    Reading(columns=64, warps=2, stages=3, splits=4, is_early=True)
+    >>> reading_for(128, 2, 1024).splits
+    1
+    """
+    if rows > 64:
+        return Reading(columns=32, warps=1, stages=4, splits=1, is_early=False)
+    splits = min(2 * _PROCESSORS // (rows * heads), columns // _SPLIT_COLUMNS, 32)
+    return Reading(columns=64, warps=2, stages=3, splits=max(splits, 1), is_early=True)
+
+
+def _fitted(tile: Tile, *, columns: int, depth: int) -> Tile:
+    """
+    >>> _fitted(Tile(rows=64, columns=64, depth=128, splits=4), columns=4896, depth=192)
+    Tile(rows=64, columns=32, depth=64, warps=4, stages=4, splits=3)
+    """
+    step = _divisor(tile.depth, depth)
+    return replace(tile, columns=_divisor(tile.columns, columns), depth=step, splits=min(tile.splits, depth // step))
+
+
+def _divisor(wanted: int, size: int) -> int:
+    while size % wanted:
+        wanted //= 2
+    return wanted
+
+
+# The columns of `attention_inputs` are those of a head, whatever is said here.
+_BY_ROWS = (
+    (
+        16,
+        Tiles(
+            attention_inputs=Tile(rows=16, columns=16, depth=128, stages=5),
+            o=Tile(rows=16, columns=32, depth=128),
+            gated=Tile(rows=16, columns=64, depth=128),
+            down=Tile(rows=16, columns=32, depth=256, stages=3, splits=4),
+        ),
+        Tile(rows=16, columns=64, depth=64),
+    ),
+    (
+        32,
+        Tiles(
+            attention_inputs=Tile(rows=16, columns=16, depth=128, stages=5),
+            o=Tile(rows=16, columns=32, depth=128),
+            gated=Tile(rows=32, columns=64, depth=128, stages=3),
+            down=Tile(rows=32, columns=32, depth=256, stages=3, splits=4),
+        ),
+        Tile(rows=32, columns=64, depth=64),
+    ),
+    (
+        64,
+        Tiles(
+            attention_inputs=Tile(rows=64, columns=16, depth=64, stages=5),
+            o=Tile(rows=64, columns=16, depth=128),
+            gated=Tile(rows=64, columns=64, depth=128, stages=3, warps=8),
+            down=Tile(rows=64, columns=32, depth=256, stages=3, splits=4),
+        ),
+        Tile(rows=64, columns=64, depth=64),
+    ),
+    (
+        128,
+        Tiles(
+            attention_inputs=Tile(rows=64, columns=16, depth=64, stages=5),
+            o=Tile(rows=64, columns=64, depth=128),
+            gated=Tile(rows=64, columns=32, depth=64),
+            down=Tile(rows=64, columns=64, depth=128, splits=3),
+        ),
+        Tile(rows=128, columns=64, depth=64, warps=8),
+    ),
+    (
+        1 << 30,
+        Tiles(
+            attention_inputs=Tile(rows=128, columns=16, depth=64, stages=5),
+            o=Tile(rows=64, columns=64, depth=128),
+            gated=Tile(rows=128, columns=64, depth=64, warps=8),
+            down=Tile(rows=128, columns=64, depth=128, splits=2),
+        ),
+        Tile(rows=128, columns=128, depth=64, warps=8),
+    ),
+)

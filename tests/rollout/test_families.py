@@ -1,0 +1,48 @@
+"""Which models the kernels can decode, and why others cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from kedge.models.adapters import base_of, with_lora
+from kedge.models.settings import LoraSettings
+from kedge.rollout.families import obstacle
+
+_SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+_HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def _llama(**changes: Any) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**{**_SMALL, **_HEADS, **changes}))
+
+
+def test_plain_decoders_have_no_obstacle() -> None:
+    assert obstacle(_llama()) is None
+    assert obstacle(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS))) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"hidden_act": "gelu"}, "its activation is gelu"),
+        ({"hidden_size": 48}, "widths (48, 96, 24)"),
+        ({"head_dim": 96}, "widths (64, 96, 96)"),
+        ({"mlp_bias": True}, "its inner products have biases"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "of kind dynamic"),
+    ],
+)
+def test_what_the_kernels_do_not_compute_is_named(changes: dict[str, Any], expected: str) -> None:
+    assert expected in (obstacle(_llama(**changes)) or "")
+
+
+def test_other_families_sliding_windows_and_adapters_are_named() -> None:
+    assert obstacle(GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=1))) == (
+        "gpt2 is not one of llama, mistral, qwen2"
+    )
+    sliding = Qwen2Config(**_SMALL, **_HEADS, use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    assert obstacle(Qwen2ForCausalLM(sliding)) == "not all of its layers attend to everything"
+    adapted = with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0)
+    assert "peft.tuners.lora.layer.Linear, not a plain linear layer" in (obstacle(base_of(adapted)) or "")

@@ -1,0 +1,164 @@
+"""The kernels of a step against plain torch. They need a GPU, or Triton's interpreter, which runs them on the CPU:
+
+TRITON_INTERPRET=1 pytest -m gpu tests/rollout/test_kernels.py        # with triton >= 3.8 installed
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from kedge.rollout.cache import RowCache, for_decoding
+from kedge.rollout.graphs import GraphSteps
+from kedge.rollout.local import LocalGenerator
+from kedge.rollout.prompts import repeated
+from kedge.rollout.sampling import draw, folded
+from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.slots import ALIVE, AT, COLUMN, DRAWN, KEY, PLACE, TOKEN, Slots, empty_slots
+from kedge.rollout.steps import last_hidden
+from kedge.rollout.tiles import Reading, Tile
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TOLERANCE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4}
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 8])
+def test_attention_reads_the_filled_columns_of_each_rows_own_place(splits: int) -> None:
+    from kedge.rollout.kernels.attention import decode_attention
+
+    q_RHGD, keys_PHSD, values_PHSD = (
+        _random(3, 2, 3, 32),
+        _random(5, 2, 300, 32, seed=1),
+        _random(5, 2, 300, 32, seed=2),
+    )
+    places, columns = [4, 0, 2], [0, 299, 130]  # most splits of the first row have no column at all
+    keys_PHSD[4, :, 1:], values_PHSD[2, :, 131:] = torch.nan, torch.nan  # what is not theirs may be anything
+    reading = Reading(columns=32, warps=1, stages=2, splits=splits, is_early=False)
+    found_RHGD = decode_attention(
+        q_RHGD,
+        keys_PHSD,
+        values_PHSD,
+        torch.tensor(places, device=DEVICE),
+        torch.tensor(columns, device=DEVICE),
+        scale=0.3,
+        reading=reading,
+    )
+    for row, (place, column) in enumerate(zip(places, columns, strict=True)):
+        keys_HSD, values_HSD = keys_PHSD[place, :, : column + 1], values_PHSD[place, :, : column + 1]
+        weight_HGS = (q_RHGD[row] @ keys_HSD.mT * 0.3).softmax(-1)
+        torch.testing.assert_close(found_RHGD[row], weight_HGS @ values_HSD, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("splits", "rows"), [(1, 5), (3, 5), (2, 20)])
+def test_a_product_is_added_and_made_ready_for_its_norm(splits: int, rows: int) -> None:
+    from kedge.rollout.kernels.added import added
+    from kedge.rollout.kernels.stream import Stream, normed
+
+    plain_RW, input_RK, weight_WK = _random(rows, 64), _random(rows, 96, seed=1), _random(64, 96, seed=2)
+    bias_W, norm_W = _random(64, seed=3), _random(64, seed=4)
+    expected_RW = plain_RW + input_RK @ weight_WK.T + bias_W
+    arrived = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    stream = Stream(plain_RW=plain_RW, weighted_RW=torch.full_like(plain_RW, torch.nan), squares_RN=plain_RW[:, :1])
+    tile = Tile(rows=16, columns=16, depth=32, splits=splits)
+    after = added(stream, input_RK, weight_WK, bias_W, norm_W, tile=tile, arrived=arrived)
+    torch.testing.assert_close(after.plain_RW, expected_RW, **TOLERANCE)
+    expected_norm_RW = torch.nn.functional.rms_norm(expected_RW, (64,), norm_W, eps=1e-3)
+    torch.testing.assert_close(normed(after, 1e-3), expected_norm_RW, **TOLERANCE)
+    assert not arrived.any()
+
+
+def _slots(rows: int) -> Slots:
+    slots = empty_slots(rows, 4, DEVICE)
+    slots.state_FR[KEY] = torch.arange(rows, device=DEVICE) * 7919 - 2**62
+    slots.state_FR[DRAWN] = torch.arange(rows, device=DEVICE) % 5
+    slots.state_FR[COLUMN] = 10 + torch.arange(rows, device=DEVICE)
+    slots.state_FR[ALIVE] = (torch.arange(rows, device=DEVICE) != 3).long()
+    slots.state_FR[AT] = 2
+    return slots
+
+
+@pytest.mark.parametrize(("temperature", "least"), [(1.0, 0), (0.6, 3)])
+def test_drawn_tokens_and_the_state_after_them_are_those_of_the_torch_path(temperature: float, least: int) -> None:
+    from kedge.rollout.kernels.sampling import draw_and_advance
+
+    rows, vocabulary = 9, 203
+    hidden_RD, head_VD = _random(rows, 32), _random(vocabulary, 32, seed=1)
+    stop_V = torch.arange(vocabulary, device=DEVICE) % 2 == 0
+    slots, before = _slots(rows), _slots(rows)
+    scaled_RV = hidden_RD @ head_VD.T / temperature
+    barred_RV = stop_V & (before.drawn_R < least)[:, None]
+    key_R = folded(before.key_R, before.drawn_R)
+    token_R = draw(scaled_RV.masked_fill(barred_RV, -torch.inf), key_R, top_k=None, top_p=1.0)
+    logp_R = scaled_RV.log_softmax(-1).gather(1, token_R[:, None])[:, 0]
+    tile = Tile(rows=16, columns=64, depth=16)
+    draw_and_advance(slots, hidden_RD, head_VD, stop_V, temperature=temperature, least=least, most=5, tile=tile)
+    assert slots.token_KR[2].tolist() == token_R.tolist()
+    torch.testing.assert_close(slots.logp_KR[2], logp_R, **TOLERANCE)
+    for row in range(rows):
+        token, grows = int(token_R[row]), row != 3
+        ends = token % 2 == 0 or int(before.drawn_R[row]) + 1 == 5
+        expected = before.state_FR[:, row].tolist()
+        expected[AT] = 3
+        if grows:
+            expected[TOKEN], expected[ALIVE] = token, int(not ends)
+            expected[COLUMN], expected[DRAWN] = expected[COLUMN] + 1, expected[DRAWN] + 1
+        assert slots.state_FR[:, row].tolist() == expected
+
+
+def _qwen(layers: int) -> Any:
+    sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers}
+    heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32}
+    config = Qwen2Config(**sizes, **heads)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = Qwen2ForCausalLM(config).eval()
+        with torch.no_grad():
+            for weight in model.parameters():  # larger than usual, and no norm or bias that does nothing
+                weight.mul_(4.0).add_(0.3 * torch.randn_like(weight) if weight.ndim == 1 else 0.0)
+    return model.to(DEVICE)
+
+
+@torch.no_grad()
+def test_a_fused_layer_is_the_module() -> None:
+    model, columns = _qwen(1), [5, 0, 8]
+    cache, slots = RowCache(4, 16), empty_slots(3, 1, DEVICE)
+    slots.state_FR[TOKEN] = torch.tensor([17, 200, 31], device=DEVICE)
+    slots.state_FR[COLUMN] = torch.tensor(columns, device=DEVICE)
+    slots.state_FR[PLACE] = torch.tensor([2, 0, 3], device=DEVICE)
+    past = torch.randint(0, 259, (3, 9), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    from kedge.rollout.kernels.backbone import FusedBackbone
+
+    with for_decoding(model):
+        cache.at_prompts(slots.place_R, torch.arange(3, device=DEVICE))
+        last_hidden(model, cache, past, torch.arange(9, device=DEVICE).expand(3, 9), None)
+        found_RW = FusedBackbone(model, cache, slots, chained=False)(3)
+    for row, column in enumerate(columns):
+        text = torch.cat((past[row, :column], slots.token_R[row : row + 1]))[None]
+        expected_W = model.model(input_ids=text).last_hidden_state[0, -1]
+        torch.testing.assert_close(found_RW[row], expected_W, **TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="in float32, which tokens can be compared in, only interpreted")
+def test_the_fused_path_samples_what_the_eager_path_samples() -> None:
+    model = _qwen(2)
+    prompts = repeated([[70, 80, 90], [65], list(range(100, 111)), [7] * 6], ids=[3, 14, 15, 6], answers=1)
+    settings = SamplingSettings(max_new_tokens=5, temperature=0.8, min_new_tokens=2)
+    stops = (258, *range(0, 256, 8))
+    eager, fused = (
+        LocalGenerator(model, settings, stop_ids=stops, pad=256, max_rows=3, path=path, look_every=3)
+        for path in ("eager", "fused")
+    )
+    expected, found = eager.generate(prompts, 11), fused.generate(prompts, 11)
+    assert isinstance(fused._kept, GraphSteps)  # pyright: ignore[reportPrivateUsage]: it must not have been eager
+    assert torch.equal(found.tokens_BT, expected.tokens_BT)
+    torch.testing.assert_close(found.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-5, rtol=0)
