@@ -92,14 +92,46 @@ def test_an_override_counts_as_if_it_were_written(kedge: Kedge) -> None:
     assert "not fit to run: 1 fatal" in done.out
 
 
-def test_a_stage_that_this_version_cannot_run_is_said_so(kedge: Kedge, folder: Path) -> None:
+def test_a_ppo_recipe_tells_the_arithmetic_of_an_iteration(kedge: Kedge, folder: Path) -> None:
     (folder / "ppo.yaml").write_text(
         SFT + "  rm: {kind: reward, data: data/pairs.jsonl}\n"
-        "  ppo: {kind: ppo, from: imitate, reward: rm, prompts: data/prompts.jsonl, max_prompt_tokens: 200}\n"
+        "  ppo: {kind: ppo, from: imitate, reward: rm, prompts: data/prompts.jsonl, max_prompt_tokens: 200,\n"
+        "        iterations: 50, batch: 12, answers: 2, epochs: 3, minibatches: 4, micro_batch: 5}\n"
     )
     done = kedge("check", "ppo.yaml")
     assert done.code == 0
-    assert "  ppo (checked only: this version cannot run it)\n" in done.out
+    told = done.out.splitlines()
+    assert told[told.index("  ppo") + 1 :] == [
+        "    each iteration: 12 prompts × 2 answers = 24 responses; 3 epochs × 4 minibatches = 12 optimiser steps of 6 "
+        "responses, each as 2 micro-batches (1 of 5 and one of 1)",
+        "    50 iterations: 1,200 responses in all",
+        "    from: what imitate makes (model)",
+        "    reward: what rm makes (model)",
+        "    prompts: 40 prompts in prompts.jsonl",
+        "  fit to run",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("minibatches: 9", "9 minibatches cannot be cut from 8 responses"),
+        ("kl: {start: 0}", "kl.start is 0 and there is no kl.limit: nothing holds the policy to the reference"),
+        ("kl: {start: 0, target: 4}", "a coefficient of 0 stays 0 however it is steered to kl.target"),
+        ("critic_warmup: 3, iterations: 3", "critic_warmup 3 leaves none of 3 iterations in which the policy learns"),
+        (
+            "scores: {overlong_buffer: 300}",
+            "scores.overlong_buffer 300 is more than the longest answer, sampling.max_new_tokens 256",
+        ),
+        ("max_prompt_tokens: 4096", "4096 tokens are asked for, but tiny has a window of 1024"),
+    ],
+)
+def test_a_ppo_recipe_that_cannot_learn_is_said_so(kedge: Kedge, folder: Path, settings: str, problem: str) -> None:
+    stage = f"kind: ppo, reward: ./rm, prompts: data/prompts.jsonl, max_prompt_tokens: 200, batch: 8, {settings}"
+    stage = stage.replace("max_prompt_tokens: 200, ", "") if "max_prompt" in settings else stage
+    (folder / "ppo.yaml").write_text(f"{HEAD}  ppo: {{{stage}}}\n")
+    assert problem in kedge("check", "ppo.yaml").out
 
 
 def test_without_a_recipe_the_command_says_what_it_wants(kedge: Kedge) -> None:

@@ -48,7 +48,7 @@ def test_nothing_is_overwritten(kedge: Kedge, tmp_path: Path) -> None:
 def test_an_unknown_template_names_the_nearest(kedge: Kedge) -> None:
     done = kedge("new", "tinny")
     assert done.code == 2
-    assert done.err.startswith("error: no template named 'tinny' (did you mean 'tiny'?); there are: loop, ")
+    assert done.err.startswith("error: no template named 'tinny' (did you mean 'tiny'?); there are: best-of-n, ")
 
 
 def test_the_shipped_files_are_small_and_held_out_prompts_are_nowhere_else() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kedge.core.errors import ConfigError, ShapeError
-from kedge.core.loss import ItemLoss, Per, masked, mean, stat_means, stat_sums, weight_of, weighted_sum, widen
+from kedge.core.loss import ItemLoss, masked, mean, stat_means, stat_sums, weight_of, weighted_sum, widen
+from kedge.core.per import Per
 
 PERS: tuple[Per, ...] = get_args(Per)
 NAN, INF = math.nan, math.inf

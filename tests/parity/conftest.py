@@ -14,15 +14,25 @@ from pathlib import Path
 import pytest
 
 # Imports once, then one forked child a command, which does what `python -m kedge.cli` does from there on. With a
-# `calls` above 0 the child kills itself at that call into the system; how many it made goes to the file `counted`.
+# `calls` above 0 the child kills itself at that call into what is `watched`: the system, a token of generation, a part
+# of an optimiser step. How many it made goes to the file `counted`.
 _FORKING = """
 import itertools, json, os, signal, sys
-import kedge.pipeline.reward_training, kedge.pipeline.sft_training, kedge.pipeline.checking
+import kedge.pipeline.ppo_training, kedge.pipeline.reward_training, kedge.pipeline.sft_training
+import kedge.pipeline.checking
 from kedge.cli.main import main
+from kedge.models.stepper import Stepper
+from kedge.rollout.steps import EagerSteps
 
 made = itertools.count(1)
+system = ("open", "write", "ftruncate", "fsync", "mkdir", "rename", "replace", "unlink", "rmdir")
+places = {
+    "system": [(os, name) for name in system],
+    "generation": [(EagerSteps, "step")],
+    "update": [(Stepper, "_accumulate"), (Stepper, "_publish")],
+}
 
-def count_calls(limit):
+def count_calls(limit, watched):
     def counted(real):
         def call(*args, **kwargs):
             global last
@@ -31,8 +41,8 @@ def count_calls(limit):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **kwargs)
         return call
-    for name in ("open", "write", "ftruncate", "fsync", "mkdir", "rename", "replace", "unlink", "rmdir"):
-        setattr(os, name, counted(getattr(os, name)))
+    for owner, name in places[watched]:
+        setattr(owner, name, counted(getattr(owner, name)))
 
 print("ready", flush=True)
 for line in sys.stdin:
@@ -43,7 +53,7 @@ for line in sys.stdin:
         os.dup2(out, 1)
         os.dup2(out, 2)
         last = 0
-        count_calls(asked["calls"])
+        count_calls(asked["calls"], asked["watched"])
         sys.argv = ["kedge", *asked["arguments"]]
         code = 0
         try:
@@ -68,13 +78,14 @@ class Kedge:
     output: Path
     counted: Path
 
-    def start(self, *arguments: object, calls: int = 0) -> int:
+    def start(self, *arguments: object, calls: int = 0, watched: str = "system") -> int:
         """Begin a command; returns its process id."""
         asked = {
             "arguments": [str(one) for one in arguments],
             "output": str(self.output),
             "counted": str(self.counted),
             "calls": calls,
+            "watched": watched,
         }
         assert self.server.stdin is not None
         self.server.stdin.write(json.dumps(asked) + "\n")
@@ -85,12 +96,12 @@ class Kedge:
         """The exit code of the command that was begun last; negative for a signal."""
         return int(self._line())
 
-    def run(self, *arguments: object, calls: int = 0) -> int:
-        self.start(*arguments, calls=calls)
+    def run(self, *arguments: object, calls: int = 0, watched: str = "system") -> int:
+        self.start(*arguments, calls=calls, watched=watched)
         return self.wait()
 
     def calls(self) -> int:
-        """How many calls into the system the last command made that came to its end."""
+        """How many calls the last command made, of those that came to their end, into what was watched."""
         return int(self.counted.read_text())
 
     def kill(self, process: int) -> int:

@@ -81,7 +81,7 @@ def test_every_problem_is_reported_at_once_with_its_line_and_the_nearest_name(wr
         "  line 11: stages.sft.optimiser.lr: must be greater than 0, found -1e-06",
         "  line 12: stages.ppo.roles: must be 'separate', 'lora' or 'trunk', found 'lorra' (did you mean 'lora'?)",
         "  line 13: stages.eval.kind: no stage of kind 'evalute' (did you mean 'evaluate'?); "
-        "installed: data, evaluate, ppo, reward, sft",
+        "installed: best_of_n, data, evaluate, group, ppo, preference, reward, sft",
         "  line 14: stages.odd: must be a mapping of settings, found 3",
         "  line 15: stages.none.kind: is required and missing; one of data, evaluate, ppo, reward, sft",
     ]
@@ -90,7 +90,7 @@ def test_every_problem_is_reported_at_once_with_its_line_and_the_nearest_name(wr
 def test_an_unknown_key_without_a_near_name_lists_what_is_allowed(write: Write) -> None:
     text = message_of(write("a.yaml", GOOD), "stages.ppo.kl.xyzzy=1")
     assert "--set stages.ppo.kl.xyzzy=1: stages.ppo.kl.xyzzy: not a setting here" in text
-    assert "allowed: start, target, horizon, limit, on_limit" in text
+    assert "allowed: start, target, horizon, kind, where, limit, on_limit, rollback_factor, max_rollbacks" in text
 
 
 def test_a_rule_across_two_settings_names_both_values(write: Write) -> None:

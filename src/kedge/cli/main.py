@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kedge import __version__
-from kedge.cli import check, data, demo, models, new, plugins, run, score
+from kedge.cli import check, data, demo, doctor, models, new, plugins, report, run, sample, score, watch
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
@@ -27,6 +27,10 @@ app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(new.new)
 app.command(rich_help_panel=WORK)(check.check)
 app.command(rich_help_panel=WORK)(run.run)
+app.command(rich_help_panel=WORK)(watch.watch)
+app.command(rich_help_panel=WORK)(report.report)
+app.command(rich_help_panel=WORK)(doctor.doctor)
+app.command(rich_help_panel=WORK)(sample.sample)
 app.command(rich_help_panel=WORK)(score.score)
 app.add_typer(data.app, rich_help_panel=PARTS)
 app.add_typer(models.app, rich_help_panel=PARTS)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from kedge.cli.screen import counter, out, writing
 
@@ -27,10 +30,26 @@ def run(
     if not (resume or no_check):
         with counter("examples audited") as progress:
             refuse_unfit(loaded, progress=progress)
-    with writing(runs / loaded.settings.name):
+    folder = runs / loaded.settings.name
+    with writing(folder), live_view(console, folder):
         run_recipe(
             loaded,
             runs,
             is_resumed=resume,
             say=lambda text: console.print(text, markup=False, soft_wrap=True),
         )
+
+
+@contextmanager
+def live_view(console: Console, folder: Path) -> Generator[None]:
+    """On a terminal, the run as it goes, below the lines that it says."""
+    if not console.is_terminal:
+        yield
+        return
+    from rich.live import Live
+
+    from kedge.pipeline.watching import beside
+
+    live = Live(console=console, transient=True, auto_refresh=False)
+    with live, beside(folder, lambda shown: live.update(shown, refresh=True)):
+        yield

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from kedge.core.errors import ConfigError, ShapeError
+from kedge.core.per import Per
 from kedge.core.suggest import did_you_mean
-
-Per = Literal["token", "sequence", "sequence_sum", "constant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

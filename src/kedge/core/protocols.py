@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kedge.core.loss import ItemLoss, Per
+    from kedge.core.loss import ItemLoss
+    from kedge.core.per import Per
     from kedge.core.records import Experience, Rollouts, ValueTargets
 
 Metrics = Mapping[str, float]

@@ -76,6 +76,8 @@ class RewardFacts:
     """Longest text in tokens that the model was trained on."""
     truncate: Truncate = "left"
     """What was done to longer ones."""
+    seen: tuple[tuple[float, float], ...] = ()
+    """The lowest and the highest normalised score of its training answers, for each objective; empty if unknown."""
 
     def __post_init__(self) -> None:
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):
@@ -91,6 +93,7 @@ class RewardFacts:
             "template_hash": self.template_hash,
             "max_length": self.max_length,
             "truncate": self.truncate,
+            "seen": [list(one) for one in self.seen],
         }
 
 
@@ -104,6 +107,7 @@ def facts_from(stored: Mapping[str, Any]) -> RewardFacts:
         template_hash=stored["template_hash"],
         max_length=stored["max_length"],
         truncate=stored["truncate"],
+        seen=tuple((low, high) for low, high in stored.get("seen", ())),
     )
 
 

@@ -60,9 +60,17 @@ class Stepper:
     """AdamW over `named` parameters, and the step it is at."""
 
     def __init__(
-        self, named: Named, settings: OptimiserSettings, *, total_steps: int, precision: Precision = "auto"
+        self,
+        named: Named,
+        settings: OptimiserSettings,
+        *,
+        total_steps: int,
+        precision: Precision = "auto",
+        owner: str = "",
     ) -> None:
+        """`owner` stands before the names of weights in errors, where several roles have weights of the same name."""
         self.settings = settings
+        self._owner = f"{owner}'s " if owner else ""
         self.total_steps = total_steps
         self.step = 0
         self.named = list(named)
@@ -166,10 +174,12 @@ class Stepper:
     def _culprit(self, loss: Tensor) -> str:
         """The first thing that is not finite, by name."""
         if not torch.isfinite(loss):
-            return f"the loss is {loss.item()}"
+            return f"the {self._owner}loss is {loss.item()}"
         gradients = ((name, master.grad) for (name, _), master in zip(self.named, self._masters, strict=True))
         bad = [name for name, grad in gradients if grad is not None and not torch.isfinite(grad).all()]
-        return f"the gradient of {bad[0]} is not finite" if bad else "the norm of the gradient is not finite"
+        if not bad:
+            return f"the norm of the {self._owner}gradient is not finite"
+        return f"the gradient of {self._owner}{bad[0]} is not finite"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def load_recipe(file: Path, overrides: Sequence[str] = ()) -> Recipe:
 def recipe_schema() -> dict[str, Any]:
     """JSON schema of a recipe with every stage kind that is installed, for completion and checks in editors."""
     top = RecipeSettings.model_json_schema(by_alias=True)
-    definitions: dict[str, Any] = {}
+    definitions: dict[str, Any] = top.pop("$defs", {})
     variants: list[dict[str, Any]] = []
     for kind in plugins.names("stages"):
         stage: Stage = plugins.find("stages", kind)

@@ -7,9 +7,10 @@ from pathlib import Path
 from kedge.core.errors import ConfigError
 from kedge.core.files import write_text
 from kedge.core.suggest import did_you_mean
+from kedge.report.card import last_values, model_card
 from kedge.report.run.html import render_run
 from kedge.report.run.records import read_run
-from kedge.runs.folder import runs_in
+from kedge.runs.folder import Run, runs_in
 from kedge.runs.manifest import MANIFEST_NAME
 
 REPORT_NAME = "report.html"
@@ -23,6 +24,11 @@ def write_report(run: Path, to: Path | None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, page)
     return target
+
+
+def write_card(run: Run, model: Path) -> None:
+    """`README.md` of a model that the run has made."""
+    write_text(model / "README.md", model_card(run.manifest, last_values(run.read_metrics())))
 
 
 def run_folder(path: Path) -> Path:

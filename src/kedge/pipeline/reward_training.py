@@ -60,7 +60,8 @@ def train_reward(context: Context, settings: RewardSettings) -> Path:
         "max_length": settings.max_length,
         "truncate": settings.truncate,
     }
-    members = [_normalised(member, demonstrations, about) for member in members]
+    others = [list(answer) for one in data[:MOST_DEMONSTRATIONS] for answer in one.ranked.answers]
+    members = [_normalised(member, demonstrations, others, about) for member in members]
     folder = context.folder / "model"
     if len(members) == 1:
         save(members[0], folder)
@@ -154,12 +155,21 @@ def _demonstrations(context: Context, encoder: Encoder, data: Sequence[Judged]) 
     return best[:MOST_DEMONSTRATIONS]
 
 
-def _normalised(member: RewardModel, demonstrations: Sequence[Sequence[int]], about: Mapping[str, Any]) -> RewardModel:
-    """Demonstrations average 0. The scale stays: a score difference is a log-odds, and calibration is about that."""
+def _normalised(
+    member: RewardModel,
+    demonstrations: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+    about: Mapping[str, Any],
+) -> RewardModel:
+    """Demonstrations average 0. The scale stays: a score difference is a log-odds, and calibration is about that.
+
+    The range of the scores of `others`, which were trained on, is where the member knows what it speaks of.
+    """
     mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False)[0]).mean
-    return replace(
-        member, facts=replace(member.facts, normaliser=Normaliser(mean=mean, std=(1.0,) * len(mean)), **about)
-    )
+    normaliser = Normaliser(mean=mean, std=(1.0,) * len(mean))
+    scores_NK = normaliser(score_sequences([member], others, normalised=False)[0])
+    seen = tuple(zip(scores_NK.amin(dim=0).tolist(), scores_NK.amax(dim=0).tolist(), strict=True))
+    return replace(member, facts=replace(member.facts, normaliser=normaliser, seen=seen, **about))
 
 
 def _judge(

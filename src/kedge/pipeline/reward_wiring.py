@@ -113,12 +113,24 @@ class ModelOnTokens:
         scorer = self._members or one
         self._source, self._objective = OnTokens(scorer, settings, tally), objective_index(scorer, settings)
         self._ends, self._end, self._longest = sorted(ends), end_of_turn(one.tokenizer), judge.max_length
+        ranges = [member.facts.seen[self._objective] for member in judge.members if member.facts.seen]
+        self._seen = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
     def score(self, rollouts: Rollouts) -> Tensor:
         scores_B = self._source.score(last_tokens(closed(rollouts, ends=self._ends, end=self._end), self._longest))
         if self._members is not None:
             self.disagreement_B = self._members.take_spread()[:, self._objective].to(scores_B.device)
         return scores_B
+
+    def facts_of(self, scores_B: Tensor) -> dict[str, float]:
+        """How far the model is out of its depth with scores that it gave: outside of its training, and of one mind."""
+        facts: dict[str, float] = {}
+        if self.disagreement_B is not None:
+            facts["reward/disagreement"] = torch.nanmean(self.disagreement_B).item()
+        if self._seen is not None:
+            low, high = self._seen
+            facts["reward/out_of_range"] = ((scores_B < low) | (scores_B > high)).float().mean().item()
+        return facts
 
 
 class _Members:

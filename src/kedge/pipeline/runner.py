@@ -16,6 +16,7 @@ from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
 from kedge.pipeline.context import Context, Say
 from kedge.pipeline.recipe import Recipe
+from kedge.pipeline.reporting import write_card, write_report
 from kedge.pipeline.wiring import Link, Plan, connect
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import Run, status_of
@@ -39,11 +40,20 @@ def run_recipe(recipe: Recipe, runs: Path, *, is_resumed: bool, say: Say) -> Pat
     folder = runs / recipe.settings.name
     with _open_pipeline(recipe, folder, is_resumed=is_resumed) as pipeline:
         say(f"run folder: {folder}")
-        with _finished(pipeline, RunTracker(pipeline)):
+        with _reported(folder, say), _finished(pipeline, RunTracker(pipeline)):
             for name in plan.order:
                 _run_stage(name, recipe, plan, folder, say)
     say(f"done: {folder}")
     return folder
+
+
+@contextmanager
+def _reported(folder: Path, say: Say) -> Generator[None]:
+    """However it ends, but for a kill, there is a page about it."""
+    try:
+        yield
+    finally:
+        say(f"report: {write_report(folder, None)}")
 
 
 def _refuse_what_cannot_run(recipe: Recipe) -> None:
@@ -109,6 +119,9 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
             say=say,
         )
         made = stage.run(context, recipe.stages[name])
+        for output, path in made.items():
+            if stage.makes[output] in ("model", "reward_model"):
+                write_card(run, path)
         outputs.extend(describe(output, stage.makes[output], path, run_folder=home) for output, path in made.items())
 
 

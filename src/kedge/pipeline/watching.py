@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from kedge.pipeline.reporting import run_folder
 from kedge.report.live.feed import RunFeed
 from kedge.report.live.plain import PlainLines
 from kedge.report.live.terminal import view
+from kedge.runs.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,6 +55,28 @@ def follow_plainly(feeds: Sequence[RunFeed], say: Say) -> None:
         if not _any_runs(feeds):
             return
         time.sleep(LOOK_EVERY_S)
+
+
+@contextmanager
+def beside(folder: Path, show: Callable[[RenderableType], None]) -> Generator[None]:
+    """Show the run in `folder`, once it is there, while what is inside goes on in this process."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        feed: RunFeed | None = None
+        while not is_over.wait(LOOK_EVERY_S):
+            if feed is None and (folder / MANIFEST_NAME).is_file():
+                feed = RunFeed(folder)
+            if feed is not None and feed.poll():
+                show(view([feed.record()]))
+
+    thread = threading.Thread(target=look, name="kedge-view", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def serve(feeds: Sequence[RunFeed], *, port: int, say: Say) -> None:

@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, Stage
+from kedge.core.stage import Input, MayChange, Stage
+from kedge.monitor.detectors.settings import DetectorSettings
+from kedge.pipeline.context import Context
 from kedge.pipeline.stages import words
+from kedge.pipeline.stages.rollout_sections import (
+    HoldSettings,
+    ImitationSettings,
+    StopSettings,
+    WatchSettings,
+    findings,
+)
+from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rollout.settings import SamplingSettings
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.trainers.ppo_settings import (
+    CreditSettings,
+    KLSettings,
+    PolicyLossSettings,
+    PPOConfig,
+    ScoreSettings,
+    ValueLossSettings,
+)
 
 
-class KLSettings(Section):
-    """How the policy is held to the reference."""
+class PPOHoldSettings(HoldSettings):
+    """How the roles lie in memory."""
 
-    start: float = Field(default=0.05, ge=0)
-    """The coefficient of the KL penalty at the beginning."""
-    target: float | None = Field(default=None, gt=0)
-    """KL in nats a sequence that the coefficient is steered towards; without it the coefficient stays fixed."""
-    horizon: int = Field(default=10_000, ge=1)
-    """How many responses it takes to correct an error; larger is slower."""
-    limit: float | None = Field(default=None, gt=0)
-    """The budget: when `kl/mean` passes it, `on_limit` happens."""
-    on_limit: Literal["stop", "rollback"] = "stop"
-    """Stop with everything saved, or go back to the last good checkpoint with a larger coefficient."""
+    critic_from_reward: bool = True
+    """The critic starts from the reward model where there is one, else from the policy."""
 
-    @model_validator(mode="after")
-    def _limit_is_above_target(self) -> KLSettings:
-        if self.target is not None and self.limit is not None and self.limit <= self.target:
-            raise ValueError(
-                f"limit {self.limit:g} must be above target {self.target:g}: the target would stop the run"
-            )
-        return self
+
+class LossSettings(Section):
+    """The mathematics between rewards and updates; docs/ppo.md has a line on each."""
+
+    credit: CreditSettings = CreditSettings()
+    """From rewards to advantages and returns."""
+    policy: PolicyLossSettings = PolicyLossSettings()
+    """The clipped surrogate."""
+    value: ValueLossSettings = ValueLossSettings()
+    """The clipped squared error."""
+    imitate: ImitationSettings | None = None
+    """PTX: text to imitate alongside."""
 
 
 class PPOSettings(Section):
@@ -43,12 +61,16 @@ class PPOSettings(Section):
     kind: Literal["ppo"]
     base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
     """The policy to start from, and the reference; the recipe's `model` when absent."""
-    reward: Annotated[str, Input("reward_model")]
-    """Who scores the answers."""
+    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    """Who scores the answers: a reward stage or folder, or a source with its settings (docs/rewards.md)."""
+    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    """Another judge of the same answers, which is never learnt from: `gold/mean`."""
     prompts: Annotated[str, Input("prompts")]
     """Prompts to answer."""
     roles: Literal["separate", "lora", "trunk"] = "lora"
     """How the four roles are held: four models, adapters on one base, or tops on one shared trunk."""
+    hold: PPOHoldSettings = PPOHoldSettings()
+    """How they lie in memory."""
     iterations: int = Field(default=100, ge=1)
     """How many times to generate and learn."""
     batch: int = Field(default=128, ge=1)
@@ -63,16 +85,46 @@ class PPOSettings(Section):
     """Responses in memory at once; it changes speed and memory, never the update."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt; a longer one is refused, not cut."""
-    max_new_tokens: int = Field(default=256, ge=1)
-    """Longest answer."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Of sampling, and of the log-probabilities alike."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How answers are drawn."""
     kl: KLSettings = KLSettings()
     """The anchor."""
+    scores: ScoreSettings = ScoreSettings()
+    """What is done to scores before they become rewards."""
+    loss: LossSettings = LossSettings()
+    """From rewards to the losses of policy and critic."""
+    critic_warmup: int = Field(default=0, ge=0)
+    """In the first so many iterations only the critic learns."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Keep an average of the policy's weights with this decay a step (0.992), and save that."""
     actor: OptimiserSettings = OptimiserSettings(lr=1e-6, eps=1e-5, schedule="constant")
     """AdamW of the policy."""
     critic: OptimiserSettings = OptimiserSettings(lr=5e-6, eps=1e-5, schedule="constant")
     """AdamW of the value model."""
+    failures: FailureSettings = FailureSettings()
+    """How many answers may go without a score."""
+    watch: Annotated[WatchSettings, MayChange()] = WatchSettings()
+    """What is written down of the answers."""
+    detectors: Annotated[DetectorSettings, MayChange()] = DetectorSettings()
+    """What a run warns of by itself (docs/detectors.md)."""
+    stop: Annotated[StopSettings, MayChange()] = StopSettings()
+    """What ends it early."""
+    checkpoints: CheckpointSettings = CheckpointSettings(every=10)
+    """How often the run is saved."""
+
+    def config(self) -> PPOConfig:
+        """What the loop reads."""
+        return PPOConfig(
+            kl=self.kl,
+            scores=self.scores,
+            credit=self.loss.credit,
+            policy=self.loss.policy,
+            value=self.loss.value,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            critic_warmup=self.critic_warmup,
+            max_new_tokens=self.sampling.max_new_tokens,
+        )
 
 
 def explain(settings: PPOSettings) -> list[str]:
@@ -82,23 +134,22 @@ def explain(settings: PPOSettings) -> list[str]:
 
 
 def check(settings: PPOSettings) -> Iterator[Finding]:
-    responses = settings.batch * settings.answers
-    if settings.minibatches > responses:
+    yield from findings(settings)
+    if settings.critic_warmup >= settings.iterations:
         yield Finding(
             level="fatal",
-            code="ppo.minibatches",
-            message=f"{settings.minibatches} minibatches cannot be cut from {responses} responses",
-            where="minibatches",
-            fix=f"set minibatches to at most {responses}, or a larger batch",
+            code="ppo.warmup",
+            message=f"critic_warmup {settings.critic_warmup} leaves none of {settings.iterations} iterations in which "
+            "the policy learns",
+            where="critic_warmup",
+            fix="set a smaller critic_warmup, or more iterations",
         )
-    if settings.kl.start == 0 and settings.kl.limit is None:
-        yield Finding(
-            level="warning",
-            code="ppo.no_anchor",
-            message="kl.start is 0 and there is no kl.limit: nothing holds the policy to the reference",
-            where="kl",
-            fix="set kl.start, or kl.limit so that the run stops before the reward is hacked",
-        )
+
+
+def run(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
+    from kedge.pipeline.ppo_training import train_ppo
+
+    return {"model": train_ppo(context, settings)}
 
 
 STAGE = Stage(
@@ -108,4 +159,5 @@ STAGE = Stage(
     explain=explain,
     check=check,
     window=lambda settings: settings.max_prompt_tokens,
+    run=run,
 )

@@ -1,0 +1,29 @@
+"""`kedge compare`: runs of different methods side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kedge.cli.screen import out, print_json, writing
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of stages that trained a policy.")],
+    to: Annotated[Path | None, typer.Option("--out", help="Also write one HTML page with charts there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable numbers and curves.")] = False,
+) -> None:
+    """Put runs side by side: reward against KL, win rates, length, time, tokens, memory."""
+    from kedge.pipeline.comparing import compare_runs
+
+    found = compare_runs(runs)
+    if to is not None:
+        with writing(to):
+            found.write_page(to)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    for line in (*found.lines(), *([f"wrote {to}"] if to else [])):
+        out().print(line, markup=False, soft_wrap=True)

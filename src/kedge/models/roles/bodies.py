@@ -1,0 +1,125 @@
+"""How a role gets from tokens to hidden states: a model of its own, an adapter on a shared one, or a top on a trunk.
+
+Everything above (log-probs, values, scores, learning) is the same for all three. Rows are right-padded, one sequence
+each. Shape letters: B sequences, T token positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, cast
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kedge.models.adapters import base_of
+from kedge.models.heads import hidden_states
+from kedge.models.roles.cutting import Cut
+
+
+class Body(Protocol):
+    """`active` is entered around a forward pass together with its backward pass."""
+
+    def active(self) -> AbstractContextManager[None]: ...
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor: ...
+    def trainable(self) -> list[tuple[str, nn.Parameter]]: ...
+
+
+class Whole:
+    """A model of its own."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def active(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+        return hidden_states(self.model, tokens_BT, attention_mask_BT, is_right_padded=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
+
+
+class Adapted:
+    """A base that several roles share, under one of its adapters, or under none: then it is the base itself."""
+
+    def __init__(self, model: PeftModel, adapter: str | None) -> None:
+        self.model = model
+        self.adapter = adapter
+
+    def active(self) -> AbstractContextManager[None]:
+        return _only(self.model, self.adapter)
+
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+        return hidden_states(base_of(self.model), tokens_BT, attention_mask_BT, is_right_padded=True)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        mine = f".{self.adapter}."
+        return [(name, one) for name, one in self.model.named_parameters() if ".lora_" in name and mine in name]
+
+
+class Topped:
+    """Upper layers of its own on a frozen trunk that several roles share."""
+
+    def __init__(self, cut: Cut, top: PreTrainedModel, *, names: nn.Module) -> None:
+        """`names` is the module whose trainable weights are this role's (the top, or the whole model it is of)."""
+        self._cut, self._top, self._names = cut, top, names
+
+    def active(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+        below_BTD = self._cut.below(tokens_BT, attention_mask_BT)
+        return cast(Any, self._top)(inputs_embeds=below_BTD, use_cache=False).last_hidden_state
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, one) for name, one in self._names.named_parameters() if one.requires_grad]
+
+
+@contextmanager
+def _only(model: PeftModel, adapter: str | None) -> Generator[None]:
+    """Within, `adapter` answers (none: the base). What is trainable stays so; afterwards the adapter before answers."""
+    before = cast(str, model.active_adapter)
+    trainable = [(one, one.requires_grad) for one in model.parameters()]
+    try:
+        if adapter is None:
+            with model.disable_adapter():
+                _restore(trainable)
+                yield
+        else:
+            _switch(model, adapter, trainable)
+            yield
+    finally:
+        _switch(model, before, trainable)
+        _restore(trainable)
+
+
+def _switch(model: PeftModel, adapter: str, trainable: list[tuple[nn.Parameter, bool]]) -> None:
+    if model.active_adapter != adapter:
+        model.set_adapter(adapter)
+        _restore(trainable)
+
+
+def _restore(trainable: list[tuple[nn.Parameter, bool]]) -> None:
+    """peft freezes the adapters that do not answer; here each belongs to a role that learns in its turn."""
+    for one, flag in trainable:
+        if one.requires_grad != flag:
+            one.requires_grad_(flag)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Turn dropout off for good: in PPO a log-prob must be the same each time it is asked for."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def device_of(body: Body) -> torch.device:
+    return body.trainable()[0][1].device

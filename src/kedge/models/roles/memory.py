@@ -1,0 +1,81 @@
+"""How much memory each role takes for weights, gradients and optimiser: the table that a run begins with.
+
+Counted from the tensors themselves. Activations, the cache of generation and the allocator's slack are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from kedge.models.stepper import Stepper
+
+_ADAM_BYTES = 8
+"""Two float32 moments a weight that learns."""
+_GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMemory:
+    role: str
+    shared_bytes: int
+    """Weights that another role holds already."""
+    own_bytes: int
+    """Weights that only this role has."""
+    learning_bytes: int
+    """Gradients, moments, and float32 copies of weights in bfloat16, at the moment of a step."""
+    learns: int
+    """How many weights learn."""
+
+
+def of_role(
+    role: str, *, shared: Iterable[Tensor] = (), own: Iterable[Tensor] = (), stepper: Stepper | None = None
+) -> RoleMemory:
+    weights = list(stepper.weights().values()) if stepper else []
+    copies = stepper.copy_bytes() if stepper else 0
+    learns = sum(one.numel() for one in weights)
+    return RoleMemory(
+        role=role,
+        shared_bytes=num_bytes(shared),
+        own_bytes=num_bytes(own),
+        learning_bytes=learns * (_ADAM_BYTES + _GRADIENT_BYTES) + copies,
+        learns=learns,
+    )
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Each tensor once, however often it is named."""
+    seen = {id(one): one for one in tensors}
+    return sum(one.numel() * one.element_size() for one in seen.values())
+
+
+def table(rows: Sequence[RoleMemory]) -> list[str]:
+    """
+    >>> row = RoleMemory(role="actor", shared_bytes=2_000_000, own_bytes=1_500_000, learning_bytes=0, learns=0)
+    >>> print("\\n".join(table([row])))
+    role        shared MB    own MB  learning MB  weights that learn
+    actor             2.0       1.5          0.0                   0
+    total                       1.5          0.0
+    """
+
+    def line(role: str, *columns: str) -> str:
+        placed = (f"{one:>{width}}" for one, width in zip(columns, (10, 9, 12, 19), strict=True))
+        return " ".join([f"{role:<10}", *placed])
+
+    lines = [
+        line(row.role, _mb(row.shared_bytes), _mb(row.own_bytes), _mb(row.learning_bytes), f"{row.learns:,}")
+        for row in rows
+    ]
+    own, learning = sum(row.own_bytes for row in rows), sum(row.learning_bytes for row in rows)
+    heading = line("role", "shared MB", "own MB", "learning MB", "weights that learn")
+    return [heading, *lines, line("total", "", _mb(own), _mb(learning), "").rstrip()]
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f}"
+
+
+def parameters_of(*modules: nn.Module) -> list[Tensor]:
+    return [one for module in modules for one in module.parameters()]

@@ -1,0 +1,1 @@
+"""Where roles live. Today: in this process."""

@@ -1,0 +1,106 @@
+"""PPO with four roles: one iteration. The loop around it is `loop.train`.
+
+Left out: where rollouts come from, what is written down, checkpoints, the answer to a broken KL budget. The stage
+passes them in. Shape letters: B sequences, T token positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from kedge.algorithms import estimate, gae, policy_loss, scale, shape_rewards, value_loss, whiten
+from kedge.core.loss import ItemLoss
+from kedge.core.protocols import CriticRole, Metrics, PolicyRole, ReferenceRole, RewardSource, Runtime
+from kedge.core.records import Experience, Rollouts, ValueTargets, num_rows, take
+from kedge.trainers.judging import Judged, check_finite, with_scores
+from kedge.trainers.loop import minibatches
+from kedge.trainers.ppo_metrics import facts_of, foresight, mean_of, prefixed
+from kedge.trainers.ppo_settings import PPOConfig
+from kedge.trainers.steering import Steering, hold_to_budget
+from kedge.trainers.terms import with_terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPORoles:
+    policy: PolicyRole
+    critic: CriticRole
+    reference: ReferenceRole
+    reward: RewardSource
+
+
+def iteration(
+    rollouts: Rollouts,
+    roles: PPORoles,
+    cfg: PPOConfig,
+    steering: Steering,
+    runtime: Runtime,
+    *,
+    number: int,
+    seed: int,
+) -> tuple[Judged, Metrics]:
+    # 1. judge: four independent questions about the same text
+    scores_B, old_logp_BT, ref_logp_BT, values_BT = runtime.gather(
+        lambda: roles.reward.score(rollouts),
+        lambda: roles.policy.logprobs(rollouts),
+        lambda: roles.reference.logprobs(rollouts),
+        lambda: roles.critic.values(rollouts),
+    )
+    asked = Judged(
+        rollouts=rollouts, scores_B=scores_B, old_logp_BT=old_logp_BT, ref_logp_BT=ref_logp_BT, values_BT=values_BT
+    )
+    judged = check_finite(with_scores(asked))
+    hold_to_budget(judged, cfg.kl)
+
+    # 2. assign credit
+    mask_BT, coef = judged.rollouts.response_mask_BT, steering.kl.coef
+    kl_BT = estimate(judged.old_logp_BT, judged.ref_logp_BT, kind=cfg.kl.kind)
+    rewards_BT = shape_rewards(
+        steering.shaped(judged, cfg), kl_BT, mask_BT, coef=coef if cfg.kl.where == "reward" else 0.0
+    )
+    if cfg.credit.scale_rewards:
+        rewards_BT = scale(rewards_BT, mask_BT)
+    advantages_BT, returns_BT = gae(rewards_BT, judged.values_BT, mask_BT, gamma=cfg.credit.gamma, lam=cfg.credit.lam)
+    targets = ValueTargets(rollouts=judged.rollouts, old_values_BT=judged.values_BT, returns_BT=returns_BT)
+    experience = Experience(
+        rollouts=judged.rollouts,
+        old_logp_BT=judged.old_logp_BT,
+        ref_logp_BT=judged.ref_logp_BT,
+        advantages_BT=whiten(advantages_BT, mask_BT) if cfg.credit.whiten_advantages else advantages_BT,
+    )
+
+    # 3. learn
+    steps = list[Metrics]()
+    for rows in minibatches(num_rows(experience), cfg, seed=seed):
+        critic = roles.critic.update(take(targets, rows), partial(foreseen, cfg=cfg), per=cfg.value.per)
+        steps.append(prefixed("value", critic))
+        if number < cfg.critic_warmup:
+            continue
+        policy = roles.policy.update(take(experience, rows), partial(surrogate, cfg=cfg, coef=coef), per=cfg.policy.per)
+        steps.append(prefixed("policy", policy))
+        if cfg.policy.stop_at_kl is not None and policy["approx_kl"] > cfg.policy.stop_at_kl:
+            break
+
+    facts = facts_of(asked, judged) | foresight(targets) | {"kl/coef": coef}
+    steering.note(facts["kl/mean"], num_rows(judged))
+    return judged, facts | mean_of(steps)
+
+
+def surrogate(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cfg: PPOConfig, coef: float) -> ItemLoss:
+    """The policy's loss: the clipped surrogate, the entropy bonus, and the KL where it is paid in the loss."""
+    item = policy_loss(
+        logp_BT,
+        experience.old_logp_BT,
+        experience.advantages_BT,
+        clip=cfg.policy.clip,
+        clip_high=cfg.policy.clip_high,
+        dual_clip=cfg.policy.dual_clip,
+    )
+    return with_terms(item, logp_BT, entropy_BT, experience, kl=cfg.kl, coef=coef, entropy=cfg.policy.entropy)
+
+
+def foreseen(values_BT: Tensor, targets: ValueTargets, *, cfg: PPOConfig) -> ItemLoss:
+    """The critic's loss."""
+    return value_loss(values_BT, targets.old_values_BT, targets.returns_BT, clip=cfg.value.clip)

@@ -1,0 +1,159 @@
+"""Methods without a critic on a bandit with a known optimum: E[r] - beta KL is largest at pi* ~ pi_ref e^(r / beta).
+
+With the KL in the reward (k1) and centred advantages the gradient is that of this objective, up to a factor: pi* must
+be reached. GRPO's k3 in the loss is another divergence, and GSPO, CISPO, DAPO and Dr. GRPO have no KL: those must earn
+more, that is all. So must ReMax, which rests at pi* too, but whose baseline leaves more noise than a test can wait for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kedge.core.clock import Clock
+from kedge.core.errors import NumericsError
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.protocols import Metrics
+from kedge.core.records import Rollouts
+from kedge.data.examples import Message, Origin, Prompt
+from kedge.models.adapters import base_of
+from kedge.models.roles.hold import Held, Wanted
+from kedge.models.roles.separate import separate
+from kedge.models.settings import LoraSettings
+from kedge.models.tiny import tiny_model, tiny_tokenizer
+from kedge.pipeline.group_drawing import Drawing
+from kedge.pipeline.prompt_book import PromptBook
+from kedge.rollout.local import LocalGenerator
+from kedge.rollout.settings import SamplingSettings
+from kedge.runtime.local import LocalRuntime
+from kedge.trainers.group import GroupRoles, iteration
+from kedge.trainers.group_settings import TRAITS, GroupConfig
+from kedge.trainers.judging import Judged, Scored
+from kedge.trainers.loop import train
+from kedge.trainers.steering import steering_for
+
+PROMPT, OTHER, BETA, ROWS, STEPS = [72, 105], [81, 40], 0.5, 256, 240
+
+
+class Payoffs:
+    """One number a token: beta times what it takes to answer PROMPT as the model answers OTHER, so that the optimum is
+    a distribution that the model can say."""
+
+    def __init__(self, start_V: Tensor, other_V: Tensor) -> None:
+        self.payoff_V = BETA * (other_V - start_V)
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        return self.payoff_V[rollouts.tokens_BT[rollouts.response_mask_BT]]
+
+
+class Silent:
+    def learnt(self, number: int, judged: Judged, metrics: Metrics) -> None:
+        del number, judged, metrics
+
+    def dropped(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
+        del number, rollouts
+        raise error
+
+
+@torch.no_grad()
+def answers_of(held: Held, prompt: list[int] = PROMPT) -> Tensor:
+    """Log-probabilities of the first token of an answer."""
+    return base_of(held.model)(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+
+
+def held_in(folder: Path, *, steps: int) -> Held:
+    """A tiny model whose answers are far from uniform and differ from prompt to prompt."""
+    model = tiny_model(seed=1, hidden=32, layers=2)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(12.0)  # and so the head, which is tied to it
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return separate(
+        Wanted(
+            base=str(folder),
+            reward=None,
+            objective=None,
+            critic_from_reward=False,
+            device="cpu",
+            dtype="float32",
+            lora=LoraSettings(),
+            trunk_layers=None,
+            actor=OptimiserSettings(lr=3e-3, eps=1e-5, schedule="linear", warmup=0.0),
+            critic=None,
+            actor_steps=steps,
+            critic_steps=0,
+            temperature=1.0,
+            rows=ROWS,
+            recompute=False,
+            ema=None,
+            imitation=None,
+            seed=0,
+        )
+    )
+
+
+def drawing_of(held: Held, reward: Payoffs, *, answers: int) -> Drawing:
+    """One prompt, answered ROWS times an iteration: as one group, or by groups of one."""
+
+    def generator(**how: Any) -> LocalGenerator:
+        sampling = SamplingSettings(max_new_tokens=1, **how)
+        return LocalGenerator(base_of(held.model), sampling, stop_ids=[258], pad=256, max_rows=ROWS)
+
+    prompt = Prompt(prompt=(Message("user", "Hi"),), origin=Origin("here", 1))
+    book = PromptBook(prompts=[prompt], tokens=[PROMPT], batch=ROWS // answers, answers=answers, seed=0)
+    greedy = generator(top_k=1)
+    return Drawing(book, generator(), reward, greedy=greedy, max_rounds=None, seed=0, clock=Clock())
+
+
+def learn(held: Held, reward: Payoffs, method: str, *, kl: dict[str, Any], iterations: int, minibatches: int) -> None:
+    cfg = GroupConfig.model_validate(
+        {"method": method, "kl": {**TRAITS[method].kl, **kl}, "minibatches": minibatches, "max_new_tokens": 1}
+    )
+    drawing = drawing_of(held, reward, answers=ROWS if TRAITS[method].needs_groups else 1)
+    roles = GroupRoles(policy=held.policy, reference=held.reference)
+    steering, runtime = steering_for(cfg.kl), LocalRuntime(Clock())
+
+    def step(scored: Scored, number: int) -> tuple[Judged, Metrics]:
+        return iteration(scored, roles, cfg, steering, runtime, seed=number)
+
+    train(drawing.batches(0, iterations), step, Silent())
+
+
+IN_REWARD = {"where": "reward", "kind": "k1", "start": BETA}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rloo", "reinforce", "reinforce++", "dr_grpo"])
+def test_with_the_kl_in_the_reward_the_optimum_is_reached(method: str, tmp_path: Path) -> None:
+    held = held_in(tmp_path / "model", steps=STEPS)
+    start_V = answers_of(held)
+    reward = Payoffs(start_V, answers_of(held, OTHER))
+    best_V = (start_V + reward.payoff_V / BETA).softmax(-1)
+
+    def distance(log_V: Tensor) -> float:
+        return 0.5 * (log_V.exp() - best_V).abs().sum().item()
+
+    learn(held, reward, method, kl=IN_REWARD, iterations=STEPS, minibatches=1)
+    assert distance(start_V) > 0.5
+    assert distance(answers_of(held)) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grpo", "dr_grpo", "remax", "gspo", "cispo", "dapo"])
+def test_as_published_it_earns_more(method: str, tmp_path: Path) -> None:
+    held = held_in(tmp_path / "model", steps=80)
+    minibatches = 1 if TRAITS[method].is_on_policy else 4
+    start_V = answers_of(held)
+    reward = Payoffs(start_V, answers_of(held, OTHER))
+    learn(held, reward, method, kl={}, iterations=80 // minibatches, minibatches=minibatches)
+
+    def earned(log_V: Tensor) -> float:
+        return (log_V.exp() * reward.payoff_V).sum().item()
+
+    best_V = (start_V + reward.payoff_V / BETA).log_softmax(-1)
+    # at least half of what pi* earns above the start
+    assert earned(answers_of(held)) - earned(start_V) > 0.5 * (earned(best_V) - earned(start_V)) > 0.1

@@ -1,0 +1,104 @@
+"""Roles on tiny models: a policy, reward models that share its weights, and a batch of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.records import Rollouts
+from kedge.models.ensemble import lora_members
+from kedge.models.reward_files import build, save
+from kedge.models.reward_model import Normaliser, RewardModel
+from kedge.models.roles.hold import Held, Wanted
+from kedge.models.roles.lora import lora
+from kedge.models.roles.separate import separate
+from kedge.models.roles.trunk import trunk
+from kedge.models.settings import LoraSettings
+from kedge.models.tiny import make_tiny
+
+LAYERS = 3
+HOLD = {"separate": separate, "lora": lora, "trunk": trunk}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("roles") / "policy", seed=2, hidden=32, layers=LAYERS)
+
+
+@pytest.fixture(scope="session")
+def lora_reward(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained, as it were, with LoRA on the policy's weights."""
+    built = build(base, objectives=["reward"], seed=5, dtype="float32")
+    (member,) = lora_members(built, LoraSettings(rank=4), count=1, seed=9)
+    return _saved(member, tmp_path_factory.mktemp("lora-reward") / "model", moving=".lora_B")
+
+
+@pytest.fixture(scope="session")
+def frozen_reward(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained, as it were, with its lowest layer frozen."""
+    built = build(base, objectives=["reward"], seed=6, dtype="float32")
+    return _saved(built, tmp_path_factory.mktemp("frozen-reward") / "model", moving=".layers.2.")
+
+
+def _saved(member: RewardModel, folder: Path, *, moving: str) -> Path:
+    rng = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, one in member.model.named_parameters():
+            if moving in name:
+                one.add_(0.05 * torch.randn(one.shape, generator=rng))
+    facts = replace(member.facts, normaliser=Normaliser(mean=(0.25,), std=(1.7,)))
+    save(replace(member, facts=facts), folder)
+    return folder
+
+
+@pytest.fixture
+def wanted(base: Path) -> Wanted:
+    optimiser = OptimiserSettings(lr=3e-3, eps=1e-5, schedule="constant", warmup=0.0)
+    return Wanted(
+        base=str(base),
+        reward=None,
+        objective=None,
+        critic_from_reward=True,
+        device="cpu",
+        dtype="float32",
+        lora=LoraSettings(rank=4, alpha=8),
+        trunk_layers=1,
+        actor=optimiser,
+        critic=optimiser,
+        actor_steps=100,
+        critic_steps=100,
+        temperature=0.7,
+        rows=4,
+        recompute=False,
+        ema=None,
+        imitation=None,
+        seed=3,
+    )
+
+
+@pytest.fixture(params=list(HOLD))
+def hold(request: pytest.FixtureRequest) -> Callable[[Wanted], Held]:
+    return HOLD[request.param]
+
+
+@pytest.fixture(scope="session")
+def rollouts() -> Rollouts:
+    """Six rows of unlike lengths; the response starts at the third token."""
+    rng = torch.Generator().manual_seed(4)
+    length_B = torch.tensor([9, 5, 12, 7, 12, 4])
+    index_T = torch.arange(12)
+    attention_BT = index_T < length_B[:, None]
+    return Rollouts(
+        tokens_BT=torch.randint(32, 120, (6, 12), generator=rng).masked_fill(~attention_BT, 256),
+        attention_mask_BT=attention_BT,
+        response_mask_BT=attention_BT & (index_T >= 2),
+        behaviour_logp_BT=torch.zeros(6, 12),
+        group_B=torch.arange(6),
+        finished_B=torch.tensor([True, False, True, True, False, True]),
+        version=0,
+    )
