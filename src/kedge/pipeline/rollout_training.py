@@ -113,6 +113,7 @@ def hold(context: Context, settings: RolloutSettings, tokenizer: PreTrainedToken
         temperature=settings.sampling.temperature,
         rows=settings.micro_batch,
         recompute=settings.hold.recompute,
+        compile=settings.hold.compile,
         ema=settings.ema,
         imitation=_imitation(context, settings, tokenizer),
         seed=context.seed,

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from kedge.core.errors import ModelError
+from kedge.models.compiling import uncompiled
 
 _ATTENTION = "kedge_grouped"
 _REFUSED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}
@@ -94,7 +95,8 @@ def for_decoding(model: PreTrainedModel) -> Generator[None]:
     config._attn_implementation = _ATTENTION
     model.eval()
     try:
-        yield
+        with uncompiled(model):
+            yield
     finally:
         config._attn_implementation = before
         model.train(was_training)

@@ -20,6 +20,7 @@ from kedge.core.errors import CheckpointError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models import heads
 from kedge.models.adapters import Module, base_of, merge
+from kedge.models.compiling import compile_layers
 from kedge.models.ensemble import Ensemble, Member, load_reward
 from kedge.models.load import DTypeName
 from kedge.models.reward_model import RewardModel, head_of
@@ -62,6 +63,8 @@ class Wanted:
     ema: float | None
     imitation: Imitation | None
     seed: int
+    compile: bool = False
+    """Compile the layers of every role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +173,13 @@ def width_of(model: Module) -> int:
     return cast(int, base_of(model).config.get_text_config().hidden_size)
 
 
-def prepare(model: Module, *, learns: bool, recompute: bool = False) -> None:
-    """Dropout off, gradients for those that learn, activations recomputed if asked."""
+def prepare(wanted: Wanted, model: Module, *, learns: bool, recomputes: bool = False) -> None:
+    """Dropout off, gradients for those that learn, layers compiled and activations recomputed if asked."""
     without_dropout(model)
     model.requires_grad_(learns)
-    if recompute:
+    if wanted.compile:
+        compile_layers(base_of(model))
+    if wanted.recompute and recomputes:
         base_of(model).gradient_checkpointing_enable({"use_reentrant": False})
         # transformers recomputes in training mode alone; without dropout the two modes are the same.
         model.train()

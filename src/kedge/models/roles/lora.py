@@ -48,7 +48,7 @@ def lora(wanted: Wanted) -> Held:
     value = _add_critic(wanted, model, members) if wanted.critic else None
     judge = _judge(wanted, model, members)
     model.set_adapter(POLICY)  # the one that samples
-    prepare(model, learns=False, recompute=wanted.recompute)
+    prepare(wanted, model, learns=False, recomputes=True)
     policy = make_policy(wanted, _learning(model, POLICY), output_head(base))
     critic = (
         make_critic(wanted, wanted.critic, _learning(model, CRITIC), value) if wanted.critic and value else NoCritic()

@@ -24,8 +24,8 @@ from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 
 def separate(wanted: Wanted) -> Held:
     model, still = (load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device) for _ in range(2))
-    prepare(model, learns=True, recompute=wanted.recompute)
-    prepare(still, learns=False)
+    prepare(wanted, model, learns=True, recomputes=True)
+    prepare(wanted, still, learns=False)
     policy = make_policy(wanted, Whole(model), output_head(model))
     critic, seen = _critic(wanted, width_of(model))
     return Held(
@@ -51,7 +51,7 @@ def _critic(wanted: Wanted, width: int) -> tuple[Critic | NoCritic, list[RoleMem
     member = load_members(wanted)[0] if wanted.reward and wanted.critic_from_reward else None
     seer = plain(member) if member else load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device)
     head = critic_head(wanted, member, width)
-    prepare(seer, learns=False, recompute=wanted.recompute)
+    prepare(wanted, seer, learns=False, recomputes=True)
     seer.get_decoder().requires_grad_(True)
     critic = make_critic(wanted, wanted.critic, Whole(seer), head)
     return critic, [of_role("critic", own=parameters_of(seer, head), stepper=critic.stepper)]

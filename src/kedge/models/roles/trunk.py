@@ -45,16 +45,18 @@ _NOTE = (
 def trunk(wanted: Wanted) -> Held:
     model = load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device)
     identity = module_hash(model)
-    prepare(model, learns=True, recompute=wanted.recompute)
+    prepare(wanted, model, learns=True, recomputes=True)
     layers = wanted.trunk_layers or max(1, model.config.get_text_config().num_hidden_layers // 2)
     cut = Cut(model, layers)
     members, combine = _members(wanted, model, layers)
     still, still_head = own_top(model, layers), _own_head(model)
-    prepare(still, learns=False)
+    prepare(wanted, still, learns=False)
     policy = make_policy(wanted, Topped(cut, top_of(model, layers), names=model), output_head(model))
     shared = [one for one in model.parameters() if not one.requires_grad]
     critic, seen = _critic(wanted, cut, members, model, shared)
     tops = [top_of(plain(member), layers) for member in members]
+    for top in tops:
+        prepare(wanted, top, learns=False)
     return Held(
         model=model,
         policy=policy,
@@ -82,7 +84,7 @@ def _critic(
         return NoCritic(), []
     first = members[0] if members and wanted.critic_from_reward else None
     seer = own_top(plain(first) if first else model, cut.layers)
-    prepare(seer, learns=True, recompute=wanted.recompute)
+    prepare(wanted, seer, learns=True, recomputes=True)
     head = critic_head(wanted, first, width_of(model))
     critic = make_critic(wanted, wanted.critic, Topped(cut, seer, names=seer), head)
     return critic, [of_role("critic", shared=shared, own=parameters_of(seer), stepper=critic.stepper)]
@@ -99,8 +101,6 @@ def _members(wanted: Wanted, model: PreTrainedModel, layers: int) -> tuple[tuple
 
 
 def _judge(cut: Cut, members: Sequence[RewardModel], tops: Sequence[PreTrainedModel], combine: Combine) -> SharedJudge:
-    for top in tops:
-        prepare(top, learns=False)
     judges = tuple(
         SharedReward(
             body=Topped(cut, top, names=top),

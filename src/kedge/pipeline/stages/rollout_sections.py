@@ -26,6 +26,8 @@ class HoldSettings(Section):
     """Of the weights: bfloat16 on a GPU, float32 on a CPU. Those that learn have float32 copies in any case."""
     recompute: bool = False
     """Recompute activations in the backward pass: about a third slower, in much less memory."""
+    compile: bool = False
+    """Compile the layers (torch.compile): faster steps on a GPU after a start that takes about a minute longer."""
     generate_rows: int | None = Field(default=None, ge=1)
     """Answers sampled at once; all of an iteration when absent. It changes speed and memory, never an answer."""
 

@@ -1,0 +1,1 @@
+"""What the PPO benchmarks share: the case, its two sides and the floor under both."""

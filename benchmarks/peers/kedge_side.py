@@ -1,0 +1,193 @@
+"""Kedge's side of the case: generate, judge, update, as the ppo stage does it, timed by phase.
+
+Afterwards, outside of the timing: the log-probs of generator and trainer against each other and against float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.records import Rollouts, take
+from kedge.models import heads
+from kedge.models.adapters import base_of
+from kedge.models.ensemble import load_reward
+from kedge.models.roles.hold import Held, Wanted
+from kedge.models.roles.lora import lora
+from kedge.models.roles.separate import separate
+from kedge.models.roles.trunk import trunk
+from kedge.models.settings import LoraSettings
+from kedge.rewards.failures import FailureSettings, Tally
+from kedge.rewards.model import OnTokens, Scorer
+from kedge.rewards.settings import ModelSource
+from kedge.rollout.local import LocalGenerator
+from kedge.rollout.prompts import Prompts, repeated
+from kedge.rollout.settings import SamplingSettings
+from kedge.trainers.ppo import PPORoles, iteration
+from kedge.trainers.ppo_settings import PPOConfig
+from kedge.trainers.steering import steering_for
+from peers.case import LORA, PAD, TRUNK, Case, Measured, Stopwatch, answer, asked, peak_gib
+
+HOLD = {"separate": separate, "lora": lora, "trunk": trunk}
+CHECKED_ROWS = 16
+"""Rows whose log-probs are computed in float32 too."""
+
+
+def main() -> None:
+    case = asked()
+    held = HOLD[case.roles](wanted_for(case))
+    update = Update(case, held)
+    for number in range(case.updates):
+        update(number)
+    laps, tokens = update.watch.laps[1:], update.tokens[1:]
+    peak, lengths = peak_gib(case.device), update.rollouts.response_mask_BT.sum(1).tolist()
+    answer(
+        Measured(
+            laps=laps,
+            tokens=tokens,
+            peak_gib=peak,
+            new_lengths=lengths,
+            costs=profiled(case, partial(update, 0)) if case.profile else (),
+            gaps=gaps(held, update.generated(0)) if case.roles != "lora" else {},
+        )
+    )
+
+
+class Update:
+    """One update after the other, with what each of them took."""
+
+    def __init__(self, case: Case, held: Held) -> None:
+        self._case, self._held = case, held
+        self._prompts = case.prompts()
+        sampling = SamplingSettings(max_new_tokens=case.new_tokens)
+        self._generator = LocalGenerator(
+            base_of(held.model), sampling, stop_ids=case.stop_ids(), pad=PAD, max_rows=case.rows
+        )
+        self._cfg = PPOConfig(epochs=case.epochs, minibatches=case.minibatches, max_new_tokens=case.new_tokens)
+        self._roles = PPORoles(
+            policy=held.policy, critic=held.critic, reference=held.reference, reward=reward_of(case, held)
+        )
+        self._steering = steering_for(self._cfg.kl)
+        self.tokens: list[int] = []
+        self.watch = Stopwatch(case.device)
+
+    def generated(self, number: int) -> Rollouts:
+        return self._generator.generate(self._asked(number), seed=number)
+
+    def __call__(self, number: int) -> None:
+        self.rollouts = self.generated(number)
+        self.watch.close("generate")
+        iteration(self.rollouts, self._roles, self._cfg, self._steering, self, number=number, seed=number)
+        self._held.forget()
+        self.watch.close("update")
+        self.watch.end()
+        self.tokens.append(int(self.rollouts.attention_mask_BT.sum()))
+
+    def gather(self, *calls: Callable[[], Any]) -> list[Any]:
+        """The runtime of the iteration: one process, and the questions to the roles are a phase."""
+        found = [call() for call in calls]
+        self.watch.close("judge")
+        return found
+
+    def _asked(self, number: int) -> Prompts:
+        rows = self._case.rows
+        return repeated(self._prompts[number * rows : (number + 1) * rows], ids=range(rows), answers=1)
+
+
+def reward_of(case: Case, held: Held) -> OnTokens:
+    """On the policy's weights where they are shared, else a model of its own."""
+    place = Path(case.home) / TRUNK
+    scorer: Scorer = (
+        held.shared_judge.members[0] if held.shared_judge else load_reward(place, dtype=case.dtype, device=case.device)
+    )
+    source = ModelSource.model_validate({"kind": "model", "from": str(place), "rows": case.micro_batch})
+    return OnTokens(scorer, source, Tally("reward", FailureSettings()))
+
+
+def wanted_for(case: Case) -> Wanted:
+    # TRL's rate and constant schedule; what is learnt does not change the work.
+    optimiser = OptimiserSettings(lr=1e-6, eps=1e-5, schedule="constant", warmup=0.0)
+    steps = case.epochs * case.minibatches * (case.updates + 1)
+    return Wanted(
+        base=str(Path(case.home) / "policy"),
+        reward=Path(case.home) / (LORA if case.roles == "lora" else TRUNK),
+        objective=None,
+        critic_from_reward=True,
+        device=case.device,
+        dtype=case.dtype,
+        lora=LoraSettings(),
+        trunk_layers=None,
+        actor=optimiser,
+        critic=optimiser,
+        actor_steps=steps,
+        critic_steps=steps,
+        temperature=1.0,
+        rows=case.micro_batch,
+        recompute=False,
+        ema=None,
+        imitation=None,
+        seed=0,
+        compile=case.compile,
+    )
+
+
+def gaps(held: Held, rollouts: Rollouts) -> dict[str, float]:
+    """Mean and largest distance in nats, on response tokens: generator to trainer on all rows, and of each of them
+    to a float32 copy of the policy on a few."""
+    trained_BT = held.policy.logprobs(rollouts)
+    found = _distance("between", rollouts.behaviour_logp_BT - trained_BT, rollouts)
+    few = torch.arange(min(CHECKED_ROWS, len(trained_BT)), device=trained_BT.device)
+    part = take(rollouts, few)
+    exact_BT = float32_logprobs(base_of(held.model), part)
+    found |= _distance("generator", part.behaviour_logp_BT - exact_BT, part)
+    return found | _distance("trainer", trained_BT[few] - exact_BT, part)
+
+
+@torch.no_grad()
+def float32_logprobs(model: Any, rollouts: Rollouts) -> Tensor:
+    wide = copy.deepcopy(model).float()
+    rows = [
+        heads.token_logprobs(
+            heads.lm_head(wide),
+            heads.hidden_states(wide, one.tokens_BT, one.attention_mask_BT, is_right_padded=True),
+            one.tokens_BT,
+            one.attention_mask_BT,
+            only_BT=one.response_mask_BT,
+        )
+        for one in (take(rollouts, slice(row, row + 1)) for row in range(len(rollouts.tokens_BT)))
+    ]
+    return torch.cat(rows)
+
+
+def _distance(name: str, gap_BT: Tensor, rollouts: Rollouts) -> dict[str, float]:
+    gap_N = gap_BT[rollouts.response_mask_BT].abs()
+    return {f"{name}_mean": gap_N.mean().item(), f"{name}_max": gap_N.max().item()}
+
+
+def profiled(case: Case, work: Callable[[], None]) -> list[tuple[str, int, float]]:
+    """Kernels of one update by their own time on the GPU, or operators by their own time on the CPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = case.device == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as watch:
+        work()
+    events: list[Any] = list(watch.key_averages())
+    if on_gpu:
+        events = [event for event in events if event.device_type.name == "CUDA"]
+    took = (lambda event: event.self_device_time_total) if on_gpu else (lambda event: event.self_cpu_time_total)
+    largest = sorted(events, key=took, reverse=True)[: case.profile]
+    return [
+        ("all together", sum(event.count for event in events), sum(map(took, events)) / 1e6),
+        *((event.key, event.count, took(event) / 1e6) for event in largest),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Full supervised fine-tuning of the same model on the same rows: what PPO's memory is measured by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kedge.core.batches import Batch
+from kedge.core.optimiser import OptimiserSettings
+from kedge.models.adapters import base_of
+from kedge.models.learner import Learner
+from kedge.models.objectives import imitation
+from kedge.models.start import start_causal
+from peers.case import SHAPES, Measured, Stopwatch, answer, asked, peak_gib
+
+
+def main() -> None:
+    """As many optimiser steps as the case has updates, each over all rows."""
+    case = asked()
+    model = start_causal(str(Path(case.home) / "policy"), lora=None, device=case.device, seed=0)
+    learner = Learner(model, imitation(base_of(model)), OptimiserSettings(), total_steps=case.updates)
+    width = case.prompt_tokens + case.new_tokens
+    shape = (case.micro_batch, width)
+    batches = [
+        Batch(
+            tokens_BT=torch.randint(0, SHAPES[case.shape]["vocab_size"], shape),
+            segment_BT=torch.ones(shape, dtype=torch.int64),
+            counted_BT=torch.arange(width).expand(shape) >= case.prompt_tokens,
+        )
+        for _ in range(case.rows // case.micro_batch)
+    ]
+    watch = Stopwatch(case.device)
+    for _ in range(case.updates):
+        learner.update(batches)
+        watch.close("update")
+        watch.end()
+    tokens = [case.rows * width] * (case.updates - 1)
+    answer(Measured(laps=watch.laps[1:], tokens=tokens, peak_gib=peak_gib(case.device)))
+
+
+if __name__ == "__main__":
+    main()

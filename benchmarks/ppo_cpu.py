@@ -1,0 +1,98 @@
+"""One PPO update on a CPU: TRL 1.12.0 against Kedge with its roles held separate, as lora and on a trunk.
+
+Random float32 weights (hidden 256, 4 layers, vocabulary 4,096), 64 prompts of 32 tokens and 48 new ones, 2 epochs of
+4 minibatches, 2 threads. Each side is a process of its own; the sides take turns for --rounds, and the fastest update
+of each counts, because other work on the machine only ever adds time. Where there is much of it, `--clock cpu
+--threads 1` counts the seconds that a side computed instead of those that passed. Needs: pip install 'trl==1.12.0'
+
+    python benchmarks/ppo_cpu.py [--rounds 2 --updates 3 --threads 2 --sides trl separate trunk --profile 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from peers.case import Case, Measured, measure, write_models
+
+SIDES = ("trl", "separate", "lora", "trunk")
+PHASES = ("generate", "judge", "update", "step")
+
+
+def main() -> None:
+    args = parse()
+    with tempfile.TemporaryDirectory() as home:
+        case = Case(
+            home=home,
+            shape="cpu",
+            rows=64,
+            prompt_tokens=32,
+            new_tokens=48,
+            is_unequal=False,
+            epochs=2,
+            minibatches=4,
+            updates=args.updates,
+            micro_batch=16,
+            threads=args.threads,
+        )
+        write_models(Path(home), case.shape, case.dtype, with_lora="lora" in args.sides)
+        found: dict[str, list[Measured]] = {side: [] for side in args.sides}
+        for number in range(args.rounds):
+            is_last = number == args.rounds - 1
+            for side in args.sides:
+                found[side].append(one_side(side, replace(case, profile=args.profile if is_last else 0)))
+    prefix = "cpu/" if args.clock == "cpu" else ""
+    show({side: fastest(many, prefix) for side, many in found.items()}, case)
+    for side, many in found.items():
+        show_costs(side, many[-1])
+
+
+def one_side(side: str, case: Case) -> Measured:
+    found = measure("trl_side", case) if side == "trl" else measure("kedge_side", replace(case, roles=side))
+    assert isinstance(found, Measured)
+    return found
+
+
+def fastest(many: list[Measured], prefix: str) -> dict[str, float]:
+    """Seconds by phase of the fastest update, and the largest memory of all."""
+    laps = [lap for one in many for lap in one.laps]
+    best = min(laps, key=lambda lap: lap[f"{prefix}step"])
+    return {phase: best[f"{prefix}{phase}"] for phase in PHASES} | {"peak": max(one.peak_gib for one in many)}
+
+
+def show(sides: dict[str, dict[str, float]], case: Case) -> None:
+    peer, tokens = sides.get("trl"), case.rows * (case.prompt_tokens + case.new_tokens)
+    print(f"{'':9} {'generate':>9} {'judge':>8} {'update':>8} {'whole s':>8} {'tokens/s':>9} {'peak GiB':>9}", end="")
+    print("   TRL's seconds over these: generate, judge, update, whole" if peer else "")
+    for side, best in sides.items():
+        seconds = " ".join(f"{best[phase]:8.2f}" for phase in PHASES)
+        print(f"{side:9}  {seconds} {tokens / best['step']:>9,.0f} {best['peak']:>9.2f}", end="")
+        print("   " + " ".join(f"{peer[phase] / best[phase]:6.2f}x" for phase in PHASES) if peer else "")
+
+
+def show_costs(side: str, found: Measured) -> None:
+    if found.costs:
+        (_, calls, whole), *largest = found.costs
+        print(f"\n{side}: {calls:,} operators, {whole:.3f} s the largest:")
+        for name, count, seconds in largest:
+            print(f"{seconds * 1e3:9.1f} ms {seconds / whole:6.1%} {count:7,}  {name}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=3, help="of each side and round; the first warms up")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a machine with other work")
+    parser.add_argument("--profile", type=int, default=0, help="so many of the largest costs of each Kedge side")
+    args = parser.parse_args()
+    if args.updates < 2 or args.rounds < 1:
+        parser.error(f"--updates {args.updates}, --rounds {args.rounds}: at least 2 and 1 are needed")
+    return args
+
+
+if __name__ == "__main__":
+    main()
