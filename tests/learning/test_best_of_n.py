@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -119,8 +119,9 @@ def test_the_chosen_answers_have_the_known_distribution(run: Callable[..., Path]
 
 @pytest.mark.slow
 def test_distilling_reaches_the_distribution_of_the_best_of_n(run: Callable[..., Path], tmp_path: Path) -> None:
+    """Anchors of one prompt are few; over sixteen copies of it their luck evens out."""
     stage = run(
-        "{kind: distil, steps: 200, anchors: 256, answers: 4}\n    optimiser: {lr: 1e-2, schedule: linear}", copies=1
+        "{kind: distil, steps: 200, anchors: 128, answers: 4}\n    optimiser: {lr: 1e-2, schedule: linear}", copies=16
     )
     probs = distribution(tmp_path / "model")
     exact = best_of(probs, scores_of_tokens(len(probs)), 4)
@@ -212,7 +213,6 @@ def test_both_methods_raise_the_true_score_over_sft(
     assert kedge("run", "shop.yaml", "--no-check") == 0
     found = json.loads((tmp_path / "runs/shop/eval/evaluation.json").read_text())["comparisons"]
     gains = {name: one["reward"]["gain"] for name, one in found.items()}
-    print("GAINS", gains)
     assert {name: gain for name, gain in gains.items() if gain["low"] < 0.1} == {}
     first = (tmp_path / "runs/shop/rejection/metrics.jsonl").read_text().splitlines()[0]
-    assert re.search(r'"kl/best":0\.636', first)
+    assert json.loads(first)["kl/best"] == pytest.approx(math.log(4) - 3 / 4)

@@ -31,6 +31,9 @@ def plain(answer):
 
 def odd(answer):
     return len(answer.text) % 2
+
+def some(answer):
+    return float("nan") if answer.prompt[-1][1] == "Say a" else 1.0
 """
 STAGE: dict[str, Any] = {
     "kind": "best_of_n",
@@ -239,6 +242,17 @@ def test_settings_leave_out_chosen_answers(run_stage: RunStage, tmp_path: Path) 
     assert f"{len(scores)} of 10 prompts have an answer to imitate" in told[0]
     with pytest.raises(DataError, match="none of 10 prompts has an answer worth imitating: 10 have a best answer that"):
         run_stage(tmp_path / "cut", method={"kind": "rejection"})
+
+
+def test_prompts_that_cannot_be_chosen_for_are_left_out_and_said(run_stage: RunStage, tmp_path: Path) -> None:
+    reward, failures = {"kind": "function", "path": "rules.py:some"}, {"max_share": 0.5}
+    stage = run_stage(tmp_path, method={**DISTIL, "steps": 2}, reward=reward, failures=failures)
+    told = {one["code"]: one["message"] for one in rows_of(stage / "events.jsonl")}
+    assert told["best_of_n.few_scores"].startswith("1 of 10 prompts have fewer than 3 answers with a score")
+    assert "7 of 66 answers have no score so far" in told["reward.unscored"]  # 4 of 40 at first, one a batch since
+    assert len(rows_of(stage / "chosen.jsonl")) == 9
+    curve = json.loads((stage / "best-of.json").read_text())
+    assert (curve["prompts"], curve["left_out"]) == (9, 1)
 
 
 def test_what_a_recipe_may_say() -> None:

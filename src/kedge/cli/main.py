@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kedge import __version__
-from kedge.cli import check, data, demo, doctor, models, new, plugins, report, run, sample, score, watch
+from kedge.cli import check, compare, data, demo, doctor, models, new, plugins, report, run, sample, score, watch
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
@@ -30,6 +30,7 @@ app.command(rich_help_panel=WORK)(run.run)
 app.command(rich_help_panel=WORK)(watch.watch)
 app.command(rich_help_panel=WORK)(report.report)
 app.command(rich_help_panel=WORK)(doctor.doctor)
+app.command(rich_help_panel=WORK)(compare.compare)
 app.command(rich_help_panel=WORK)(sample.sample)
 app.command(rich_help_panel=WORK)(score.score)
 app.add_typer(data.app, rich_help_panel=PARTS)

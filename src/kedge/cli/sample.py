@@ -44,7 +44,7 @@ def sample(
     from kedge.pipeline.answering import Answering, answer
 
     sampling.refuse_target(to)
-    best_of_sampling.refuse_choice(best_of, reward, answers)
+    judge = best_of_sampling.judge_for(best_of, reward, answers, device=device)
     answers = best_of or answers
     asked = sampling.asked_prompts(prompt or (), prompts)
     answering = Answering(
@@ -67,11 +67,15 @@ def sample(
     with counter(f"of {len(asked) * answers:,} answers", is_quiet=as_json) as progress:
         answered = answer(answering, asked, progress=progress)
     rows = list(sampling.rows_of(answered, asked, model=model, answers=answers, seed=seed))
-    if best_of and reward:
-        rows = best_of_sampling.choose(rows, asked, answered, n=best_of, reward=reward, device=device)
+    if judge is not None:
+        rows = best_of_sampling.choose(judge, rows, asked, answered, n=answers)
     if to is not None:
         with writing(to):
             sampling.write_rows(to, rows)
+    _show(rows, to, as_json)
+
+
+def _show(rows: list[dict[str, Any]], to: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif to is None:

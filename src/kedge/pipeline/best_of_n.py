@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftModel
 
 from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
@@ -121,7 +120,7 @@ def _source(
 
 def _reference(context: Context, settings: BestOfNSettings, model: Module, device: str) -> Reference:
     """Beside adapters it is the base; distilling asks it at every step; else it is read again when it is asked."""
-    if isinstance(model, PeftModel) or isinstance(settings.method, Distil):
+    if settings.lora is not None or isinstance(settings.method, Distil):
         return reference_for(model)
 
     @contextmanager

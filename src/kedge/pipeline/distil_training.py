@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kedge.algorithms.best_of_n import best_of_log_ratio, best_of_weights
+from kedge.core.errors import DataError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.records import Rollouts, to_device
 from kedge.core.seeds import seed_for
@@ -27,7 +28,7 @@ from kedge.models.adapters import Module, base_of
 from kedge.models.learner import Learner
 from kedge.models.weighted_objective import WeightedAnswers, weighted_likelihood
 from kedge.pipeline import training
-from kedge.pipeline.best_of_answers import Asker, Drawn, Round
+from kedge.pipeline.best_of_answers import Asker, Drawn, Groups, Round
 from kedge.pipeline.stages.best_of_n import Distil
 from kedge.trainers.ppo_metrics import sampled_tokens
 
@@ -74,11 +75,7 @@ class _Anchor:
 def train_distil(asker: Asker, model: Module, method: Distil, anchors: Round) -> int:
     """All steps, from where the run was; gives the last one."""
     settings, pad = asker.settings, padding_id(asker.tokenizer)
-    by_prompt = {
-        group[0].prompt: _anchor(group, settings.n)
-        for group in anchors.groups
-        if sum(one.is_scored for one in group) >= settings.n
-    }
+    by_prompt = _by_prompt(asker, anchors.groups)
     objective = weighted_likelihood(base_of(model), temperature=settings.sampling.temperature)
     learner = Learner(model, objective, settings.optimiser, total_steps=method.steps)
     told = WithFacts(tracker=asker.context.tracker)
@@ -145,6 +142,20 @@ def own_weights(scores_B: Tensor, kl_B: Tensor, anchors_BM: Tensor, method: Dist
     others_GK = (gain_GK.nansum(dim=1, keepdim=True) - gain_GK) / (count_G1 - 1).clamp(min=1)
     advantage_GK = torch.where(count_G1 > 1, gain_GK - others_GK, 0.0).nan_to_num()
     return (1 - method.forward) / method.answers * advantage_GK.flatten()
+
+
+def _by_prompt(asker: Asker, groups: Groups) -> dict[int, _Anchor]:
+    """Prompts with enough scored answers to choose from; the others are not learnt from, which is said."""
+    n = asker.settings.n
+    found = {group[0].prompt: _anchor(group, n) for group in groups if sum(one.is_scored for one in group) >= n}
+    if lost := len(groups) - len(found):
+        told = (
+            f"{lost:,} of {len(groups):,} prompts have fewer than {n} answers with a score: nothing is learnt from them"
+        )
+        if not found:
+            raise DataError(f"{told}; mend the reward source")
+        asker.context.event("warning", "best_of_n.few_scores", told)
+    return found
 
 
 def _anchor(group: Sequence[Drawn], n: int) -> _Anchor:
