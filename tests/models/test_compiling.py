@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from kedge.models.compiling import compile_layers, uncompiled
@@ -13,6 +14,7 @@ from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what its compiler imports
 def test_generation_runs_the_layers_as_they_are_written() -> None:
     plain, model = tiny_model(hidden=32), tiny_model(hidden=32)
     compile_layers(model)
