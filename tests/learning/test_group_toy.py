@@ -1,0 +1,103 @@
+"""The toy shop, whose rule is known: methods without a critic raise the true score over SFT, GRPO to PPO's level."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kedge.testing import toy
+from kedge.trainers.group_settings import NAMES
+
+# Answers of the model over whole words have a space before each mark.
+RULES = """
+import re
+from kedge.testing import toy
+
+def true(answer):
+    return toy.true_score(answer.prompt[-1][1], re.sub(r"\\s+([.,!?])", r"\\1", answer.text))
+"""
+SFT = """
+kedge: 1
+name: shop
+seed: SEED
+model: ./words
+device: cpu
+stages:
+  sft:
+    kind: sft
+    data: demonstrations.jsonl
+    batch: 16
+    micro_batch: 16
+    packing: false
+    max_length: 64
+    samples: 0
+    optimiser: {lr: 5e-3, beta2: 0.98}
+"""
+STAGE = """
+  NAME:
+    kind: KIND
+    from: sft
+    reward: {kind: function, path: "rules.py:true"}
+    prompts: prompts.jsonl
+    roles: separate
+    hold: {dtype: float32}
+    iterations: 25
+    batch: 16
+    answers: 8
+    minibatches: STEPS
+    epochs: 1
+    micro_batch: 128
+    max_prompt_tokens: 64
+    sampling: {max_new_tokens: 24}
+    actor: {lr: RATE, beta2: 0.98}
+    watch: {every: 1000}
+    checkpoints: {every: 1000}
+"""
+ON_POLICY = ("rloo", "reinforce", "remax")
+
+
+def make_words(folder: Path) -> None:
+    """The model over whole words that the tests of sft and reward use."""
+    spec = importlib.util.spec_from_file_location("words", Path(__file__).with_name("test_sft_reward.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.make_words(folder, layers=2)
+
+
+def stage_of(name: str) -> str:
+    """Methods without a ratio take one step a batch, and so a larger one."""
+    kind = "ppo" if name == "ppo" else "group\n    method: " + name
+    steps, rate = ("1", "2e-3") if name in ON_POLICY else ("4", "1e-3")
+    text = STAGE.replace("NAME", name.replace("+", "p")).replace("KIND", kind)
+    text = text.replace("STEPS", steps).replace("RATE", rate)
+    return text + ("    critic: {lr: 2e-3}\n    critic_warmup: 3\n" if name == "ppo" else "")
+
+
+def earned(stage: Path) -> tuple[float, float]:
+    """The mean true score of sampled answers at the start, and at the end of the run."""
+    found = [json.loads(line)["reward/mean"] for line in (stage / "metrics.jsonl").read_text().splitlines()]
+    return found[0], sum(found[-5:]) / 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_method_raises_the_true_score_and_grpo_to_the_level_of_ppo(
+    seed: int, kedge: Callable[..., int], rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    make_words(tmp_path / "words")
+    rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
+    rows("prompts.jsonl", toy.prompts(800, seed + 10))
+    (tmp_path / "rules.py").write_text(RULES)
+    names = ("ppo", *NAMES)
+    (tmp_path / "shop.yaml").write_text(SFT.replace("SEED", str(seed)) + "".join(map(stage_of, names)))
+    assert kedge("run", "shop.yaml", "--no-check") == 0
+    found = {name: earned(tmp_path / "runs/shop" / name.replace("+", "p")) for name in names}
+    assert {name: end - start for name, (start, end) in found.items() if end < start + 0.3} == {}
+    assert abs(found["grpo"][1] - found["ppo"][1]) < 0.35
