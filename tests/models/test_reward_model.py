@@ -121,6 +121,7 @@ def test_saved_and_loaded_here(tiny: Path, tmp_path: Path, dtype: str) -> None:
         template_hash="abc",
         max_length=77,
         truncate="refuse",
+        seen=((-2.0, 3.5), (-1.0, 0.25)),
     )
     save(replace(reward, facts=facts), tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["kedge_reward"] == {
@@ -130,6 +131,7 @@ def test_saved_and_loaded_here(tiny: Path, tmp_path: Path, dtype: str) -> None:
         "template_hash": "abc",
         "max_length": 77,
         "truncate": "refuse",
+        "seen": [[-2.0, 3.5], [-1.0, 0.25]],
     }
     again = load(tmp_path / "saved", dtype=dtype)  # pyright: ignore[reportArgumentType]
     assert again.facts == facts

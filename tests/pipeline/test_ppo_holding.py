@@ -87,6 +87,16 @@ def test_the_micro_batch_changes_nothing(roles: str, run_ppo: RunPPO, records: R
         assert answers[0] == answers[1]
 
 
+def test_layers_are_compiled_when_asked(run_ppo: RunPPO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every model of the roles, and only then; what a compiler makes of them is not this test's business."""
+    compiled: list[Any] = []
+    monkeypatch.setattr("kedge.models.roles.hold.compile_layers", compiled.append)
+    run_ppo(tmp_path / "off", **ONE)
+    assert compiled == []
+    run_ppo(tmp_path / "on", **ONE, roles="separate", hold={"compile": True})
+    assert len({id(model) for model in compiled}) == 3
+
+
 def test_samples_are_written_when_asked(run_ppo: RunPPO, records: Records, tmp_path: Path) -> None:
     stage = run_ppo(tmp_path, iterations=5, watch={"every": 2, "samples": 3})
     found = [(one["step"], one["number"]) for one in records(stage / "samples.jsonl")]

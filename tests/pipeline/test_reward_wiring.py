@@ -17,16 +17,19 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from kedge.core.errors import ConfigError
 from kedge.core.records import Rollouts
 from kedge.data.template import apply_template, template_hash
+from kedge.models.adapters import base_of
 from kedge.models.ensemble import Ensemble, save_ensemble
 from kedge.models.reward_files import build, save
 from kedge.models.reward_model import RewardModel
 from kedge.models.settings import MeanOfMembers, Truncate
 from kedge.models.tiny import IM_END, make_tiny, tiny_tokenizer
 from kedge.pipeline.context import Context
-from kedge.pipeline.reward_wiring import closed, last_tokens, open_reward, tokenizer_hash
+from kedge.pipeline.judge import judge_of
+from kedge.pipeline.reward_wiring import ModelOnTokens, closed, last_tokens, open_reward, tokenizer_hash
 from kedge.rewards.build import Reward
+from kedge.rewards.failures import Tally
 from kedge.rewards.rollouts import Case
-from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rewards.settings import FailureSettings, ModelSource, RewardSettings
 
 SETTINGS: TypeAdapter[Any] = TypeAdapter(RewardSettings)
 CASES = [Case(prompt=(("user", "Which day?"),)), Case(prompt=(("system", "Be brief."), ("user", "Is it red?")))]
@@ -173,6 +176,8 @@ def test_an_ensemble_says_how_far_its_members_are_apart(
     assert spread_B.tolist() == pytest.approx([abs(a - b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-3)
     reward.score(sampled(tiny_tokenizer()))
     assert cast(Any, reward.source).disagreement_B.shape == (2,)
+    facts = cast(Any, reward.source).facts_of(torch.tensor([0.0, 0.0]))
+    assert facts == {"reward/disagreement": pytest.approx(cast(Any, reward.source).disagreement_B.mean().item())}
 
 
 def test_the_models_of_a_mix_are_found_by_their_place_in_the_recipe(
@@ -274,3 +279,15 @@ def test_padding_does_not_make_a_tokenizer_another_one() -> None:
     assert tokenizer_hash(own) == tokenizer_hash(other)
     other.add_tokens(["Friday"])  # pyright: ignore[reportUnknownMemberType]
     assert tokenizer_hash(own) != tokenizer_hash(other)
+
+
+def test_scores_outside_of_what_training_saw_are_counted(tmp_path: Path) -> None:
+    """Members saw -1 to 2 and -0.5 to 3: together -1 to 3."""
+    own = [build(make_tiny(tmp_path / "policy"), seed=seed, dtype="float32") for seed in (1, 2)]
+    ranges = ((-1.0, 2.0), (-0.5, 3.0))
+    members = tuple(replace(one, facts=replace(one.facts, seen=(seen,))) for one, seen in zip(own, ranges, strict=True))
+    judge = judge_of("here", members, MeanOfMembers(), base=base_of(members[0].model))
+    settings = ModelSource.model_validate({"kind": "model", "from": "here"})
+    source = ModelOnTokens(judge, settings, Tally("reward", FailureSettings()), ends=frozenset({258}))
+    facts = source.facts_of(torch.tensor([-1.5, -1.0, 2.5, 3.0, 3.5]))
+    assert facts == {"reward/out_of_range": pytest.approx(0.4)}

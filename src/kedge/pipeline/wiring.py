@@ -36,7 +36,10 @@ class Link:
 
         beside = self.folder / self.value
         is_elsewhere = is_hub_id(self.value) if self.is_data else True
-        return self.value if is_elsewhere and not beside.exists() else str(beside)
+        if is_elsewhere and not beside.exists():
+            return self.value
+        # A folder beside the recipe that is called like a built-in model must not be taken for it.
+        return str(beside) if "/" in str(beside) else f"./{beside}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
