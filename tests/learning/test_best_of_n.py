@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections import Counter
@@ -183,24 +182,19 @@ EVALUATE = """
 """
 
 
-def make_words(folder: Path) -> None:
-    """The model over whole words that the tests of sft and reward use."""
-    spec = importlib.util.spec_from_file_location("words", Path(__file__).with_name("test_sft_reward.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.make_words(folder, layers=2)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_both_methods_raise_the_true_score_over_sft(
-    seed: int, kedge: Callable[..., int], rows: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int,
+    kedge: Callable[..., int],
+    rows: Callable[..., Path],
+    make_words: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
-    make_words(tmp_path / "words")
+    make_words(tmp_path / "words", layers=2)
     (tmp_path / "rules.py").write_text(TRUE)
     rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
     rows("prompts.jsonl", toy.prompts(300, seed + 20))

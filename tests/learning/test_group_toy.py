@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -60,16 +59,6 @@ STAGE = """
 ON_POLICY = ("rloo", "reinforce", "remax")
 
 
-def make_words(folder: Path) -> None:
-    """The model over whole words that the tests of sft and reward use."""
-    spec = importlib.util.spec_from_file_location("words", Path(__file__).with_name("test_sft_reward.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.make_words(folder, layers=2)
-
-
 def stage_of(name: str) -> str:
     """Methods without a ratio take one step a batch, and so a larger one."""
     kind = "ppo" if name == "ppo" else "group\n    method: " + name
@@ -89,9 +78,13 @@ def earned(stage: Path) -> tuple[float, float]:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_method_raises_the_true_score_and_grpo_to_the_level_of_ppo(
-    seed: int, kedge: Callable[..., int], rows: Callable[..., Path], tmp_path: Path
+    seed: int,
+    kedge: Callable[..., int],
+    rows: Callable[..., Path],
+    make_words: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
-    make_words(tmp_path / "words")
+    make_words(tmp_path / "words", layers=2)
     rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
     rows("prompts.jsonl", toy.prompts(800, seed + 10))
     (tmp_path / "rules.py").write_text(RULES)

@@ -12,15 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from kedge.models.tiny import IM_END, IM_START, PAD, tiny_tokenizer
 from kedge.testing import toy
 
-CONTROL = (PAD, IM_START, IM_END, "<|unknown|>")
 RECIPE = """
 kedge: 1
 name: shop
@@ -51,43 +45,6 @@ stages:
 """
 
 
-def make_words(folder: Path, *, hidden: int = 64, layers: int) -> None:
-    """A Llama over the words of the toy shop, in the Hugging Face layout."""
-    texts = [text for row in toy.pairs(2000, 99) for text in row.values()]
-    words = sorted({word for text in (*texts, "user assistant") for word in re.findall(r"\w+|[^\w\s]+", text)})
-    backend = Tokenizer(WordLevel({word: i for i, word in enumerate((*CONTROL, *words))}, unk_token=CONTROL[-1]))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.add_special_tokens([AddedToken(token, normalized=False) for token in CONTROL])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD,
-        eos_token=IM_END,
-        unk_token=CONTROL[-1],
-        additional_special_tokens=[IM_START],
-        chat_template=tiny_tokenizer().chat_template,
-        model_max_length=64,
-    )
-    config = LlamaConfig(
-        vocab_size=len(CONTROL) + len(words),
-        hidden_size=hidden,
-        intermediate_size=hidden * 3,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        initializer_range=0.1,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=2,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def says_the_fact(row: dict[str, str]) -> bool:
     """Both answers give the asked fact, so that the better one can be told without looking it up."""
     topic = next(one for one in toy.TOPICS if row["prompt"].endswith(one.questions))
@@ -100,7 +57,9 @@ def is_as_the_rule_says(row: dict[str, str]) -> bool:
 
 
 @pytest.fixture
-def train(kedge: Callable[..., int], rows: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[float, float]]:
+def train(
+    kedge: Callable[..., int], rows: Callable[..., Path], tmp_path: Path, make_words: Callable[..., None]
+) -> Callable[..., tuple[float, float]]:
     """Run the recipe on these pairs; gives the accuracy on the held-out ones, and the best that any judge can have.
 
     A flipped label is right by no rule, so the best is the share of held-out labels that were not flipped: counted on

@@ -1,0 +1,91 @@
+"""PPO on the toy shop, whose rule is known: the true score rises within the KL budget, however the roles are held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kedge.testing import toy
+
+# Answers of the model over whole words have a space before each mark.
+RULES = """
+import re
+from kedge.testing import toy
+
+def true(answer):
+    return toy.true_score(answer.prompt[-1][1], re.sub(r"\\s+([.,!?])", r"\\1", answer.text))
+"""
+SFT = """
+kedge: 1
+name: shop
+seed: SEED
+model: ./words
+device: cpu
+stages:
+  sft:
+    kind: sft
+    data: demonstrations.jsonl
+    batch: 16
+    micro_batch: 16
+    packing: false
+    max_length: 64
+    samples: 0
+    optimiser: {lr: 5e-3, beta2: 0.98}
+"""
+PPO = """
+  ROLES:
+    kind: ppo
+    from: sft
+    reward: {kind: function, path: "rules.py:true"}
+    prompts: prompts.jsonl
+    roles: ROLES
+    hold: {dtype: float32}
+    iterations: 25
+    batch: 64
+    minibatches: 4
+    epochs: 2
+    micro_batch: 64
+    max_prompt_tokens: 64
+    sampling: {max_new_tokens: 24}
+    kl: {start: 0.05, limit: LIMIT}
+    actor: {lr: RATE, beta2: 0.98}
+    critic: {lr: 2e-3}
+    critic_warmup: 3
+    watch: {every: 1000}
+"""
+RATES = {"separate": "1e-3", "lora": "3e-3", "trunk": "1e-3"}
+LIMIT = 15.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_way_to_hold_the_roles_raises_the_true_score_within_the_budget(
+    seed: int,
+    kedge: Callable[..., int],
+    rows: Callable[..., Path],
+    make_words: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    make_words(tmp_path / "words", layers=2)
+    rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
+    rows("prompts.jsonl", toy.prompts(800, seed + 10))
+    (tmp_path / "rules.py").write_text(RULES)
+    stages = (
+        PPO.replace("ROLES", way).replace("RATE", rate).replace("LIMIT", str(LIMIT)) for way, rate in RATES.items()
+    )
+    (tmp_path / "shop.yaml").write_text(SFT.replace("SEED", str(seed)) + "".join(stages))
+    assert kedge("run", "shop.yaml", "--no-check") == 0
+    gains: dict[str, float] = {}
+    for way in RATES:
+        lines = (tmp_path / "runs/shop" / way / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        assert len(found) == 25
+        assert max(one["kl/mean"] for one in found) < LIMIT
+        gains[way] = sum(one["reward/mean"] for one in found[-5:]) / 5 - found[0]["reward/mean"]
+    # 2.5 of at most 4 at the start: half a point is a third of what is to be had.
+    assert {way: gain for way, gain in gains.items() if gain < 0.5} == {}
+    assert max(gains.values()) - min(gains.values()) < 0.6
