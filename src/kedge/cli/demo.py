@@ -8,33 +8,44 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kedge.cli import check
+from kedge.cli.run import live_view
 from kedge.cli.screen import out, tell, writing
+from kedge.core.errors import ConfigError
+
+_LOOKS = {"heading": ("\n[bold]", "[/]", ""), "plain": ("", "", "  "), "sample": ("[dim]", "[/]", "    ")}
+_WARNING = ("[yellow]", "[/]", "  ! ")
 
 
 def demo(
-    to: Annotated[Path, typer.Option("--to", help="Where to put it all.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0)] = 7,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same demo.")] = 1,
+    is_all: Annotated[bool, typer.Option("--all", help="Compare with DPO and best-of-N too.")] = False,
+    overoptimise: Annotated[
+        bool, typer.Option("--overoptimise", help="Let go of the anchor: the reward rises, the truth falls.")
+    ] = False,
+    real: Annotated[bool, typer.Option("--real", help="PPO on SmolLM2-135M; minutes on a CPU.")] = False,
+    reward: Annotated[
+        str | None, typer.Option("--reward", help="With --real: a reward model instead of a rule.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--folder", help="Where to put it all.")] = Path("runs/demo"),
 ) -> None:
-    """Write the recipe `tiny` with its data, check it and run it."""
-    from kedge.pipeline.recipe import load_recipe
-    from kedge.pipeline.runner import run_recipe
-    from kedge.pipeline.templates import free_folder, write_template
+    """The whole loop in about three minutes: data, SFT, reward model, PPO, evaluation, report."""
+    from kedge.pipeline.demonstration import run_demo, run_folder, run_real
+    from kedge.pipeline.templates import free_folder
 
+    if is_all + overoptimise + real > 1:
+        raise ConfigError("--all, --overoptimise and --real are different demos: give one of them")
+    if reward is not None and not real:
+        raise ConfigError("--reward goes with --real: the small demo trains a reward model of its own")
     console = out()
-    to = free_folder(to)
-    overrides = [f"seed={seed}"]
-    with writing(to):
-        recipe, *_ = write_template("tiny", to)
-        tell(console, f"[bold]1. a recipe and its data[/], in {escape(str(to))}")
-        console.print("[bold]2. kedge check[/]: what can be known before training")
-        check.check([recipe], overrides)
-        console.print("[bold]3. kedge run[/]")
-        folder = run_recipe(
-            load_recipe(recipe, overrides),
-            to / "runs",
-            is_resumed=False,
-            say=lambda text: console.print(text, markup=False, soft_wrap=True),
-        )
-    again = f"kedge run {recipe} --set name=mine"
-    tell(console, escape(f"\nLook around in {folder}; change {recipe} and run it again: {again}"))
+    folder = free_folder(folder)
+    version = None if real else "all" if is_all else "overoptimised" if overoptimise else "plain"
+
+    def say(text: str, tone: str) -> None:
+        before, after, indent = _LOOKS.get(tone, _WARNING)
+        tell(console, f"{before}{escape(text)}{after}", indent=indent)
+
+    with writing(folder), live_view(console, run_folder(folder, version)):
+        if version is None:
+            run_real(folder, seed, tell=say, reward=reward)
+        else:
+            run_demo(folder, seed, tell=say, version=version)

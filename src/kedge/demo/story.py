@@ -1,0 +1,198 @@
+"""What the demo says: a few sentences before each step, and numbers put into words after it.
+
+Pure text. When it is said, and where the numbers come from, is `kedge.pipeline.narrator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+NAMES: Mapping[str, str] = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "best8": "best of 8"}
+"""Of the models, by the stages that make them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    title: str
+    about: str
+
+
+WORLD = (
+    "Customers write to a shop, and a language model replies. A good reply repeats the facts right, is polite without "
+    "fawning, and is short. We made this world, so we know the true preference (at most 5). Training never sees it."
+)
+STEPS: Mapping[str, Step] = {
+    "prepare": Step(
+        title="Prepare the data",
+        about="People compared two replies to each message; one label in ten is wrong, as in life. Every file is "
+        "audited, the evaluation's messages are kept out, and a sixth of the pairs is set aside.",
+    ),
+    "sft": Step(
+        title="SFT: imitate",
+        about="A model of 118 thousand random weights learns to write by imitating what the staff replied, good and "
+        "bad alike.",
+    ),
+    "reward": Step(
+        title="Reward model: learn what people prefer",
+        about="A copy of that model learns from the pairs to score a reply. It is a proxy: all that PPO will ever see "
+        "of the truth.",
+    ),
+    "ppo": Step(
+        title="PPO: improve",
+        about="The model replies, the reward model scores, and what scored well becomes likelier. KL, the distance "
+        "from SFT, has a price and a limit: the anchor. Length has a price too. The truth is only watched.",
+    ),
+    "dpo": Step(
+        title="DPO, for comparison",
+        about="The same pairs, learnt directly: no reward model and no sampling.",
+    ),
+    "best8": Step(
+        title="Best of 8, for comparison",
+        about="SFT writes eight replies to each message; the model imitates those that the reward model likes best.",
+    ),
+    "eval": Step(
+        title="Evaluate",
+        about="All models reply to the same messages, which none of them has seen. Now the truth may speak.",
+    ),
+}
+LET_GO = Step(
+    title="PPO without its anchor: overoptimise",
+    about="The same PPO, but neither KL nor length costs anything, and there is no limit. Watch the reward model's "
+    "score rise while the truth falls.",
+)
+
+
+REAL_WORLD = (
+    "SmolLM2-135M answers everyday questions, at length and often without an end. The reward is a rule that anybody "
+    "can check: 2 for 8 to 40 words that end as a sentence does, 1 for a polite phrase."
+)
+REAL_STEPS: Mapping[str, Step] = {
+    "ppo": Step(
+        title="PPO: improve",
+        about="The model answers, the rule scores, and what scored well becomes likelier. KL, the distance from the "
+        "model as it was, has a price and a limit: the anchor.",
+    ),
+    "eval": Step(
+        title="Evaluate",
+        about="The model as it was and the one that PPO made answer questions that were never trained on.",
+    ),
+}
+
+
+def name_of(model: str) -> str:
+    return NAMES.get(model, model)
+
+
+def iteration(metrics: Mapping[str, float], total: int) -> str:
+    """One iteration of PPO; the truth is told where it is known.
+
+    >>> iteration({"step": 20, "gold/mean": 3.5, "reward/mean": 4.21, "kl/mean": 2.85, "length/mean": 29.1}, 50)
+    'iteration 20 of 50: truth 3.50, reward 4.21, KL 2.9 nats, 29 tokens'
+    """
+    truth = f"truth {metrics['gold/mean']:.2f}, " if "gold/mean" in metrics else ""
+    rest = f"reward {metrics['reward/mean']:.2f}, KL {metrics['kl/mean']:.1f} nats, {metrics['length/mean']:.0f} tokens"
+    return f"iteration {metrics['step']} of {total}: {truth}{rest}"
+
+
+def verdict(judge: str, score: float) -> str:
+    return f"{'truth' if judge == 'gold' else judge} {score:.1f}"
+
+
+def reply(text: str, verdict: str = "") -> str:
+    """
+    >>> reply("We are\\n very sorry.<|im_end|>", verdict("gold", 1.0))
+    '“We are very sorry.” (truth 1.0)'
+    """
+    said = " ".join(text.partition("<|im_end|>")[0].split())
+    return f"“{said}” ({verdict})" if verdict else f"“{said}”"
+
+
+def babble(text: str) -> str:
+    """The beginning of what random weights say, as far as it can be printed.
+
+    >>> babble("\ufffd clock\\x01 clock" + " tears" * 60), babble("\ufffd\\x01")
+    ('“clock clock tears tears tears tears tears tears …”', 'nothing that can be read')
+    """
+    words = "".join(letter for letter in text if letter.isprintable() and letter != "\ufffd").split()
+    return f"“{' '.join(words[:8])} …”" if words else "nothing that can be read"
+
+
+def audited(items: int, files: int, checks: int, bad: int) -> str:
+    """
+    >>> audited(19_000, 4, 60, 0)
+    '19,000 texts in 4 files went through 60 checks (copies, leaks, broken lines, …): nothing is wrong with them.'
+    """
+    ending = f"{bad} things are worth a look:" if bad else "nothing is wrong with them."
+    return f"{items:,} texts in {files} files went through {checks} checks (copies, leaks, broken lines, …): {ending}"
+
+
+def judged(accuracy: float, best: float, pairs: int) -> str:
+    """
+    >>> judged(0.881, 0.9, 800)
+    'It agrees with 88.1 % of 800 held-out labels. The best possible is 90.0 %: the other ones are wrong.'
+    """
+    said = f"It agrees with {_percent(accuracy)} of {pairs:,} held-out labels."
+    return f"{said} The best possible is {_percent(best)}: the other ones are wrong."
+
+
+def table(evaluation: Mapping[str, Any], judge: str) -> list[str]:
+    """The models as rows, from `evaluation.json`; who wins is said by `judge`, and intervals are 95 %."""
+    titles = {"gold": "true reward", "reward": "proxy reward" if judge == "gold" else "reward"}
+    sources = [source for source in titles if source in next(iter(evaluation["models"].values()))["scores"]]
+    by = " by the truth" if judge == "gold" else ""
+    last = f"win rate over {name_of(evaluation['baseline'])}{by}"
+    rows = [("", *(titles[source] for source in sources), "KL", "tokens", last)]
+    for name, found in evaluation["models"].items():
+        won = evaluation["comparisons"].get(name, {}).get(judge, {}).get("win_rate")
+        share = f"{_percent(won['rate'])} [{_percent(won['low'])}, {_percent(won['high'])}]" if won else "–"
+        means = (f"{found['scores'][source]['mean']['mean']:.2f}" for source in sources)
+        kl = found["kl"]["mean"] if found["kl"] else 0.0
+        rows.append((name_of(name), *means, f"{kl:.1f}", f"{found['length']['mean']:.1f}", share))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(_placed(row, widths)).rstrip() for row in rows]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
+
+
+def _placed(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Names and win rates to the left, numbers to the right."""
+    first, *numbers, last = zip(row, widths, strict=True)
+    return [first[0].ljust(first[1]), *(text.rjust(width) for text, width in numbers), last[0].ljust(last[1])]
+
+
+def fall(metrics: Sequence[Mapping[str, float]], looks: int = 5) -> str:
+    """How the truth went over a run, by means of `looks` iterations.
+
+    >>> rows = [{"step": n, "gold/mean": 5 - abs(n - 4), "reward/mean": n, "kl/mean": 2 * n} for n in range(1, 9)]
+    >>> fall(rows, looks=1)
+    'Truth rose from 2.00 to 5.00 (iteration 4, KL 8.0) and fell to 1.00 (KL 16.0); the proxy rose from 1.00 to 8.00.'
+    """
+    looks = min(looks, len(metrics))
+    means = [
+        {name: sum(row[name] for row in part) / len(part) for name in ("gold/mean", "reward/mean", "kl/mean")}
+        | {"step": part[-1]["step"]}
+        for part in (metrics[at : at + looks] for at in range(len(metrics) - looks + 1))
+    ]
+    first, last, best = means[0], means[-1], max(means, key=lambda one: one["gold/mean"])
+    truth = [f"{one['gold/mean']:.2f}" for one in (first, best, last)]
+    end = f"{truth[2]} (KL {last['kl/mean']:.1f})"
+    if best is last:
+        return f"Truth went from {truth[0]} to {end} and did not fall."
+    there = f"{truth[1]} (iteration {best['step']}, KL {best['kl/mean']:.1f})"
+    proxy = f"the proxy rose from {first['reward/mean']:.2f} to {last['reward/mean']:.2f}"
+    return f"Truth rose from {truth[0]} to {there} and fell to {end}; {proxy}."
+
+
+def peak(kl: float, interval: tuple[float, float], now: float) -> str:
+    """Where the law of Gao et al. 2022, R(d) = d (α − β ln d) with d = √KL, sees the best of a run.
+
+    >>> peak(4.21, (3.5, 5.06), 41.0)
+    'The law of Gao et al. (2022), fitted to it: the truth peaks at a KL of 4.2 nats (3.5 to 5.1); this run is at 41.0.'
+    """
+    low, high = interval
+    where = f"the truth peaks at a KL of {kl:.1f} nats ({low:.1f} to {high:.1f}); this run is at {now:.1f}."
+    return f"The law of Gao et al. (2022), fitted to it: {where}"

@@ -1,0 +1,91 @@
+"""What the demo says of numbers that were made up by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedge.demo import story
+from kedge.demo.recipe import STAGES
+from kedge.pipeline.narrator import typical
+
+
+def summary(truth: float, proxy: float, kl: float | None, length: float) -> dict[str, Any]:
+    return {
+        "scores": {"gold": {"mean": {"mean": truth}}, "reward": {"mean": {"mean": proxy}}},
+        "kl": None if kl is None else {"mean": kl},
+        "length": {"mean": length},
+    }
+
+
+def test_the_table_has_a_row_a_model_and_its_columns_stand_under_each_other() -> None:
+    won = {"gold": {"win_rate": {"rate": 0.812, "low": 0.76, "high": 0.8549}}}
+    evaluation = {
+        "baseline": "sft",
+        "models": {"sft": summary(1.734, -0.53, None, 26.94), "best8": summary(-3.2, 11.1, 12.345, 30.0)},
+        "comparisons": {"best8": won},
+    }
+    assert story.table(evaluation, "gold") == [
+        "           true reward  proxy reward    KL  tokens  win rate over SFT by the truth",
+        "SFT               1.73         -0.53   0.0    26.9  –",
+        "best of 8        -3.20         11.10  12.3    30.0  81.2 % [76.0 %, 85.5 %]",
+    ]
+
+
+def test_without_a_truth_the_reward_says_who_wins() -> None:
+    won = {"reward": {"win_rate": {"rate": 0.5, "low": 0.25, "high": 0.75}}}
+    models = {"base": summary(0.0, 0.25, None, 60.0), "ppo": summary(0.0, 2.5, 3.0, 9.0)}
+    for found in models.values():
+        del found["scores"]["gold"]
+    assert story.table({"baseline": "base", "models": models, "comparisons": {"ppo": won}}, "reward") == [
+        "      reward   KL  tokens  win rate over base",
+        "base    0.25  0.0    60.0  –",
+        "PPO     2.50  3.0     9.0  50.0 % [25.0 %, 75.0 %]",
+    ]
+
+
+def test_the_fall_is_told_from_means_over_a_few_iterations_not_from_the_luckiest_one() -> None:
+    gold = [1.0, 2.0, 3.0, 9.0, 3.0, 1.0, 0.0, -1.0, -2.0, -3.0]
+    metrics = [
+        {"step": at + 1, "gold/mean": truth, "reward/mean": float(at), "kl/mean": float(at * at)}
+        for at, truth in enumerate(gold)
+    ]
+    # Means of 5: 18/5 first and highest among steps 1-5 and 2-6 (both 18); the last is -5/5, at a KL of (25+…+81)/5.
+    assert story.fall(metrics) == (
+        "Truth rose from 3.60 to 3.60 (iteration 5, KL 6.0) and fell to -1.00 (KL 51.0); "
+        "the proxy rose from 2.00 to 7.00."
+    )
+
+
+def test_a_truth_that_still_rises_is_not_said_to_fall() -> None:
+    metrics = [{"step": n, "gold/mean": n / 4, "reward/mean": 0.0, "kl/mean": 2.0 * n} for n in range(1, 8)]
+    # Means of 5: steps 1-5 and 3-7.
+    assert story.fall(metrics) == "Truth went from 0.75 to 1.25 (KL 10.0) and did not fall."
+
+
+def test_every_stage_of_every_version_is_introduced() -> None:
+    named = {line.split(":")[0].strip() for stages in STAGES.values() for text in stages for line in text.splitlines()}
+    assert set(story.STEPS) <= named
+    opened = {
+        next(line.strip(" :") for line in text.splitlines() if line.startswith("  ") and line.endswith(":"))
+        for stages in STAGES.values()
+        for text in stages
+    }
+    assert opened == set(story.STEPS)
+
+
+def test_the_typical_case_is_the_one_with_the_median_gain() -> None:
+    gains = {"a": 3.0, "b": -1.0, "c": 0.5}
+    answers = [
+        {
+            "model": model,
+            "origin": name,
+            "prompt": [{"role": "user", "content": f"message {name}"}],
+            "answer": f"{model} to {name}",
+            "scores": {"gold": 1.0 + (gain if model == "ppo" else 0.0)},
+        }
+        for model in ("sft", "ppo")
+        for name, gain in gains.items()
+    ]
+    asked, replies = typical(answers, "sft", "gold")
+    assert asked == "message c"
+    assert {name: one["answer"] for name, one in replies.items()} == {"sft": "sft to c", "ppo": "ppo to c"}
