@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from kedge.core.errors import ModelError
 from kedge.models.heads import (
+    foretold,
     hidden_states,
+    last_token,
     lm_head,
     logits_at_last,
-    logprobs_and_entropy,
+    logprobs_and_entropy_of,
+    one_before,
     score,
     token_logprobs,
-    values,
+    values_of,
 )
 from kedge.models.tiny import tiny_model
 
@@ -70,9 +73,9 @@ def test_temperature_divides_logits() -> None:
 
 
 def test_entropy_is_of_the_distribution_the_token_came_from() -> None:
-    hidden_BTD = torch.tensor([[ONE, ZERO, ONE]])
-    logp_BT, entropy_BT = logprobs_and_entropy(
-        HEAD_VD, hidden_BTD, torch.tensor([[2, 0, 1]]), torch.ones(1, 3, dtype=torch.bool)
+    wanted_BT = torch.tensor([[False, True, True]])
+    logp_BT, entropy_BT = logprobs_and_entropy_of(
+        HEAD_VD, torch.tensor([ONE, ZERO]), torch.tensor([[2, 0, 1]]), wanted_BT
     )
     torch.testing.assert_close(logp_BT.exp(), torch.tensor([[1.0, 1 / 2, 2 / 8]]))
     of_zero = -(1 / 8 * math.log(1 / 8) + 2 / 8 * math.log(2 / 8) + 5 / 8 * math.log(5 / 8))
@@ -124,13 +127,27 @@ def scalar_head() -> nn.Linear:
 
 def test_value_is_of_the_prefix_before_the_token(scalar_head: nn.Linear) -> None:
     hidden_BTD = torch.tensor([[[1.0, 0.0], [2.0, 0.0], [3.0, 4.0], [9.0, 9.0]]])
-    right = torch.tensor([[True, True, True, False]])
-    assert values(hidden_BTD, scalar_head, right).tolist() == [[0.0, 10.5, 20.5, 0.0]]
-    left = torch.tensor([[False, True, True, True]])
-    assert values(hidden_BTD, scalar_head, left).tolist() == [[0.0, 0.0, 20.5, 34.5]]
-    packed = torch.tensor([[1, 1, 2, 2]])
-    assert values(hidden_BTD, scalar_head, packed).tolist() == [[0.0, 10.5, 0.0, 34.5]]
-    assert values(hidden_BTD.bfloat16(), scalar_head.bfloat16(), right).dtype == torch.float32
+
+    def values(segment_BT: Tensor) -> list[list[float]]:
+        wanted_BT = foretold(segment_BT)
+        return values_of(hidden_BTD[one_before(wanted_BT)], scalar_head, wanted_BT).tolist()
+
+    assert values(torch.tensor([[True, True, True, False]])) == [[0.0, 10.5, 20.5, 0.0]]
+    assert values(torch.tensor([[False, True, True, True]])) == [[0.0, 0.0, 20.5, 34.5]]
+    assert values(torch.tensor([[1, 1, 2, 2]])) == [[0.0, 10.5, 0.0, 34.5]]
+    one_BT = torch.tensor([[True]])
+    assert values_of(hidden_BTD[0, :1].bfloat16(), scalar_head.bfloat16(), one_BT).dtype == torch.float32
+
+
+def test_foretold_tokens_may_be_a_choice_and_the_first_of_a_sequence_never_is() -> None:
+    segment_BT = torch.tensor([[1, 1, 1, 2, 2, 0]])
+    only_BT = torch.tensor([[True, False, True, True, True, True]])
+    assert foretold(segment_BT, only_BT).tolist() == [[False, False, True, False, True, False]]
+
+
+def test_the_last_token_of_rows_padded_on_the_right() -> None:
+    mask_BT = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
+    assert last_token(mask_BT).int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
 
 
 def test_score_is_read_at_the_last_real_token(scalar_head: nn.Linear) -> None:

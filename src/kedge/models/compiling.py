@@ -9,12 +9,19 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+_PROGRAMS = 32
+"""Of one layer, at most: roles that learn or hold still, with gradients or without, rows of one length or of many, each
+first for one shape and then for all. They are a dozen; torch would stop at 8 and run the rest as they are written."""
 
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile every transformer block in place; lengths that change make one more program, not one each."""
+    dynamo = cast(Any, torch._dynamo)  # pyright: ignore[reportPrivateUsage]: it has no public settings
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _PROGRAMS)
     for layer in _layers(model):
         layer.compile(dynamic=None)
 

@@ -63,32 +63,64 @@ def token_logprobs(
 
     `only_BT` names the tokens that are wanted: the others cost nothing and are 0.
     """
-    wanted_BT = _preceded(segment_BT) if only_BT is None else _preceded(segment_BT) & only_BT
-    hidden_ND = hidden_BTD[_one_before(wanted_BT)]
-    logp_N = logprobs.token_logprobs(hidden_ND, head_VD, tokens_BT[wanted_BT], temperature=temperature)
+    wanted_BT = foretold(segment_BT, only_BT)
+    return logprobs_of(head_VD, hidden_BTD[one_before(wanted_BT)], tokens_BT, wanted_BT, temperature=temperature)
+
+
+def foretold(segment_BT: Tensor, only_BT: Tensor | None = None) -> Tensor:
+    """True on real tokens that have a token of their own sequence before them; of those, the ones in `only_BT`."""
+    before_BT = F.pad(segment_BT.long()[:, :-1], (1, 0))
+    preceded_BT = (segment_BT != 0) & (segment_BT == before_BT)
+    return preceded_BT if only_BT is None else preceded_BT & only_BT
+
+
+def one_before(wanted_BT: Tensor) -> Tensor:
+    """Where to read about wanted tokens: at t−1 for a token t. Nothing precedes position 0, so nothing wraps around.
+
+    >>> one_before(torch.tensor([[0, 0, 1, 1]]).bool()).int().tolist()
+    [[0, 1, 1, 0]]
+    """
+    return wanted_BT.roll(-1, dims=1)
+
+
+def logprobs_of(
+    head_VD: Tensor,
+    hidden_ND: Tensor,
+    tokens_BT: Tensor,
+    wanted_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+    compiled: bool = False,
+) -> Tensor:
+    """`token_logprobs` of the tokens that are `foretold` and wanted, from the hidden states `one_before` them."""
+    target_N = tokens_BT[wanted_BT]
+    logp_N = logprobs.token_logprobs(hidden_ND, head_VD, target_N, temperature=temperature, compiled=compiled)
     return _spread(logp_N, wanted_BT)
 
 
-def logprobs_and_entropy(
+def logprobs_and_entropy_of(
     head_VD: Tensor,
-    hidden_BTD: Tensor,
+    hidden_ND: Tensor,
     tokens_BT: Tensor,
-    segment_BT: Tensor,
+    wanted_BT: Tensor,
     *,
-    only_BT: Tensor | None = None,
     temperature: float = 1.0,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs`, and the entropy (nats) of the distribution that each token was one outcome of."""
-    wanted_BT = _preceded(segment_BT) if only_BT is None else _preceded(segment_BT) & only_BT
-    hidden_ND = hidden_BTD[_one_before(wanted_BT)]
-    logp_N, entropy_N = logprobs.logprobs_and_entropy(hidden_ND, head_VD, tokens_BT[wanted_BT], temperature=temperature)
+    """`logprobs_of`, and the entropy (nats) of the distribution that each token was one outcome of."""
+    target_N = tokens_BT[wanted_BT]
+    logp_N, entropy_N = logprobs.logprobs_and_entropy(
+        hidden_ND, head_VD, target_N, temperature=temperature, compiled=compiled
+    )
     return _spread(logp_N, wanted_BT), _spread(entropy_N, wanted_BT)
 
 
-def values(hidden_BTD: Tensor, head: nn.Linear, segment_BT: Tensor) -> Tensor:
-    """`values_BT[b, t]` = value of the prefix that ends just before token t, in float32; 0 where there is none."""
-    after_BT = head(hidden_BTD).squeeze(-1).float()
-    return F.pad(after_BT[:, :-1], (1, 0)).masked_fill(~_preceded(segment_BT), 0.0)
+def values_of(hidden_ND: Tensor, head: nn.Linear, wanted_BT: Tensor) -> Tensor:
+    """`values_BT[b, t]` = value of the prefix that ends just before token t, in float32; 0 where it is not wanted.
+
+    From the hidden states `one_before` the wanted tokens.
+    """
+    return _spread(head(hidden_ND).squeeze(-1).float(), wanted_BT)
 
 
 def score(hidden_BTD: Tensor, head: nn.Linear, attention_mask_BT: Tensor) -> Tensor:
@@ -99,17 +131,6 @@ def score(hidden_BTD: Tensor, head: nn.Linear, attention_mask_BT: Tensor) -> Ten
 def logits_at_last(head_VD: Tensor, hidden_BTD: Tensor, attention_mask_BT: Tensor) -> Tensor:
     """`logits_BV` of the token after the last real one, in float32: what a sampler reads. One sequence a row."""
     return F.linear(at_last(hidden_BTD, attention_mask_BT), head_VD).float()
-
-
-def _preceded(segment_BT: Tensor) -> Tensor:
-    """True on real tokens that have a token of their own sequence before them."""
-    before_BT = F.pad(segment_BT.long()[:, :-1], (1, 0))
-    return (segment_BT != 0) & (segment_BT == before_BT)
-
-
-def _one_before(mask_BT: Tensor) -> Tensor:
-    """True at t−1 where `mask_BT` is True at t. Nothing precedes position 0, so nothing wraps around."""
-    return mask_BT.roll(-1, dims=1)
 
 
 def _spread(x_N: Tensor, mask_BT: Tensor) -> Tensor:
@@ -125,6 +146,11 @@ def _positions(segment_BT: Tensor) -> Tensor:
     index_T = torch.arange(segment_BT.shape[1], device=segment_BT.device)
     starts_BT = F.pad(segment_BT[:, 1:] != segment_BT[:, :-1], (1, 0), value=True)
     return index_T - (index_T * starts_BT).cummax(-1).values
+
+
+def last_token(attention_mask_BT: Tensor) -> Tensor:
+    """True on the last token of each row. Rows are right-padded."""
+    return attention_mask_BT & ~F.pad(attention_mask_BT[:, 1:], (0, 1))
 
 
 def at_last(hidden_BTD: Tensor, attention_mask_BT: Tensor) -> Tensor:

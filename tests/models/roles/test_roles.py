@@ -182,15 +182,15 @@ def test_the_trunk_stays_and_is_computed_once_for_all(wanted: Wanted, rollouts: 
     lower = {name: one.clone() for name, one in held.model.named_parameters() if ".layers.0." in name}
     calls: list[int] = []
     lowest: Any = held.model.get_submodule("model.layers.0")
-    lowest.register_forward_hook(lambda *found: calls.append(len(found[2])))
+    lowest.register_forward_hook(lambda *found: calls.append(found[2].shape[:2].numel()))
     held.policy.logprobs(rollouts)
     held.reference.logprobs(rollouts)
     held.critic.values(rollouts)
     held.policy.update(take(experience_of(rollouts), torch.tensor([4, 1])), likelihood, per="token")
-    assert sum(calls) == 6
+    assert sum(calls) == 49  # tokens: each once, without padding
     held.forget()
     held.reference.logprobs(rollouts)
-    assert sum(calls) == 12
+    assert sum(calls) == 98
     for name, one in held.model.named_parameters():
         if name in lower:
             assert torch.equal(one, lower[name])

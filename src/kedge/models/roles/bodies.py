@@ -1,14 +1,14 @@
 """How a role gets from tokens to hidden states: a model of its own, an adapter on a shared one, or a top on a trunk.
 
 Everything above (log-probs, values, scores, learning) is the same for all three. Rows are right-padded, one sequence
-each. Shape letters: B sequences, T token positions, D width.
+each. Shape letters: B sequences, T token positions, R of them that are read, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, cast
 
 import torch
 from peft import PeftModel
@@ -16,15 +16,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.models.adapters import base_of
-from kedge.models.heads import hidden_states
+from kedge.models.packing import lay_out
 from kedge.models.roles.cutting import Cut
+from kedge.models.roles.reading import reader_of
 
 
 class Body(Protocol):
-    """`active` is entered around a forward pass together with its backward pass."""
+    """`active` is entered around a forward pass together with its backward pass.
+
+    `hidden` gives the hidden states (R, D) where `read_BT` is True, row by row.
+    """
 
     def active(self) -> AbstractContextManager[None]: ...
-    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor: ...
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor: ...
     def trainable(self) -> list[tuple[str, nn.Parameter]]: ...
 
 
@@ -33,12 +37,15 @@ class Whole:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self._reader = reader_of(model.get_decoder())
 
     def active(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return self._reader.active()
 
-    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
-        return hidden_states(self.model, tokens_BT, attention_mask_BT, is_right_padded=True)
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
+        del attention_mask_BT  # nothing behind the last position that is read is seen
+        layout = lay_out(read_BT)
+        return self._reader(tokens_BT.flatten()[layout.place_N], layout)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
@@ -50,12 +57,17 @@ class Adapted:
     def __init__(self, model: PeftModel, adapter: str | None) -> None:
         self.model = model
         self.adapter = adapter
+        self._reader = reader_of(base_of(model).get_decoder())
 
-    def active(self) -> AbstractContextManager[None]:
-        return _only(self.model, self.adapter)
+    @contextmanager
+    def active(self) -> Generator[None]:
+        with _only(self.model, self.adapter), self._reader.active():
+            yield
 
-    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
-        return hidden_states(base_of(self.model), tokens_BT, attention_mask_BT, is_right_padded=True)
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
+        del attention_mask_BT  # nothing behind the last position that is read is seen
+        layout = lay_out(read_BT)
+        return self._reader(tokens_BT.flatten()[layout.place_N], layout)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         mine = f".{self.adapter}."
@@ -67,14 +79,18 @@ class Topped:
 
     def __init__(self, cut: Cut, top: PreTrainedModel, *, names: nn.Module) -> None:
         """`names` is the module whose trainable weights are this role's (the top, or the whole model it is of)."""
-        self._cut, self._top, self._names = cut, top, names
+        self._cut, self._names = cut, names
+        self._reader = reader_of(top)
 
-    def active(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def active(self) -> Generator[None]:
+        with self._cut.active(), self._reader.active():
+            yield
 
-    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
-        below_BTD = self._cut.below(tokens_BT, attention_mask_BT)
-        return cast(Any, self._top)(inputs_embeds=below_BTD, use_cache=False).last_hidden_state
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
+        layout = lay_out(read_BT)
+        rows = zip(self._cut.below(tokens_BT, attention_mask_BT), layout.lengths, strict=True)
+        return self._reader(torch.cat([hidden_TD[:length] for hidden_TD, length in rows]), layout)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, one) for name, one in self._names.named_parameters() if one.requires_grad]

@@ -32,7 +32,7 @@ class Critic:
     def values(self, rollouts: Rollouts) -> Tensor:
         """`values_BT` on the response as the critic is now, 0 elsewhere; without gradient."""
         with self._body.active(), self.stepper.autocast():
-            return each(rollouts, self._rows, self._values).masked_fill(~rollouts.response_mask_BT, 0.0)
+            return each(rollouts, self._rows, self._values)
 
     def update(self, targets: ValueTargets, loss: ValueLoss, *, per: Per) -> dict[str, float]:
         """One optimiser step."""
@@ -51,10 +51,11 @@ class Critic:
         self.stepper.load(state)
 
     def _values(self, part: Rollouts) -> Tensor:
-        hidden_BTD = self._body.hidden(part.tokens_BT, part.attention_mask_BT)
+        wanted_BT = heads.foretold(part.attention_mask_BT, part.response_mask_BT)
+        hidden_ND = self._body.hidden(part.tokens_BT, part.attention_mask_BT, heads.one_before(wanted_BT))
         # The head is float32 and so is what it gives, whatever the body and autocast are.
-        with torch.autocast(hidden_BTD.device.type, enabled=False):
-            return heads.values(widen(hidden_BTD), self._head, part.attention_mask_BT)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            return heads.values_of(widen(hidden_ND), self._head, wanted_BT)
 
     def _sums(self, part: ValueTargets, loss: ValueLoss, per: Per) -> Sums:
         mask_BT = part.rollouts.response_mask_BT

@@ -8,7 +8,7 @@ Shape letters: B sequences, T token positions, D width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
+from kedge.models.packing import lay_out
+from kedge.models.roles.reading import reader_of
+from kedge.models.roles.views import view
 
 _PROBE_LENGTH = 8
 
@@ -36,28 +39,30 @@ class Cut:
                 f"{type(model).__name__}: each role needs a layer of its own"
             )
         _refuse_mixed_layers(model)
-        self._trunk = view(decoder, decoder.layers[:layers], norm=nn.Identity())
+        trunk = view(decoder, decoder.layers[:layers], norm=nn.Identity())
         for part in (decoder.embed_tokens, *decoder.layers[:layers]):
             part.requires_grad_(False)
-        _check_cut(model, self._trunk, top_of(model, layers))
+        _check_cut(model, trunk, top_of(model, layers))
+        self._reader = reader_of(trunk, with_tail=False)
         self._rows: dict[bytes, Tensor] = {}
 
+    def active(self) -> AbstractContextManager[None]:
+        """To be entered around `below`."""
+        return self._reader.active()
+
     @torch.no_grad()
-    def below(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
-        """The trunk's hidden states (B, T, D), from memory where a row was seen since the last `forget`."""
+    def below(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> list[Tensor]:
+        """The trunk's hidden states (T, D) of every row, from memory where it was seen since the last `forget`."""
         length_B = attention_mask_BT.sum(dim=1).tolist()
         rows = tokens_BT.cpu().numpy()
         keys = [rows[index, :length].tobytes() for index, length in enumerate(length_B)]
         new = [index for index, key in enumerate(keys) if key not in self._rows]
         if new:
-            hidden_BTD = cast(Any, self._trunk)(input_ids=tokens_BT[new], use_cache=False).last_hidden_state
-            for index, hidden_TD in zip(new, hidden_BTD, strict=True):
-                self._rows[keys[index]] = hidden_TD[: length_B[index]].clone()
-        known = [self._rows[key] for key in keys]
-        below_BTD = known[0].new_zeros(*tokens_BT.shape, known[0].shape[-1])
-        for index, hidden_TD in enumerate(known):
-            below_BTD[index, : len(hidden_TD)] = hidden_TD
-        return below_BTD
+            layout = lay_out(attention_mask_BT[new])
+            hidden_ND = self._reader(tokens_BT[new].flatten()[layout.place_N], layout)
+            for index, hidden_TD in zip(new, hidden_ND.split(layout.lengths), strict=True):
+                self._rows[keys[index]] = hidden_TD
+        return [self._rows[key] for key in keys]
 
     def forget(self) -> None:
         """The trunk never changes; only the room is needed again."""
@@ -86,15 +91,6 @@ def same_trunk(model: PreTrainedModel, other: PreTrainedModel, layers: int) -> b
         for one, two in pairs
         for a, b in zip(one.parameters(), two.parameters(), strict=True)
     )
-
-
-def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module) -> PreTrainedModel:
-    """A decoder with these layers: a shallow copy, so that rotary embeddings and settings are the same objects."""
-    twin = copy.copy(decoder)
-    twin._modules = dict(decoder._modules)
-    twin.layers = nn.ModuleList(layers)
-    twin.norm = norm
-    return twin
 
 
 def _without_embedding(decoder: PreTrainedModel) -> PreTrainedModel:

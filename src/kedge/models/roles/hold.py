@@ -127,6 +127,7 @@ def make_policy(wanted: Wanted, body: Body, head: Callable[[], Tensor]) -> Polic
         stepper,
         temperature=wanted.temperature,
         rows=wanted.rows,
+        compiled=wanted.compile,
         imitation=wanted.imitation,
         average=None if wanted.ema is None else Average(stepper.weights(), wanted.ema),
     )
@@ -142,7 +143,14 @@ def make_critic(wanted: Wanted, settings: OptimiserSettings, body: Body, head: n
 def make_reference(wanted: Wanted, body: Body, head: Callable[[], Tensor], policy: Policy) -> Reference:
     # In the same precision as the policy: before the first step the two must agree to the last bit.
     autocast = policy.stepper.autocast
-    return Reference(body, head, temperature=wanted.temperature, rows=wanted.rows, autocast=autocast)
+    return Reference(
+        body,
+        head,
+        temperature=wanted.temperature,
+        rows=wanted.rows,
+        compiled=wanted.compile,
+        autocast=autocast,
+    )
 
 
 def output_head(model: PreTrainedModel) -> Callable[[], Tensor]:

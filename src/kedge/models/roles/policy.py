@@ -38,10 +38,11 @@ class Reference:
         *,
         temperature: float,
         rows: int,
+        compiled: bool,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._body, self._head = body, head
-        self._temperature, self._rows, self._autocast = temperature, rows, autocast
+        self._temperature, self._rows, self._compiled, self._autocast = temperature, rows, compiled, autocast
 
     @torch.no_grad()
     def logprobs(self, rollouts: Rollouts) -> Tensor:
@@ -50,14 +51,15 @@ class Reference:
             return each(rollouts, self._rows, self._ask)
 
     def _ask(self, part: Rollouts) -> Tensor:
-        hidden_BTD = self._body.hidden(part.tokens_BT, part.attention_mask_BT)
-        return heads.token_logprobs(
+        wanted_BT = heads.foretold(part.attention_mask_BT, part.response_mask_BT)
+        hidden_ND = self._body.hidden(part.tokens_BT, part.attention_mask_BT, heads.one_before(wanted_BT))
+        return heads.logprobs_of(
             self._head(),
-            hidden_BTD,
+            hidden_ND,
             part.tokens_BT,
-            part.attention_mask_BT,
-            only_BT=part.response_mask_BT,
+            wanted_BT,
             temperature=self._temperature,
+            compiled=self._compiled,
         )
 
 
@@ -80,14 +82,17 @@ class Policy:
         *,
         temperature: float,
         rows: int,
+        compiled: bool,
         imitation: Imitation | None = None,
         average: Average | None = None,
     ) -> None:
         """`rows` sequences are in memory at once. `average` follows the weights after every step."""
         self._body, self._head, self.stepper = body, head, stepper
-        self._temperature, self._rows = temperature, rows
+        self._temperature, self._rows, self._compiled = temperature, rows, compiled
         self._imitation, self._average = imitation, average
-        self._still = Reference(body, head, temperature=temperature, rows=rows, autocast=stepper.autocast)
+        self._still = Reference(
+            body, head, temperature=temperature, rows=rows, compiled=compiled, autocast=stepper.autocast
+        )
 
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response as the policy is now, 0 elsewhere; without gradient."""
@@ -127,13 +132,15 @@ class Policy:
     def _sums(self, part: Experience, loss: PolicyLoss, per: Per) -> Sums:
         tokens = part.rollouts
         mask_BT = tokens.response_mask_BT
-        logp_BT, entropy_BT = heads.logprobs_and_entropy(
+        wanted_BT = heads.foretold(tokens.attention_mask_BT, mask_BT)
+        hidden_ND = self._body.hidden(tokens.tokens_BT, tokens.attention_mask_BT, heads.one_before(wanted_BT))
+        logp_BT, entropy_BT = heads.logprobs_and_entropy_of(
             self._head(),
-            self._body.hidden(tokens.tokens_BT, tokens.attention_mask_BT),
+            hidden_ND,
             tokens.tokens_BT,
-            tokens.attention_mask_BT,
-            only_BT=mask_BT,
+            wanted_BT,
             temperature=self._temperature,
+            compiled=self._compiled,
         )
         item = loss(logp_BT, entropy_BT, part)
         facts = stat_sums(item, mask_BT) | {"entropy": weighted_sum(entropy_BT.detach(), mask_BT, "token")}
@@ -147,8 +154,7 @@ class Policy:
 
     def _imitated(self, batch: Batch) -> Sums:
         batch = batch.to(self._head().device)
-        hidden_BTD = self._body.hidden(batch.tokens_BT, batch.segment_BT > 0)
-        logp_BT = heads.token_logprobs(
-            self._head(), hidden_BTD, batch.tokens_BT, batch.segment_BT, only_BT=batch.counted_BT
-        )
+        wanted_BT = heads.foretold(batch.segment_BT, batch.counted_BT)
+        hidden_ND = self._body.hidden(batch.tokens_BT, batch.segment_BT > 0, heads.one_before(wanted_BT))
+        logp_BT = heads.logprobs_of(self._head(), hidden_ND, batch.tokens_BT, wanted_BT, compiled=self._compiled)
         return Sums(loss=weighted_sum(-logp_BT, batch.counted_BT, "token"), facts={})

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
 from kedge.core.loss import widen
-from kedge.models.heads import at_last
+from kedge.models.heads import last_token
 from kedge.models.reward_model import RewardFacts
 from kedge.models.roles.bodies import Body
 
@@ -40,6 +40,6 @@ class SharedReward:
         """`scores_BK` in float32. Rows are right-padded, one text each."""
         mask_BT = attention_mask_BT.to(self.device)
         with self.body.active():
-            hidden_BTD = self.body.hidden(tokens_BT.to(self.device), mask_BT)
-        scores_BK = linear(widen(at_last(hidden_BTD, mask_BT)), self.head_KD)
+            last_BD = self.body.hidden(tokens_BT.to(self.device), mask_BT, last_token(mask_BT))
+        scores_BK = linear(widen(last_BD), self.head_KD)
         return self.facts.normaliser(scores_BK) if normalised else scores_BK
