@@ -1,11 +1,13 @@
 """Time and peak memory of tiled log-probs against plain log-softmax, from hidden states and LM-head weights.
 
-Prints both and their ratios, for forward and for forward + backward. On the CPU each variant runs in a process of its
+Prints each and its ratio to plain, for forward and for forward + backward; `compiled` is tiled with one kernel for the
+work on a tile, and `again` is tiled with no logits kept for backward. On the CPU each variant runs in a process of its
 own, whose peak resident memory is read; a plain variant that would not fit into the memory now free is not run, and
 the output says so.
 
     python benchmarks/logprobs.py                                  # 8×1024 tokens, 150,000 entries, width 896
     python benchmarks/logprobs.py --batch 2 --length 256 --vocabulary 50000
+    python benchmarks/logprobs.py --batch 32 --length 256 --entropy --variants again tiled compiled   # a PPO step
 """
 
 from __future__ import annotations
@@ -17,23 +19,46 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from kedge.algorithms.logprobs import token_logprobs
+from kedge.algorithms import logprobs
 
 MIB = 2**20
 # float32 copies of all logits alive at once, as measured: logits and log-softmax; in backward a gradient besides.
 PLAIN_COPIES = {"forward": 2, "forward+backward": 3}
 
 
-def plain(hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor) -> Tensor:
-    return (hidden_ND @ head_VD.T).float().log_softmax(-1).gather(1, target_N[:, None])[:, 0]
+def plain(hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, *, with_entropy: bool) -> Tensor:
+    logp_NV = (hidden_ND @ head_VD.T).float().log_softmax(-1)
+    if with_entropy:
+        (logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
+    return logp_NV.gather(1, target_N[:, None])[:, 0]
 
 
-VARIANTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"tiled": token_logprobs, "plain": plain}
+def tiled(
+    hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, *, with_entropy: bool, compiled: bool = False
+) -> Tensor:
+    if with_entropy:
+        return logprobs.logprobs_and_entropy(hidden_ND, head_VD, target_N, compiled=compiled)[0]
+    return logprobs.token_logprobs(hidden_ND, head_VD, target_N, compiled=compiled)
+
+
+def again(hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, *, with_entropy: bool) -> Tensor:
+    with patch.object(logprobs, "_kept_bytes", lambda _: 0):
+        return tiled(hidden_ND, head_VD, target_N, with_entropy=with_entropy)
+
+
+VARIANTS: dict[str, Callable[..., Tensor]] = {
+    "plain": plain,
+    "tiled": tiled,
+    "compiled": partial(tiled, compiled=True),
+    "again": again,
+}
 
 
 def peak_mib(device: str) -> float:
@@ -65,7 +90,7 @@ def measure(variant: str, phase: str, args: argparse.Namespace) -> dict[str, flo
     before, seconds = peak_mib(args.device), list[float]()
     for _ in range(args.repeats):
         start = now(args.device)
-        logp_N = VARIANTS[variant](hidden_ND, head_VD, target_N)
+        logp_N = VARIANTS[variant](hidden_ND, head_VD, target_N, with_entropy=args.entropy)
         if backward:
             logp_N.sum().backward()
         seconds.append(now(args.device) - start)
@@ -97,7 +122,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="on the CPU")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--phases", nargs="+", choices=list(PLAIN_COPIES), default=list(PLAIN_COPIES))
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["tiled", "plain"])
+    parser.add_argument("--entropy", action="store_true", help="and the entropy, without its gradient")
     parser.add_argument("--frozen-head", action="store_true", help="no gradient for the head")
     parser.add_argument("--child", nargs=2, metavar=("VARIANT", "PHASE"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -107,7 +133,8 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     if args.child:
-        print(json.dumps(measure(*args.child, args)))
+        variant, phase = args.child
+        print(json.dumps(measure(variant, phase, args)))
         return
     tokens = args.batch * args.length
     logits_mib = tokens * args.vocabulary * 4 / MIB
@@ -121,15 +148,14 @@ def main() -> None:
         for variant in args.variants:
             need, free = PLAIN_COPIES[phase] * logits_mib + 1024, free_mib(args.device)
             if variant == "plain" and need > free:
-                print(f"{phase:17} {variant:6} not run: needs about {need:,.0f} MiB, {free:,.0f} are free")
+                print(f"{phase:17} {variant:8} not run: needs about {need:,.0f} MiB, {free:,.0f} are free")
                 continue
             run = measure if args.device == "cuda" else measure_in_child
             found[variant] = result = run(variant, phase, args)
-            print(f"{phase:17} {variant:6} {result['seconds']:9.3f} s  {result['mib']:9,.0f} MiB above the inputs")
-        if len(found) == 2:
-            tiled, plain_ = found["tiled"], found["plain"]
-            times, memory = (tiled[key] / plain_[key] for key in ("seconds", "mib"))
-            print(f"{phase:17} tiled / plain: time {times:.2f}, memory {memory:.3f}")
+            print(f"{phase:17} {variant:8} {result['seconds']:9.3f} s  {result['mib']:9,.0f} MiB above the inputs")
+        for variant in found.keys() - {"plain"} if "plain" in found else ():
+            times, memory = (found[variant][key] / found["plain"][key] for key in ("seconds", "mib"))
+            print(f"{phase:17} {variant} / plain: time {times:.2f}, memory {memory:.3f}")
 
 
 if __name__ == "__main__":

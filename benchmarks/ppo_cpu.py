@@ -3,9 +3,12 @@
 Random float32 weights (hidden 256, 4 layers, vocabulary 4,096), 64 prompts of 32 tokens and 48 new ones, 2 epochs of
 4 minibatches, 2 threads. Each side is a process of its own; the sides take turns for --rounds, and the fastest update
 of each counts, because other work on the machine only ever adds time. Where there is much of it, `--clock cpu
---threads 1` counts the seconds that a side computed instead of those that passed. Needs: pip install 'trl==1.12.0'
+--threads 1` counts the seconds that a side computed instead of those that passed. `trunk` shares the lower half of the
+layers, `trunk-3` three of the four; `separate+sampled` and the like start from the log-probs that the generator noted
+(`old_logprobs`), `separate+compiled` has its layers compiled, and `separate+sampled+compiled` both.
+Needs: pip install 'trl==1.12.0'
 
-    python benchmarks/ppo_cpu.py [--rounds 2 --updates 3 --threads 2 --sides trl separate trunk --profile 15]
+    python benchmarks/ppo_cpu.py [--rounds 2 --updates 3 --threads 2 --sides trl separate trunk-3 --profile 15]
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from pathlib import Path
 
 from peers.case import Case, Measured, measure, write_models
 
-SIDES = ("trl", "separate", "lora", "trunk")
+SIDES = ("trl", "separate", "lora", "trunk", "trunk-3")
+WAYS = ("sampled", "compiled")
 PHASES = ("generate", "judge", "update", "step")
 
 
@@ -37,7 +41,7 @@ def main() -> None:
             micro_batch=16,
             threads=args.threads,
         )
-        write_models(Path(home), case.shape, case.dtype, with_lora="lora" in args.sides)
+        write_models(Path(home), case.shape, case.dtype, with_lora=any(side.startswith("lora") for side in args.sides))
         found: dict[str, list[Measured]] = {side: [] for side in args.sides}
         for number in range(args.rounds):
             is_last = number == args.rounds - 1
@@ -50,9 +54,30 @@ def main() -> None:
 
 
 def one_side(side: str, case: Case) -> Measured:
-    found = measure("trl_side", case) if side == "trl" else measure("kedge_side", replace(case, roles=side))
+    found = measure("trl_side", case) if side == "trl" else measure("kedge_side", kedge_case(side, case))
     assert isinstance(found, Measured)
     return found
+
+
+def kedge_case(side: str, case: Case) -> Case:
+    held, *ways = side.split("+")
+    roles, _, layers = held.partition("-")
+    return replace(
+        case,
+        roles=roles,
+        trunk_layers=int(layers) if layers else None,
+        old_logprobs="sampled" if "sampled" in ways else "recomputed",
+        compile="compiled" in ways,
+    )
+
+
+def known_side(text: str) -> str:
+    held, *ways = text.split("+")
+    if held not in SIDES or not set(ways) <= {*WAYS} or (held == "trl" and ways):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected one of {', '.join(SIDES)}, those but trl with +{' or +'.join(WAYS)} behind it"
+        )
+    return text
 
 
 def fastest(many: list[Measured], prefix: str) -> dict[str, float]:
@@ -64,11 +89,15 @@ def fastest(many: list[Measured], prefix: str) -> dict[str, float]:
 
 def show(sides: dict[str, dict[str, float]], case: Case) -> None:
     peer, tokens = sides.get("trl"), case.rows * (case.prompt_tokens + case.new_tokens)
-    print(f"{'':9} {'generate':>9} {'judge':>8} {'update':>8} {'whole s':>8} {'tokens/s':>9} {'peak GiB':>9}", end="")
+    width = max(9, *map(len, sides))
+    print(
+        f"{'':{width}} {'generate':>9} {'judge':>8} {'update':>8} {'whole s':>8} {'tokens/s':>9} {'peak GiB':>9}",
+        end="",
+    )
     print("   TRL's seconds over these: generate, judge, update, whole" if peer else "")
     for side, best in sides.items():
         seconds = " ".join(f"{best[phase]:8.2f}" for phase in PHASES)
-        print(f"{side:9}  {seconds} {tokens / best['step']:>9,.0f} {best['peak']:>9.2f}", end="")
+        print(f"{side:{width}}  {seconds} {tokens / best['step']:>9,.0f} {best['peak']:>9.2f}", end="")
         print("   " + " ".join(f"{peer[phase] / best[phase]:6.2f}x" for phase in PHASES) if peer else "")
 
 
@@ -85,7 +114,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--updates", type=int, default=3, help="of each side and round; the first warms up")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", type=known_side, default=list(SIDES))
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a machine with other work")
     parser.add_argument("--profile", type=int, default=0, help="so many of the largest costs of each Kedge side")
     args = parser.parse_args()

@@ -76,6 +76,10 @@ class Case:
     """Rows that TRL generates and judges at once (its default is 64); all when None."""
     compile: bool = False
     """Compile the layers of Kedge's roles."""
+    trunk_layers: int | None = None
+    """Lower layers that Kedge's roles share on a trunk; the lower half when None."""
+    old_logprobs: Literal["recomputed", "sampled"] = "recomputed"
+    """Where Kedge's PPO has the log-probs from that its ratio starts from."""
     profile: int = 0
     """So many of the largest costs are listed; 0 does not profile."""
 

@@ -31,7 +31,7 @@ from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.trainers.ppo import PPORoles, iteration
-from kedge.trainers.ppo_settings import PPOConfig
+from kedge.trainers.ppo_settings import PolicyLossSettings, PPOConfig
 from kedge.trainers.steering import steering_for
 from peers.case import LORA, PAD, TRUNK, Case, Measured, Stopwatch, answer, asked, peak_gib
 
@@ -70,7 +70,12 @@ class Update:
         self._generator = LocalGenerator(
             base_of(held.model), sampling, stop_ids=case.stop_ids(), pad=PAD, max_rows=case.rows
         )
-        self._cfg = PPOConfig(epochs=case.epochs, minibatches=case.minibatches, max_new_tokens=case.new_tokens)
+        self._cfg = PPOConfig(
+            policy=PolicyLossSettings(old_logprobs=case.old_logprobs),
+            epochs=case.epochs,
+            minibatches=case.minibatches,
+            max_new_tokens=case.new_tokens,
+        )
         self._roles = PPORoles(
             policy=held.policy, critic=held.critic, reference=held.reference, reward=reward_of(case, held)
         )
@@ -123,7 +128,7 @@ def wanted_for(case: Case) -> Wanted:
         device=case.device,
         dtype=case.dtype,
         lora=LoraSettings(),
-        trunk_layers=None,
+        trunk_layers=case.trunk_layers,
         actor=optimiser,
         critic=optimiser,
         actor_steps=steps,

@@ -13,16 +13,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kedge.algorithms import logit_tiles
 from kedge.algorithms import logprobs as module
 from kedge.algorithms.logprobs import entropy, logprobs_and_entropy, token_logprobs
 from kedge.core.errors import ShapeError
 from kedge.core.loss import widen
 
+TILES = {"one tile": (2**24, 0), "several tiles": (24, 0), "odd tiles": (7, 0), "one kept": (2**24, 2**28)}
+TILES |= {"several kept": (24, 2**28), "odd kept": (7, 2**28)}
 
-@pytest.fixture(params=[2**24, 24, 7], ids=["one tile", "several tiles", "odd tiles"])
+
+@pytest.fixture(params=TILES.values(), ids=TILES)
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(module, "TILE_ELEMENTS", request.param)
-    return request.param
+    """Elements of a tile; backward computes them again, or finds them kept."""
+    elements, kept = request.param
+    monkeypatch.setattr(module, "TILE_ELEMENTS", elements)
+    monkeypatch.setattr(module, "KEPT_BYTES", kept)
+    return elements
 
 
 def inputs(n: int, d: int, v: int, dtype: torch.dtype = torch.float64, seed: int = 11) -> tuple[Tensor, ...]:
@@ -342,15 +349,90 @@ def allocations(function: Callable[[], Tensor]) -> Allocations:
     return mode
 
 
-def test_a_tile_is_held_once_for_log_probs_and_twice_for_entropy() -> None:
+@pytest.mark.parametrize(("kept", "logp_tiles", "both_tiles"), [(0, 2, 4), (2**28, 2, 4)])
+def test_a_tile_is_held_once_for_log_probs_and_twice_for_entropy(
+    kept: int, logp_tiles: int, both_tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", kept)
     n, d, v = 6, 2, 35
     hidden_ND, head_VD, _, target_N = inputs(n, d, v)
     hidden_ND.requires_grad_()
     logp = allocations(lambda: token_logprobs(hidden_ND, head_VD, target_N).sum()).fresh
     both = allocations(lambda: sum(x.sum() for x in logprobs_and_entropy(hidden_ND, head_VD, target_N))).fresh
-    # once in forward, once again in backward; entropy keeps exp(z) beside z
-    assert (logp.count(n * v), both.count(n * v)) == (2, 4)
+    # z in forward and again in backward, and exp(z) beside both for entropy; a kept z is copied in forward instead
+    assert (logp.count(n * v), both.count(n * v)) == (logp_tiles, both_tiles)
     assert logp.count(v * d) == 0  # a frozen head gets no gradient, not even room for one
+
+
+class Products(TorchDispatchMode):
+    """How many matrix products there were."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("spare", "products"), [(0, 3), (-1, 4)])
+def test_logits_within_the_budget_are_not_computed_again(
+    spare: int, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward, hidden and weight gradient; one byte too few in the budget, and the logits once more."""
+    n, v = 6, 35
+    monkeypatch.setattr(module, "KEPT_BYTES", n * v * 8 + spare)  # float64
+    hidden_ND, head_VD, _, target_N = (x.requires_grad_(x.is_floating_point()) for x in inputs(n, 2, v))
+    with Products() as mode:
+        token_logprobs(hidden_ND, head_VD, target_N).sum().backward()
+    assert mode.count == products
+
+
+def test_nothing_is_kept_where_nothing_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden_ND, head_VD, _, target_N = inputs(6, 2, 35)
+    wanted: list[bool] = []
+    fold = module._fold
+
+    def spy(*args: Any, is_kept: bool) -> None:
+        wanted.append(is_kept)
+        fold(*args, is_kept=is_kept)
+
+    monkeypatch.setattr(module, "_fold", spy)
+    token_logprobs(hidden_ND, head_VD, target_N)
+    with torch.no_grad():
+        token_logprobs(hidden_ND.requires_grad_(), head_VD, target_N)
+    token_logprobs(hidden_ND, head_VD, target_N)
+    assert wanted == [False, False, True]
+
+
+def test_a_second_backward_computes_again_what_the_first_took() -> None:
+    hidden_ND, head_VD, bias_V, target_N = inputs(6, 3, 35)
+    leaves = [x.requires_grad_() for x in (hidden_ND, head_VD, bias_V)]
+    logp_N, entropy_N = logprobs_and_entropy(hidden_ND, head_VD, target_N, bias_V=bias_V)
+    loss = (logp_N.square() + 0.3 * entropy_N).sum()
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(loss, leaves), first, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what its compiler imports
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_tiles_say_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logit_tiles, "COMPILED_FROM", 1)
+    hidden_ND, head_VD, _, target_N = (
+        x.to(dtype) if x.is_floating_point() else x for x in inputs(40, 8, 300, torch.float32)
+    )
+    leaves = [x.requires_grad_() for x in (hidden_ND, head_VD)]
+    found: list[tuple[Tensor, ...]] = []
+    for compiled in (False, True):
+        options: dict[str, Any] = {"temperature": 0.7, "chunk_tokens": 17, "compiled": compiled}
+        logp_N, entropy_N = logprobs_and_entropy(hidden_ND, head_VD, target_N, **options)
+        alone_N = token_logprobs(hidden_ND, head_VD, target_N, **options)
+        grads = torch.autograd.grad((1.5 * logp_N - 0.2 * entropy_N + alone_N).sum(), leaves)
+        found.append((logp_N, entropy_N, alone_N, *grads))
+    for one, other in zip(*found, strict=True):
+        scale = one.detach().float().abs().max()
+        # float32: a few units in the last place; bfloat16 gradients: one rounding of 8 bits
+        assert (one - other).detach().float().abs().max() <= (1e-5 if one.dtype == torch.float32 else 2**-8) * scale
 
 
 @pytest.mark.parametrize("frozen", [False, True])

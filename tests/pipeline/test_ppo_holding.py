@@ -11,7 +11,7 @@ import pytest
 
 from kedge.core.errors import ModelError
 from kedge.core.settings import Section
-from kedge.pipeline.stages.ppo import PPOSettings
+from kedge.pipeline.stages.ppo import STAGE, PPOSettings
 
 RunPPO = Callable[..., Path]
 Records = Callable[[Path], list[dict[str, Any]]]
@@ -40,6 +40,28 @@ def test_before_the_first_step_policy_reference_and_generator_agree(
     assert (found["kl/mean"], found["policy/clip_fraction"]) == (0.0, 0.0)
     assert found["policy/mismatch"] < 1e-4
     assert found["entropy/mean"] < math.log(259) - 0.1  # at the temperature of sampling
+
+
+def test_sampled_log_probs_change_no_number_in_float32(run_ppo: RunPPO, records: Records, tmp_path: Path) -> None:
+    """Two steps on one batch, answers cut by top_p: what the generator notes is of all tokens, as the trainer's is."""
+    sampling = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 8}
+    found: list[dict[str, Any]] = []
+    for how in ("recomputed", "sampled"):
+        settings = ONE | {"sampling": sampling, "minibatches": 2, "hold": {"dtype": "float32"}}
+        stage = run_ppo(tmp_path / how, **settings, roles="separate", loss={"policy": {"old_logprobs": how}})
+        found += records(stage / "metrics.jsonl")
+    recomputed, sampled = found
+    assert set(recomputed) - set(sampled) == {"policy/mismatch"}
+    for name in ("policy/grad_norm", "value/loss", "reward/mean", "entropy/mean", "policy/ratio", "policy/ratio_max"):
+        assert sampled[name] == pytest.approx(recomputed[name], rel=1e-4)
+    assert sampled["kl/mean"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_sampled_log_probs_are_warned_of() -> None:
+    common = {"kind": "ppo", "reward": "r", "prompts": "p"}
+    settings = PPOSettings.model_validate(common | {"loss": {"policy": {"old_logprobs": "sampled"}}})
+    assert [one.code for one in STAGE.check(settings)] == ["ppo.sampled_logprobs"]
+    assert list(STAGE.check(PPOSettings.model_validate(common))) == []
 
 
 def test_answers_are_drawn_as_the_recipe_says(run_ppo: RunPPO, records: Records, tmp_path: Path) -> None:

@@ -157,6 +157,21 @@ def test_rewards_advantages_and_returns_by_hand() -> None:
     assert metrics["entropy/mean"] == 0.5
 
 
+def test_sampled_log_probs_are_the_generators_and_the_policy_is_not_asked() -> None:
+    """The generator noted -1 a token, and garbage on the prompt; the policy would say -7, the reference says -1.5."""
+    rollouts = rollouts_of([2])
+    noted_BT = torch.tensor([[9.0, 9.0, -1.0, -1.0]])
+    roles = replace(roles_for(rollouts, [3.0]), policy=FakePolicy(torch.full((1, 4), -7.0)))
+    cfg = PLAIN.model_copy(update={"policy": PolicyLossSettings(old_logprobs="sampled")})
+    _, metrics = run(replace(rollouts, behaviour_logp_BT=noted_BT), roles, cfg)
+    assert isinstance(roles.policy, FakePolicy)
+    (experience, _) = roles.policy.updates[0]
+    assert experience.old_logp_BT.tolist() == [[0.0, 0.0, -1.0, -1.0]]
+    assert_close(experience.advantages_BT, torch.tensor([[0.0, 0.0, 0.85, 1.9]]))  # as above: the same KL
+    assert metrics["kl/mean"] == pytest.approx(1.0)
+    assert "policy/mismatch" not in metrics
+
+
 def test_the_kl_may_be_paid_in_the_loss_instead() -> None:
     rollouts = rollouts_of([2])
     cfg = PLAIN.model_copy(update={"kl": KLSettings(start=0.2, where="loss", kind="k2")})

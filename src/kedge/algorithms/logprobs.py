@@ -1,14 +1,15 @@
-"""Log-probs and entropy of tokens from hidden states and LM-head weights, without the N×V logits ever in memory.
+"""Log-probs and entropy of tokens from hidden states and LM-head weights, in little memory beside them.
 
-Exact: tiles of tokens × vocabulary, an online log-sum-exp over the vocabulary, tiles computed again in backward.
+Exact: tiles of tokens × vocabulary, an online log-sum-exp over the vocabulary. Backward computes the tiles again, and
+only where all of them are small are they kept for it. The caller aligns hidden states with targets.
 Shape letters: N token positions (any leading shape), D width, V vocabulary, R tokens and C entries of one tile.
-The caller aligns hidden states with targets. Left out: logit soft-capping, second derivatives.
+Left out: logit soft-capping, second derivatives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from kedge.algorithms.logit_tiles import Upstream, kernels_for, target_gradients, tile_gradients, tile_sums
 from kedge.core.errors import ShapeError
 
 CHUNK_TOKENS: Final = 4096
@@ -28,6 +30,13 @@ GPU_TILE_FACTOR: Final = 4
 TILE_COLUMNS: Final = 2**14
 """At most so many vocabulary entries in one tile, however few the tokens: bounds the weight gradient's float32 sum."""
 
+KEPT_BYTES: Final = 2**28
+"""Where all logits of a call take no more, they are kept for backward: one product in four is saved. 256 MiB are 16
+answers of 80 tokens over 49 thousand entries, and less than what the layers of such a batch keep."""
+
+KEPT_GPU_SHARE: Final = 32
+"""On a GPU they may take one part in so many of its memory: 4 GiB of 141, and not more than a small card can spare."""
+
 
 def token_logprobs(
     hidden_ND: Tensor,
@@ -37,16 +46,18 @@ def token_logprobs(
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = CHUNK_TOKENS,
+    compiled: bool = False,
 ) -> Tensor:
     """log softmax((hidden · headᵀ + bias) / temperature) at the targets; float32 whatever the weights are.
 
-    A target outside the vocabulary gives NaN, since to look for one would wait for the device.
+    A target outside the vocabulary gives NaN, since to look for one would wait for the device. `compiled` makes one
+    kernel of the work on a tile (torch.compile): faster on a GPU, after a start of some seconds.
 
     >>> head_VD = torch.tensor([[1.0], [2.0], [4.0]]).log()  # hidden 1: probabilities 1/7, 2/7, 4/7
     >>> token_logprobs(torch.ones(1, 1), head_VD, torch.tensor([2])).exp()
     tensor([0.5714])
     """
-    options = _Options(temperature=temperature, chunk_tokens=chunk_tokens, want_entropy=False)
+    options = _Options(temperature, chunk_tokens, want_entropy=False, compiled=compiled)
     return _apply(hidden_ND, head_VD, bias_V, target_N, options)[0]
 
 
@@ -57,13 +68,14 @@ def entropy(
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = CHUNK_TOKENS,
+    compiled: bool = False,
 ) -> Tensor:
     """-Σ_v p_v log p_v of the next-token distribution at each position, in nats; p as in `token_logprobs`.
 
     >>> entropy(torch.ones(1, 1), torch.zeros(4, 1))  # four equal probabilities: log 4
     tensor([1.3863])
     """
-    options = _Options(temperature=temperature, chunk_tokens=chunk_tokens, want_entropy=True)
+    options = _Options(temperature, chunk_tokens, want_entropy=True, compiled=compiled)
     return _apply(hidden_ND, head_VD, bias_V, None, options)[1]
 
 
@@ -75,17 +87,19 @@ def logprobs_and_entropy(
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = CHUNK_TOKENS,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`token_logprobs` and `entropy` in a single pass over the logits."""
-    options = _Options(temperature=temperature, chunk_tokens=chunk_tokens, want_entropy=True)
+    options = _Options(temperature, chunk_tokens, want_entropy=True, compiled=compiled)
     return _apply(hidden_ND, head_VD, bias_V, target_N, options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Options:
     temperature: float
     chunk_tokens: int
     want_entropy: bool
+    compiled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +108,22 @@ class _Head:
 
     weight_VD: Tensor
     bias_V: Tensor | None
-    temperature: float
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Upstream:
-    """What the gradient of a logit needs, besides the logit; norm is the logit of a token that were certain."""
+class _Kept:
+    """Tiles of logits that wait for backward, which takes each of them once, by its first row and column."""
 
-    target_N: Tensor | None
-    norm_N: Tensor
-    logp_N: Tensor
-    entropy_N: Tensor
-    grad_logp_N: Tensor
-    grad_entropy_N: Tensor | None
+    is_wanted: bool
+    tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+
+    def put(self, rows: slice, cols: slice, logits_RC: Tensor) -> None:
+        if self.is_wanted:
+            self.tiles[rows.start, cols.start] = logits_RC
+
+    def take(self, rows: slice, cols: slice) -> Tensor | None:
+        return self.tiles.pop((rows.start, cols.start), None)
 
 
 def _apply(
@@ -122,19 +138,27 @@ def _apply(
         )
     flat_N = None if target_N is None else target_N.reshape(-1)
     flat_ND = hidden_ND.reshape(-1, hidden_ND.shape[-1])
-    logp_N, entropy_N = _Tiled.apply(flat_ND, head_VD, bias_V, flat_N, options)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden_ND, head_VD, bias_V))
+    logp_N, entropy_N = _Tiled.apply(flat_ND, head_VD, bias_V, flat_N, options, learns)
     return logp_N.view(shape), entropy_N.view(shape)
 
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: torch declares *args
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor | None, target_N: Tensor | None, options: _Options
+        ctx: Any,
+        hidden_ND: Tensor,
+        head_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor | None,
+        options: _Options,
+        learns: bool,
     ) -> tuple[Tensor, Tensor]:
-        head = _Head(weight_VD=head_VD, bias_V=bias_V, temperature=options.temperature, dtype=_matmul_dtype(head_VD))
-        logp_N, entropy_N, norm_N = _forward(hidden_ND, head, target_N, options)
+        head = _Head(weight_VD=head_VD, bias_V=bias_V, dtype=_matmul_dtype(head_VD))
+        kept = _Kept(is_wanted=learns and len(hidden_ND) * len(head_VD) * head.dtype.itemsize <= _kept_bytes(head_VD))
+        logp_N, entropy_N, norm_N = _forward(hidden_ND, head, target_N, options, kept)
         ctx.save_for_backward(hidden_ND, head_VD, bias_V, target_N, norm_N, logp_N, entropy_N)
-        ctx.dtype, ctx.options = head.dtype, options
+        ctx.dtype, ctx.options, ctx.kept = head.dtype, options, kept
         ctx.set_materialize_grads(False)
         return logp_N, entropy_N
 
@@ -144,17 +168,23 @@ class _Tiled(torch.autograd.Function):
         ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_ND, head_VD, bias_V, target_N, norm_N, logp_N, entropy_N = ctx.saved_tensors
-        head = _Head(weight_VD=head_VD, bias_V=bias_V, temperature=ctx.options.temperature, dtype=ctx.dtype)
-        upstream = _Upstream(
-            target_N=target_N,
-            norm_N=norm_N,
-            logp_N=logp_N,
-            entropy_N=entropy_N,
-            grad_logp_N=torch.zeros_like(norm_N) if grad_logp_N is None else grad_logp_N,
-            grad_entropy_N=grad_entropy_N,
+        head = _Head(weight_VD=head_VD, bias_V=bias_V, dtype=ctx.dtype)
+        upstream = Upstream(
+            norm_R=norm_N,
+            logp_R=logp_N,
+            entropy_R=entropy_N,
+            g_R=torch.zeros_like(norm_N) if grad_logp_N is None else grad_logp_N,
+            h_R=grad_entropy_N,
         )
-        grads = _backward(hidden_ND, head, upstream, ctx.options.chunk_tokens, ctx.needs_input_grad)
-        return *grads, None, None
+        grads = _backward(hidden_ND, head, target_N, upstream, ctx.options, ctx.kept, ctx.needs_input_grad)
+        return *grads, None, None, None
+
+
+def _kept_bytes(like: Tensor) -> int:
+    """How much of the logits may be kept on this device."""
+    if like.device.type != "cuda":
+        return KEPT_BYTES
+    return torch.cuda.get_device_properties(like.device).total_memory // KEPT_GPU_SHARE
 
 
 def _matmul_dtype(head_VD: Tensor) -> torch.dtype:
@@ -177,12 +207,6 @@ def _logits(hidden_RD: Tensor, head: _Head, cols: slice) -> Tensor:
     return linear(hidden_RD.to(head.dtype), head.weight_VD[cols].to(head.dtype), bias_C)
 
 
-def _centred(logits_RC: Tensor, at_R1: Tensor, temperature: float) -> Tensor:
-    """(z - at) / temperature in the type of `at`; one pass over the tile, which it overwrites where the types agree."""
-    out_RC = logits_RC.sub_(at_R1) if logits_RC.dtype == at_R1.dtype else logits_RC - at_R1
-    return out_RC if temperature == 1 else out_RC.div_(temperature)
-
-
 def _place(target_R: Tensor, cols: slice) -> tuple[Tensor, Tensor]:
     """The targets' columns within a tile, as an index (R, 1) that is always valid, and which of them are in it."""
     column_R = target_R - cols.start
@@ -191,9 +215,9 @@ def _place(target_R: Tensor, cols: slice) -> tuple[Tensor, Tensor]:
 
 
 def _forward(
-    hidden_ND: Tensor, head: _Head, target_N: Tensor | None, options: _Options
+    hidden_ND: Tensor, head: _Head, target_N: Tensor | None, options: _Options, kept: _Kept
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-prob, entropy and norm (see _Upstream) of each position; NaN what is not asked for."""
+    """Log-prob, entropy and norm (see Upstream) of each position; NaN what is not asked for."""
     rows_count, dtype = len(hidden_ND), torch.promote_types(head.dtype, torch.float32)
     # Below any logit, and not -inf: 0 · -inf would be NaN when the first tile is folded in.
     top_N = hidden_ND.new_full((rows_count,), -1e30, dtype=dtype)
@@ -206,45 +230,57 @@ def _forward(
             if target_N is not None:
                 index_R1, inside_R = _place(target_N[rows], cols)
                 picked_N[rows] = torch.where(inside_R, logits_RC.gather(1, index_R1)[:, 0], picked_N[rows])
-            _fold(logits_RC, top_N[rows], sum_N[rows], None if dot_N is None else dot_N[rows], head.temperature)
-    log_sum_N = sum_N.log()
+            kept.put(rows, cols, logits_RC)
+            dot_R = None if dot_N is None else dot_N[rows]
+            _fold(logits_RC, top_N[rows], sum_N[rows], dot_R, options, is_kept=kept.is_wanted)
+    log_sum_N, temperature = sum_N.log(), options.temperature
     entropy_N = torch.full_like(top_N, torch.nan) if dot_N is None else log_sum_N - dot_N / sum_N
     # Not picked - norm: where logits are large, norm has lost the digits that tell them apart.
-    return (picked_N - top_N) / head.temperature - log_sum_N, entropy_N, top_N + head.temperature * log_sum_N
+    return (picked_N - top_N) / temperature - log_sum_N, entropy_N, top_N + temperature * log_sum_N
 
 
-def _fold(logits_RC: Tensor, top_R: Tensor, sum_R: Tensor, dot_R: Tensor | None, temperature: float) -> None:
-    """Take a tile into the running top = max z, sum = Σ exp(y) and dot = Σ y exp(y), y = (z - top) / temperature."""
-    new_top_R = torch.maximum(top_R, logits_RC.amax(1))
-    shift_R = (top_R - new_top_R) / temperature
-    scale_R = shift_R.exp()
-    y_RC = _centred(logits_RC, new_top_R[:, None], temperature)
-    if dot_R is None:
-        tile_sum_R = y_RC.exp_().sum(1)
-    else:
-        exp_RC = y_RC.exp()
-        tile_sum_R = exp_RC.sum(1)
-        dot_R.add_(sum_R * shift_R).mul_(scale_R).add_(exp_RC.mul_(y_RC).sum(1))
-    sum_R.mul_(scale_R).add_(tile_sum_R)
+def _fold(
+    logits_RC: Tensor, top_R: Tensor, sum_R: Tensor, dot_R: Tensor | None, options: _Options, *, is_kept: bool
+) -> None:
+    """Take a tile into the running sums (see TileSums), which are in place; the tile is overwritten or kept."""
+    temperature, kernels = options.temperature, kernels_for(logits_RC, compiled=options.compiled)
+    # A compiled kernel holds nothing in between: to overwrite the tile would only be one more pass.
+    is_kept = is_kept or options.compiled
+    tile = tile_sums(kernels, logits_RC, temperature, with_dot=dot_R is not None, is_kept=is_kept)
+    new_top_R = torch.maximum(top_R, tile.top_R)
+    shift_R, tile_shift_R = (top_R - new_top_R) / temperature, (tile.top_R - new_top_R) / temperature
+    scale_R, tile_scale_R = shift_R.exp(), tile_shift_R.exp()
+    if dot_R is not None and tile.dot_R is not None:
+        dot_R.add_(sum_R * shift_R).mul_(scale_R).add_(tile_scale_R * (tile.dot_R + tile.sum_R * tile_shift_R))
+    sum_R.mul_(scale_R).add_(tile_scale_R * tile.sum_R)
     top_R.copy_(new_top_R)
 
 
 def _backward(
-    hidden_ND: Tensor, head: _Head, upstream: _Upstream, chunk_tokens: int, needs: tuple[bool, ...]
+    hidden_ND: Tensor,
+    head: _Head,
+    target_N: Tensor | None,
+    upstream: Upstream,
+    options: _Options,
+    kept: _Kept,
+    needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden states, weight and bias, summed in float32; autograd casts them to their tensors' types."""
-    rows_count, dtype = len(hidden_ND), upstream.norm_N.dtype
+    rows_count, dtype = len(hidden_ND), upstream.norm_R.dtype
     grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=dtype) if needs[0] else None
     grad_weight_VD = torch.zeros_like(head.weight_VD) if needs[1] else None
     grad_bias_V = torch.zeros_like(head.bias_V) if needs[2] and head.bias_V is not None else None
     # Columns outside: the weight's float32 sum is then one tile wide, and not a second copy of the head.
-    for cols in _spans(len(head.weight_VD), _tile_columns(rows_count, chunk_tokens, hidden_ND.device)):
+    for cols in _spans(len(head.weight_VD), _tile_columns(rows_count, options.chunk_tokens, hidden_ND.device)):
         weight_CD = head.weight_VD[cols].to(head.dtype)
         sum_CD = None if grad_weight_VD is None else torch.zeros_like(weight_CD, dtype=dtype)
         sum_C = None if grad_bias_V is None else torch.zeros_like(grad_bias_V[cols], dtype=dtype)
-        for rows in _spans(rows_count, chunk_tokens):
+        for rows in _spans(rows_count, options.chunk_tokens):
             hidden_RD = hidden_ND[rows].to(head.dtype)
-            grad_RC = _logit_gradients(_logits(hidden_RD, head, cols), upstream, rows, cols, head.temperature)
+            found_RC = kept.take(rows, cols)
+            logits_RC = _logits(hidden_RD, head, cols) if found_RC is None else found_RC
+            target_R = None if target_N is None else target_N[rows]
+            grad_RC = _logit_gradients(logits_RC, target_R, _rows_of(upstream, rows), cols, options)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[rows] += grad_RC @ weight_CD
             if sum_CD is not None:
@@ -258,26 +294,24 @@ def _backward(
     return grad_hidden_ND, grad_weight_VD, grad_bias_V
 
 
-def _logit_gradients(logits_RC: Tensor, upstream: _Upstream, rows: slice, cols: slice, temperature: float) -> Tensor:
-    """(g ([v = t] - p_v) - h p_v (log p_v + H)) / temperature, in the type of the logits, which it overwrites.
+def _rows_of(upstream: Upstream, rows: slice) -> Upstream:
+    return Upstream(
+        norm_R=upstream.norm_R[rows],
+        logp_R=upstream.logp_R[rows],
+        entropy_R=upstream.entropy_R[rows],
+        g_R=upstream.g_R[rows],
+        h_R=None if upstream.h_R is None else upstream.h_R[rows],
+    )
 
-    t is the target, H the entropy; g and h are the upstream gradients of the target's log-prob and of H.
-    """
-    g_R1, target_logp_R1 = upstream.grad_logp_N[rows, None] / temperature, upstream.logp_N[rows, None]
-    logp_RC = _centred(logits_RC, upstream.norm_N[rows, None], temperature)
-    if upstream.grad_entropy_N is None:
-        factor = target_factor_R1 = -g_R1
-        prob_RC = logp_RC.exp_()
-    else:
-        h_R1 = upstream.grad_entropy_N[rows, None] / temperature
-        constant_R1 = -g_R1 - h_R1 * upstream.entropy_N[rows, None]
-        target_factor_R1 = constant_R1 - h_R1 * target_logp_R1
-        prob_RC = logp_RC.exp()
-        factor = torch.addcmul(constant_R1, logp_RC, -h_R1, out=logp_RC)
-    grad_RC = torch.mul(prob_RC, factor, out=logits_RC)
-    if upstream.target_N is not None:
-        # Set, not added: in bfloat16 g - g p_t would lose a small 1 - p_t.
-        index_R1, inside_R = _place(upstream.target_N[rows], cols)
-        target_R1 = (g_R1 + target_logp_R1.exp() * target_factor_R1).to(grad_RC.dtype)
-        grad_RC.scatter_(1, index_R1, torch.where(inside_R[:, None], target_R1, grad_RC.gather(1, index_R1)))
+
+def _logit_gradients(
+    logits_RC: Tensor, target_R: Tensor | None, upstream: Upstream, cols: slice, options: _Options
+) -> Tensor:
+    """In the type of the logits, which it overwrites."""
+    kernels = kernels_for(logits_RC, compiled=options.compiled)
+    grad_RC = tile_gradients(kernels, logits_RC, upstream, options.temperature)
+    if target_R is not None:
+        index_R1, inside_R = _place(target_R, cols)
+        own_R1 = target_gradients(upstream, options.temperature)[:, None].to(grad_RC.dtype)
+        grad_RC.scatter_(1, index_R1, torch.where(inside_R[:, None], own_R1, grad_RC.gather(1, index_R1)))
     return grad_RC

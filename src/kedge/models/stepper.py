@@ -228,5 +228,5 @@ def _adamw(parameters: Sequence[nn.Parameter], settings: OptimiserSettings, devi
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
-        fused=device.type == "cuda",
+        fused=device.type in ("cpu", "cuda"),
     )

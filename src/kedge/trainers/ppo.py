@@ -12,13 +12,13 @@ from functools import partial
 from torch import Tensor
 
 from kedge.algorithms import estimate, gae, policy_loss, scale, shape_rewards, value_loss, whiten
-from kedge.core.loss import ItemLoss
+from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import CriticRole, Metrics, PolicyRole, ReferenceRole, RewardSource, Runtime
 from kedge.core.records import Experience, Rollouts, ValueTargets, num_rows, take
 from kedge.trainers.judging import Judged, check_finite, with_scores
 from kedge.trainers.loop import minibatches
 from kedge.trainers.ppo_metrics import facts_of, foresight, mean_of, prefixed
-from kedge.trainers.ppo_settings import PPOConfig
+from kedge.trainers.ppo_settings import PolicyLossSettings, PPOConfig
 from kedge.trainers.steering import Steering, hold_to_budget
 from kedge.trainers.terms import with_terms
 
@@ -44,7 +44,7 @@ def iteration(
     # 1. judge: four independent questions about the same text
     scores_B, old_logp_BT, ref_logp_BT, values_BT = runtime.gather(
         lambda: roles.reward.score(rollouts),
-        lambda: roles.policy.logprobs(rollouts),
+        lambda: old_logprobs(rollouts, roles.policy, cfg.policy),
         lambda: roles.reference.logprobs(rollouts),
         lambda: roles.critic.values(rollouts),
     )
@@ -83,9 +83,17 @@ def iteration(
         if cfg.policy.stop_at_kl is not None and policy["approx_kl"] > cfg.policy.stop_at_kl:
             break
 
-    facts = facts_of(asked, judged) | foresight(targets) | {"kl/coef": coef}
+    is_recomputed = cfg.policy.old_logprobs == "recomputed"
+    facts = facts_of(asked, judged, is_recomputed=is_recomputed) | foresight(targets) | {"kl/coef": coef}
     steering.note(facts["kl/mean"], num_rows(judged))
     return judged, facts | mean_of(steps)
+
+
+def old_logprobs(rollouts: Rollouts, policy: PolicyRole, settings: PolicyLossSettings) -> Tensor:
+    """`logp_BT` of the policy that is about to learn, on the response, 0 elsewhere."""
+    if settings.old_logprobs == "sampled":
+        return masked(rollouts.behaviour_logp_BT, rollouts.response_mask_BT)
+    return policy.logprobs(rollouts)
 
 
 def surrogate(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cfg: PPOConfig, coef: float) -> ItemLoss:

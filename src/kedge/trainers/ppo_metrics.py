@@ -16,8 +16,9 @@ from kedge.core.text_measures import distinct, repetition, self_similarity
 from kedge.trainers.judging import Judged
 
 
-def facts_of(asked: Judged, judged: Judged) -> dict[str, float]:
-    """Of the answers, before anything is learnt from them. `asked` still has the rows without a score."""
+def facts_of(asked: Judged, judged: Judged, *, is_recomputed: bool = True) -> dict[str, float]:
+    """Of the answers, before anything is learnt from them. `asked` still has the rows without a score. Generator and
+    trainer can be compared only where the old log-probs are `recomputed`."""
     rollouts, scores_B = judged.rollouts, judged.scores_B
     mask_BT = rollouts.response_mask_BT
     length_B = mask_BT.sum(dim=1)
@@ -33,7 +34,7 @@ def facts_of(asked: Judged, judged: Judged) -> dict[str, float]:
         "length/mean": length_B.float().mean().item(),
         "length/max": float(length_B.max()),
         "length/truncated": (~rollouts.finished_B).float().mean().item(),
-        "policy/mismatch": mean(mismatch_BT, mask_BT, per="token").item(),
+        **({"policy/mismatch": mean(mismatch_BT, mask_BT, per="token").item()} if is_recomputed else {}),
         **text_facts(rollouts),
     }
 

@@ -94,6 +94,9 @@ class PolicyLossSettings(Section):
     """What the loss is a mean over."""
     stop_at_kl: float | None = Field(default=None, gt=0)
     """End the passes over a batch when a step's `approx_kl` passes this (1.5 times 0.01 is usual)."""
+    old_logprobs: Literal["recomputed", "sampled"] = "recomputed"
+    """The log-probs that ratio and KL start from: computed once more as the trainer computes, or as the generator noted
+    them when it drew the tokens, which saves a pass over every batch."""
 
 
 class ValueLossSettings(Section):
