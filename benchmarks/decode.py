@@ -21,6 +21,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from kedge.core.records import Rollouts
 from kedge.models import heads
+from kedge.models.adapters import base_of, with_lora
+from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
@@ -49,6 +51,16 @@ def make(shape: str, device: str) -> PreTrainedModel:
         model = Qwen2ForCausalLM(config).eval()
     torch.set_default_dtype(torch.float32)
     return model
+
+
+def adapted(model: PreTrainedModel, rank: int) -> PreTrainedModel:
+    """With an adapter on every layer that does something."""
+    wrapped = with_lora(model, LoraSettings(rank=rank), name="policy", seed=0)
+    with torch.no_grad():
+        for name, weight in wrapped.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(std=1e-3)
+    return base_of(wrapped)
 
 
 def copy_rate(device: str) -> float:
@@ -125,6 +137,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=256)
     parser.add_argument("--stop-every", type=int, default=128)
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="decode under an adapter of this rank")
     parser.add_argument("--repeats", type=int, default=3, help="the fastest counts")
     return parser.parse_args()
 
@@ -133,6 +146,7 @@ def main() -> None:
     args = parse()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, rate = make(args.shape, device), copy_rate(device)
+    model = adapted(model, args.lora) if args.lora else model
     vocabulary = len(heads.lm_head(model))
     print(f"Qwen2.5-{args.shape}, {model.dtype}, prompts of {args.prompt} tokens; a copy moves {rate / 1e12:.2f} TB/s")
     print("way     rows lengths   tokens  ms/step   floor  tokens/s  read ms  first s   |gap|  largest")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from kedge.models.adapters import base_of, with_lora
@@ -38,11 +40,30 @@ def test_what_the_kernels_do_not_compute_is_named(changes: dict[str, Any], expec
     assert expected in (obstacle(_llama(**changes)) or "")
 
 
-def test_other_families_sliding_windows_and_adapters_are_named() -> None:
+def test_adapters_have_no_obstacle_unless_they_are_more_than_a_sum() -> None:
+    assert obstacle(base_of(with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0))) is None
+    unusual: dict[str, dict[str, Any]] = {"DoRA": {"use_dora": True}, "bias": {"lora_bias": True}}
+    found: dict[str, str | None] = {}
+    for name, changes in unusual.items():
+        config = LoraConfig(r=2, target_modules=["q_proj"], **changes)
+        model: Any = get_peft_model(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS)), config)
+        found[name] = obstacle(base_of(model))
+    assert found == {
+        "DoRA": "model.layers.0.self_attn.q_proj has an adapter of another kind than plain LoRA",
+        "bias": "model.layers.0.self_attn.q_proj has an adapter with a bias",
+    }
+    quantised: Any = with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0)
+    decoder: Any = base_of(quantised).get_decoder()
+    decoder.layers[0].self_attn.o_proj.base_layer = nn.Bilinear(2, 2, 2)
+    assert obstacle(base_of(quantised)) == (
+        "model.layers.0.self_attn.o_proj has an adapter on a torch.nn.modules.linear.Bilinear, "
+        "not on a plain linear layer"
+    )
+
+
+def test_other_families_and_sliding_windows_are_named() -> None:
     assert obstacle(GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=1))) == (
         "gpt2 is not one of llama, mistral, qwen2"
     )
     sliding = Qwen2Config(**_SMALL, **_HEADS, use_sliding_window=True, sliding_window=8, max_window_layers=0)
     assert obstacle(Qwen2ForCausalLM(sliding)) == "not all of its layers attend to everything"
-    adapted = with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0)
-    assert "peft.tuners.lora.layer.Linear, not a plain linear layer" in (obstacle(base_of(adapted)) or "")

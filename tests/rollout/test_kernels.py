@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from kedge.models.adapters import base_of, with_lora
+from kedge.models.settings import LoraSettings
 from kedge.rollout.cache import RowCache, for_decoding
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.local import LocalGenerator
@@ -76,6 +78,23 @@ def test_a_product_is_added_and_made_ready_for_its_norm(splits: int, rows: int) 
     assert not arrived.any()
 
 
+@pytest.mark.parametrize("gate_is_first", [True, False])
+def test_gate_and_up_are_told_apart_whichever_lies_first_in_memory(gate_is_first: bool) -> None:
+    from kedge.rollout.kernels.gated import gated
+    from kedge.rollout.kernels.stream import Stream
+
+    rows, width, inner = 5, 64, 96
+    plain_RW, norm_W, memory_2FW = _random(rows, width), _random(width, seed=1), _random(2, inner, width, seed=2)
+    first_FW, second_FW = memory_2FW
+    gate_FW, up_FW = (first_FW, second_FW) if gate_is_first else (second_FW, first_FW)
+    squares_RN = plain_RW.square().view(rows, 2, -1).sum(-1)
+    stream = Stream(plain_RW=plain_RW, weighted_RW=plain_RW * norm_W, squares_RN=squares_RN)
+    found_RF = gated(stream, gate_FW, up_FW, eps=1e-3, tile=Tile(rows=16, columns=32, depth=32))
+    normed_RW = torch.nn.functional.rms_norm(plain_RW, (width,), norm_W, eps=1e-3)
+    expected_RF = torch.nn.functional.silu(normed_RW @ gate_FW.T) * (normed_RW @ up_FW.T)
+    torch.testing.assert_close(found_RF, expected_RF, atol=1e-4, rtol=1e-4)
+
+
 def _slots(rows: int) -> Slots:
     slots = empty_slots(rows, 4, DEVICE)
     slots.state_FR[KEY] = torch.arange(rows, device=DEVICE) * 7919 - 2**62
@@ -86,11 +105,13 @@ def _slots(rows: int) -> Slots:
     return slots
 
 
-@pytest.mark.parametrize(("temperature", "least"), [(1.0, 0), (0.6, 3)])
-def test_drawn_tokens_and_the_state_after_them_are_those_of_the_torch_path(temperature: float, least: int) -> None:
+@pytest.mark.parametrize(("temperature", "least", "programs"), [(1.0, 0, 1), (0.6, 3, 3)])
+def test_drawn_tokens_and_the_state_after_them_are_those_of_the_torch_path(
+    temperature: float, least: int, programs: int
+) -> None:
     from kedge.rollout.kernels.sampling import draw_and_advance
 
-    rows, vocabulary = 9, 203
+    rows, vocabulary = 19, 203  # more rows than a tile, more tiles than programs
     hidden_RD, head_VD = _random(rows, 32), _random(vocabulary, 32, seed=1)
     stop_V = torch.arange(vocabulary, device=DEVICE) % 2 == 0
     slots, before = _slots(rows), _slots(rows)
@@ -99,7 +120,7 @@ def test_drawn_tokens_and_the_state_after_them_are_those_of_the_torch_path(tempe
     key_R = folded(before.key_R, before.drawn_R)
     token_R = draw(scaled_RV.masked_fill(barred_RV, -torch.inf), key_R, top_k=None, top_p=1.0)
     logp_R = scaled_RV.log_softmax(-1).gather(1, token_R[:, None])[:, 0]
-    tile = Tile(rows=16, columns=64, depth=16)
+    tile = Tile(rows=16, columns=64, depth=16, programs=programs)
     draw_and_advance(slots, hidden_RD, head_VD, stop_V, temperature=temperature, least=least, most=5, tile=tile)
     assert slots.token_KR[2].tolist() == token_R.tolist()
     torch.testing.assert_close(slots.logp_KR[2], logp_R, **TOLERANCE)
@@ -162,3 +183,45 @@ def test_the_fused_path_samples_what_the_eager_path_samples() -> None:
     assert isinstance(fused._kept, GraphSteps)  # pyright: ignore[reportPrivateUsage]: it must not have been eager
     assert torch.equal(found.tokens_BT, expected.tokens_BT)
     torch.testing.assert_close(found.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-5, rtol=0)
+
+
+def _with_adapter(model: Any) -> Any:
+    adapted: Any = with_lora(model, LoraSettings(rank=4), name="actor", seed=0)
+    with torch.no_grad():
+        for seed, (name, weight) in enumerate(adapted.named_parameters()):
+            if ".lora_B." in name:
+                weight.copy_(0.05 * _random(*weight.shape, seed=seed))
+    return adapted
+
+
+@torch.no_grad()
+def _add_adapter(plain: Any, adapted: Any) -> None:
+    """Into the matrices of a model like the base, as `rollout.merged` says it."""
+    module: Any
+    for name, module in base_of(adapted).named_modules():
+        if hasattr(module, "lora_A"):
+            a_RK, b_NR = module.lora_A["actor"].weight.float(), module.lora_B["actor"].weight.float()
+            wide_NK = torch.addmm(module.base_layer.weight.float(), b_NR, a_RK, alpha=module.scaling["actor"])
+            plain.get_submodule(name).weight.copy_(wide_NK)
+
+
+@pytest.mark.slow
+def test_adapters_are_sampled_on_the_fused_path_as_their_sum_with_the_base() -> None:
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    adapted, plain = _with_adapter(_qwen(2).to(dtype)), _qwen(2).to(dtype)
+    settings = SamplingSettings(max_new_tokens=4)
+    on_sum, with_adapters = (
+        LocalGenerator(model, settings, stop_ids=(258,), pad=256, max_rows=2, path="fused", look_every=2)
+        for model in (plain, base_of(adapted))
+    )
+    prompts = repeated([[70, 80, 90], [65] * 5], ids=[3, 14], answers=1)
+    before = on_sum.generate(prompts, 11)
+    for scale in (1.0, 1.5):  # the second time with what the first one left
+        for name, weight in adapted.named_parameters():
+            weight.data.mul_(scale if ".lora_B." in name else 1.0)
+        _add_adapter(plain, adapted)
+        expected, found = on_sum.generate(prompts, 11), with_adapters.generate(prompts, 11)
+        assert torch.equal(found.tokens_BT, expected.tokens_BT)
+        torch.testing.assert_close(found.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-6, rtol=0)
+        assert not torch.equal(expected.behaviour_logp_BT, before.behaviour_logp_BT)
+        before = expected

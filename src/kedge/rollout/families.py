@@ -1,7 +1,7 @@
-"""Which models the kernels of `kernels` can decode: decoders of the Llama family with plain weights.
+"""Which models the kernels of `kernels` can decode: decoders of the Llama family with plain weights or LoRA on them.
 
-Left out: adapters, quantised weights, norms of queries and keys, sliding windows, experts. Models with those decode
-with transformers' own modules.
+Left out: quantised weights, norms of queries and keys, sliding windows, experts. Models with those decode with
+transformers' own modules.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
+
+from kedge.rollout.merged import is_adapted, merge_obstacle
 
 _FAMILIES = ("llama", "mistral", "qwen2")
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -27,8 +29,11 @@ def obstacle(model: PreTrainedModel) -> str | None:
         return f"its rotary positions are of kind {kind}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
+    for name, module in model.named_modules():
+        if is_adapted(module) and (reason := merge_obstacle(module)):
+            return f"{name} has {reason}"
     for name, module in cast(Any, model.get_decoder()).layers.named_modules():
-        if name.endswith("_proj") and type(module) is not nn.Linear:
+        if name.endswith("_proj") and not is_adapted(module) and type(module) is not nn.Linear:
             return f"{name} is a {type(module).__module__}.{type(module).__name__}, not a plain linear layer"
     if model.device.type == "cuda" and model.dtype.itemsize != 2:
         return f"its weights are {model.dtype}; the kernels hold tiles of two-byte numbers"

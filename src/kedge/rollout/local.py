@@ -1,4 +1,4 @@
-"""The local engine: answers are sampled in this process, with the trainer's own module; no weight is copied.
+"""The local engine: answers are sampled in this process, with the trainer's own module and weights.
 
 The log-probs that come back are those of the softmax of all logits over the temperature: not renormalised after
 `top_k`, `top_p` or a forbidden stop token, and so the numbers that the trainer computes from the same tokens.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from logging import getLogger
 from typing import Literal, TypeAlias, cast
@@ -23,6 +24,7 @@ from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding
 from kedge.rollout.families import obstacle
 from kedge.rollout.graphs import GraphSteps
+from kedge.rollout.merged import StandIns
 from kedge.rollout.prompts import Prompts
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import EagerSteps, Sampler, Steps
@@ -76,6 +78,7 @@ class LocalGenerator:
         self._stop_ids, self._pad = tuple(stop_ids), pad
         self._window = look_every or (_LOOK_EVERY if on_gpu else 1)
         self._kept: GraphSteps | None = None
+        self._stand_ins = StandIns()
         self._asked: Path | None = path
         self.path: Path
         """How steps are run: `eager` (modules), `graph` (the same in CUDA graphs) or `fused` (our kernels in them)."""
@@ -90,7 +93,8 @@ class LocalGenerator:
         self._check_room(prompts)
         places = next(size for size in self._buckets if size >= min(self._buckets[-1], len(prompts.tokens)))
         sampler = self._sampler()
-        with for_decoding(self._model):
+        self.path, _ = self._choose()  # adapters may have come since
+        with for_decoding(self._model), self._plain_layers():
             decoding = Decoding(
                 self._model,
                 self._steps(sampler, places, max(map(len, prompts.tokens)) + self._settings.max_new_tokens),
@@ -130,6 +134,10 @@ class LocalGenerator:
         reason = obstacle(self._model)
         return ("graph", reason) if reason else ("fused", "")
 
+    def _plain_layers(self) -> AbstractContextManager[None]:
+        """The kernels read one matrix a layer: within, layers with adapters are such layers."""
+        return self._stand_ins.within(self._model) if self.path == "fused" else nullcontext()
+
     def _steps(self, sampler: Sampler, places: int, columns: int) -> Steps:
         if self.path == "eager":
             return EagerSteps(self._model, sampler, places=places, columns=columns, window=self._window)
@@ -139,7 +147,6 @@ class LocalGenerator:
             if kept is not None:
                 places, columns = max(places, kept.cache.places), max(columns, kept.cache.columns)
             self._kept = kept = None  # its memory is free before the next is allocated
-            self.path, _ = self._choose()  # adapters may have come since
             is_fused = self.path == "fused"
             self._kept = kept = GraphSteps(
                 self._model, sampler, places=places, columns=columns, window=self._window, is_fused=is_fused

@@ -1,7 +1,7 @@
 """How the work of a decoding step is cut into programs of a GPU, by the number of rows. Free of torch.
 
-The numbers were found by trying whole steps on an H200 with the shape of Qwen2.5-0.5B. Any others compute the same,
-as long as a tile divides its matrix: the kernels have masks for rows alone.
+The numbers were found by trying steps and single kernels on an H200 with the shape of Qwen2.5-0.5B. Others compute the
+same, as long as a tile divides its matrix: the kernels have masks for rows alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _PROCESSORS = 132
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
     """How much of a product one program computes, and with how many warps and loads under way; `splits` programs
-    share the depth of a product that is too deep for one."""
+    share the depth of a product that is too deep for one. Of a product with more tiles than fit on the GPU, so many
+    `programs` on each processor take one tile after the other."""
 
     rows: int
     columns: int
@@ -25,6 +26,7 @@ class Tile:
     warps: int = 4
     stages: int = 4
     splits: int = 1
+    programs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ def reading_for(rows: int, heads: int, columns: int) -> Reading:
 def _fitted(tile: Tile, *, columns: int, depth: int) -> Tile:
     """
     >>> _fitted(Tile(rows=64, columns=64, depth=128, splits=4), columns=4896, depth=192)
-    Tile(rows=64, columns=32, depth=64, warps=4, stages=4, splits=3)
+    Tile(rows=64, columns=32, depth=64, warps=4, stages=4, splits=3, programs=1)
     """
     step = _divisor(tile.depth, depth)
     return replace(tile, columns=_divisor(tile.columns, columns), depth=step, splits=min(tile.splits, depth // step))
@@ -101,30 +103,30 @@ _BY_ROWS = (
         Tiles(
             attention_inputs=Tile(rows=16, columns=16, depth=128, stages=5),
             o=Tile(rows=16, columns=32, depth=128),
-            gated=Tile(rows=16, columns=64, depth=128),
+            gated=Tile(rows=16, columns=32, depth=128),
             down=Tile(rows=16, columns=32, depth=256, stages=3, splits=4),
         ),
-        Tile(rows=16, columns=64, depth=64),
+        Tile(rows=16, columns=128, depth=64, programs=3),
     ),
     (
         32,
         Tiles(
             attention_inputs=Tile(rows=16, columns=16, depth=128, stages=5),
             o=Tile(rows=16, columns=32, depth=128),
-            gated=Tile(rows=32, columns=64, depth=128, stages=3),
+            gated=Tile(rows=32, columns=32, depth=128),
             down=Tile(rows=32, columns=32, depth=256, stages=3, splits=4),
         ),
-        Tile(rows=32, columns=64, depth=64),
+        Tile(rows=32, columns=128, depth=64, stages=3, programs=3),
     ),
     (
         64,
         Tiles(
             attention_inputs=Tile(rows=64, columns=16, depth=64, stages=5),
             o=Tile(rows=64, columns=16, depth=128),
-            gated=Tile(rows=64, columns=64, depth=128, stages=3, warps=8),
+            gated=Tile(rows=64, columns=32, depth=64),
             down=Tile(rows=64, columns=32, depth=256, stages=3, splits=4),
         ),
-        Tile(rows=64, columns=64, depth=64),
+        Tile(rows=64, columns=64, depth=64, programs=3),
     ),
     (
         128,
@@ -134,16 +136,16 @@ _BY_ROWS = (
             gated=Tile(rows=64, columns=32, depth=64),
             down=Tile(rows=64, columns=64, depth=128, splits=3),
         ),
-        Tile(rows=128, columns=64, depth=64, warps=8),
+        Tile(rows=64, columns=128, depth=64, programs=2),
     ),
     (
         1 << 30,
         Tiles(
             attention_inputs=Tile(rows=128, columns=16, depth=64, stages=5),
             o=Tile(rows=64, columns=64, depth=128),
-            gated=Tile(rows=128, columns=64, depth=64, warps=8),
+            gated=Tile(rows=128, columns=64, depth=64, warps=8, stages=3),
             down=Tile(rows=128, columns=64, depth=128, splits=2),
         ),
-        Tile(rows=128, columns=128, depth=64, warps=8),
+        Tile(rows=128, columns=128, depth=64, warps=8, stages=5),
     ),
 )

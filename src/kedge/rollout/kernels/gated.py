@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kedge.rollout.kernels.chain import follow
-from kedge.rollout.kernels.product import tiled, two_products
+from kedge.rollout.kernels.product import paired, tiled, two_products
 from kedge.rollout.kernels.stream import Stream, inverse_root, load_squares
 from kedge.rollout.tiles import Tile
 
@@ -20,16 +20,18 @@ def gated(stream: Stream, gate_FW: Tensor, up_FW: Tensor, *, eps: float, tile: T
     inner = len(gate_FW)
     out_RF = stream.plain_RW.new_empty(rows, inner)
     tiles = stream.squares_RN.shape[1]
+    up_is_first = up_FW.data_ptr() < gate_FW.data_ptr()
+    first_FW, second_FW = (up_FW, gate_FW) if up_is_first else (gate_FW, up_FW)
     _gated[(triton.cdiv(rows, tile.rows), inner // tile.columns)](
         tiled(stream.weighted_RW, tile.rows, tile.depth),
-        tiled(gate_FW, tile.columns, tile.depth),
-        tiled(up_FW, tile.columns, tile.depth),
+        paired(first_FW, second_FW, tile.columns, tile.depth),
         stream.squares_RN,
         out_RF,
         rows,
         eps,
         WIDTH=width,
         INNER=inner,
+        UP_IS_FIRST=up_is_first,
         TILES=tiles,
         TILES_PADDED=triton.next_power_of_2(tiles),
         BLOCK_R=tile.rows,
@@ -46,14 +48,14 @@ def gated(stream: Stream, gate_FW: Tensor, up_FW: Tensor, *, eps: float, tile: T
 @triton.jit
 def _gated(
     x_tiles,
-    gate_tiles,
-    up_tiles,
+    w_tiles,
     squares_ptr,
     out_ptr,
     rows,
     eps,
     WIDTH: tl.constexpr,
     INNER: tl.constexpr,
+    UP_IS_FIRST: tl.constexpr,
     TILES: tl.constexpr,
     TILES_PADDED: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -66,9 +68,9 @@ def _gated(
     first = tl.program_id(1) * BLOCK_N
     follow(CHAINED)
     squares_RN = load_squares(squares_ptr, row_R, TILES, TILES_PADDED)
-    gate_RN, up_RN = two_products(
-        x_tiles, gate_tiles, up_tiles, tl.program_id(0) * BLOCK_R, first, WIDTH, BLOCK_R, BLOCK_N, BLOCK_K
-    )
+    gate_RN, up_RN = two_products(x_tiles, w_tiles, tl.program_id(0) * BLOCK_R, first, WIDTH, BLOCK_R, BLOCK_N, BLOCK_K)
+    if UP_IS_FIRST:
+        gate_RN, up_RN = up_RN, gate_RN
     scale_R1 = inverse_root(squares_RN, eps, WIDTH)[:, None]
     gate_RN = gate_RN * scale_R1
     out_RN = gate_RN / (1 + tl.exp(-gate_RN)) * (up_RN * scale_R1)

@@ -39,7 +39,8 @@ def draw_and_advance(
     score_RN, logit_RN, top_RN, sum_RN = hidden_RD.new_empty(4, rows, tiles, dtype=torch.float32)
     token_RN = hidden_RD.new_empty(rows, tiles, dtype=torch.int32)
     found = (score_RN, token_RN, logit_RN, top_RN, sum_RN)
-    _best_of_tile[(triton.cdiv(rows, tile.rows), tiles)](
+    units = triton.cdiv(rows, tile.rows) * tiles
+    _best_of_tile[(min(units, tile.programs * _processors(head_VD)),)](
         tiled(hidden_RD, tile.rows, tile.depth),
         tiled(head_VD, tile.columns, tile.depth),
         stop_V,
@@ -79,6 +80,10 @@ def draw_and_advance(
         num_warps=4,
         launch_pdl=chained,
     )
+
+
+def _processors(like: Tensor) -> int:
+    return torch.cuda.get_device_properties(like.device).multi_processor_count if like.is_cuda else 1
 
 
 @triton.jit
@@ -149,40 +154,42 @@ def _best_of_tile(
     BLOCK_K: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
+    """Every program takes tile after tile, and loads the next one while it draws from the last."""
     follow(CHAINED)
-    wanted_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    row_R = tl.minimum(wanted_R, rows - 1)
-    tile, tiles = tl.program_id(1), tl.num_programs(1)
-    v_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    logit_RN = product(
-        x_tiles, w_tiles, tl.program_id(0) * BLOCK_R, tile * BLOCK_N, 0, WIDTH, BLOCK_R, BLOCK_N, BLOCK_K
-    )
-    logit_RN = logit_RN * inverse_temperature
-    if VOCABULARY % BLOCK_N:
-        logit_RN = tl.where((v_N < VOCABULARY)[None, :], logit_RN, float("-inf"))
-    top_R = tl.max(logit_RN, 1)
-    weight_RN = _exp2((logit_RN - top_R[:, None]) * 1.4426950408889634, FAST)
-    sum_R = tl.sum(weight_RN, 1)
+    TILES: tl.constexpr = (VOCABULARY + BLOCK_N - 1) // BLOCK_N
+    blocks = tl.cdiv(rows, BLOCK_R)
+    for unit in tl.range(tl.program_id(0), TILES * blocks, tl.num_programs(0), flatten=True):
+        block, tile = unit % blocks, unit // blocks
+        wanted_R = block * BLOCK_R + tl.arange(0, BLOCK_R)
+        row_R = tl.minimum(wanted_R, rows - 1)
+        v_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        logit_RN = product(x_tiles, w_tiles, block * BLOCK_R, tile * BLOCK_N, 0, WIDTH, BLOCK_R, BLOCK_N, BLOCK_K)
+        logit_RN = logit_RN * inverse_temperature
+        if VOCABULARY % BLOCK_N:
+            logit_RN = tl.where((v_N < VOCABULARY)[None, :], logit_RN, float("-inf"))
+        top_R = tl.max(logit_RN, 1)
+        weight_RN = _exp2((logit_RN - top_R[:, None]) * 1.4426950408889634, FAST)
+        sum_R = tl.sum(weight_RN, 1)
 
-    drawn_R = tl.load(drawn_ptr + row_R)
-    key_R = _mixed(
-        (tl.load(key_ptr + row_R) + (drawn_R + 1) * (0x9E3779B97F4A7C15 - 0x10000000000000000)).to(tl.uint64)
-    )
-    counter_N = (v_N + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
-    bits_RN = _mixed(key_R[:, None] + counter_N[None, :])
-    # The largest weight / E is the largest logit - log E, and needs no logarithm but one for the tile.
-    race_RN = weight_RN * _inverse(_wait(bits_RN, FAST), FAST)
-    if LEAST > 0:
-        stops_N = tl.load(stop_ptr + v_N, mask=v_N < VOCABULARY, other=0) != 0
-        race_RN = tl.where(stops_N[None, :] & (drawn_R < LEAST)[:, None], 0.0, race_RN)
-    best_R, index_R = tl.max(race_RN, 1, return_indices=True)
-    chosen_RN = tl.arange(0, BLOCK_N)[None, :] == index_R[:, None]
-    at_R, inside_R = row_R * tiles + tile, wanted_R < rows
-    tl.store(score_ptr + at_R, top_R + tl.log(best_R), mask=inside_R)
-    tl.store(token_ptr + at_R, tile * BLOCK_N + index_R, mask=inside_R)
-    tl.store(logit_ptr + at_R, tl.sum(tl.where(chosen_RN, logit_RN, 0.0), 1), mask=inside_R)
-    tl.store(top_ptr + at_R, top_R, mask=inside_R)
-    tl.store(sum_ptr + at_R, sum_R, mask=inside_R)
+        drawn_R = tl.load(drawn_ptr + row_R)
+        key_R = _mixed(
+            (tl.load(key_ptr + row_R) + (drawn_R + 1) * (0x9E3779B97F4A7C15 - 0x10000000000000000)).to(tl.uint64)
+        )
+        counter_N = (v_N + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+        bits_RN = _mixed(key_R[:, None] + counter_N[None, :])
+        # The largest weight / E is the largest logit - log E, and needs no logarithm but one for the tile.
+        race_RN = weight_RN * _inverse(_wait(bits_RN, FAST), FAST)
+        if LEAST > 0:
+            stops_N = tl.load(stop_ptr + v_N, mask=v_N < VOCABULARY, other=0) != 0
+            race_RN = tl.where(stops_N[None, :] & (drawn_R < LEAST)[:, None], 0.0, race_RN)
+        best_R, index_R = tl.max(race_RN, 1, return_indices=True)
+        chosen_RN = tl.arange(0, BLOCK_N)[None, :] == index_R[:, None]
+        at_R, inside_R = row_R * TILES + tile, wanted_R < rows
+        tl.store(score_ptr + at_R, top_R + tl.log(best_R), mask=inside_R)
+        tl.store(token_ptr + at_R, tile * BLOCK_N + index_R, mask=inside_R)
+        tl.store(logit_ptr + at_R, tl.sum(tl.where(chosen_RN, logit_RN, 0.0), 1), mask=inside_R)
+        tl.store(top_ptr + at_R, top_R, mask=inside_R)
+        tl.store(sum_ptr + at_R, sum_R, mask=inside_R)
 
 
 @triton.jit

@@ -1,0 +1,121 @@
+"""LoRA adapters worked into plain layers while answers are sampled, for kernels that read one matrix a layer.
+
+Each stand-in holds W + scale · B · A, added in float32 and rounded once to the type of W, up or down by lot: a change
+too small for bfloat16 still counts in the mean. The model's own weights are never written, and the sums exist only
+while rows are decoded. Left out: DoRA and other variants, and quantised bases.
+Shape letters: N outputs and K inputs of a layer, R the rank of an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+_ALIGNED = 128
+"""Bytes: what the copy engine of a GPU asks of an address, and more."""
+
+
+class StandIns:
+    """The plain layers that take the places of adapted ones. Kept between calls, so that a graph finds them again."""
+
+    def __init__(self) -> None:
+        self._plain: dict[nn.Module, nn.Linear] = {}
+
+    @contextmanager
+    def within(self, model: nn.Module) -> Generator[None]:
+        """Within, no layer of `model` has an adapter; afterwards it is as it was, and the sums are given back."""
+        places = list(_places(model))
+        adapted = [module for _, _, module in places]
+        self._plain = {module: self._plain.get(module) or _plain(module) for module in adapted}
+        for module, weight in zip(adapted, _sums(adapted), strict=True):
+            self._plain[module].weight.data = weight
+        try:
+            for parent, name, module in places:
+                setattr(parent, name, self._plain[module])
+            yield
+        finally:
+            for parent, name, module in places:
+                setattr(parent, name, module)
+            for plain in self._plain.values():
+                plain.weight.data = plain.weight.new_empty(0)
+
+
+def is_adapted(module: nn.Module) -> bool:
+    return hasattr(module, "merged_adapters")
+
+
+def merge_obstacle(module: Any) -> str | None:
+    """Why an adapted layer cannot stand as one matrix, in words; None where it can."""
+    if type(module.base_layer) is not nn.Linear:
+        kind = type(module.base_layer)
+        return f"an adapter on a {kind.__module__}.{kind.__name__}, not on a plain linear layer"
+    active = _active(module)
+    if any(name in module.lora_variant for name in active):
+        return "an adapter of another kind than plain LoRA"
+    if any(module.lora_B[name].bias is not None for name in active):
+        return "an adapter with a bias"
+    return None
+
+
+def _places(model: nn.Module) -> Iterable[tuple[nn.Module, str, nn.Module]]:
+    """Every adapted layer, with the module that has it and its name there."""
+    for parent in model.modules():
+        for name, module in parent.named_children():
+            if is_adapted(module):
+                yield parent, name, module
+
+
+def _active(module: Any) -> list[str]:
+    names = () if module.disable_adapters else module.active_adapters
+    return [name for name in names if name in module.lora_A]
+
+
+def _plain(module: Any) -> nn.Linear:
+    """A linear layer without a matrix of its own yet, and with the bias of the adapted one."""
+    base: nn.Linear = module.base_layer
+    plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+    plain.weight = nn.Parameter(base.weight.new_empty(0), requires_grad=False)
+    plain.bias = base.bias
+    return plain
+
+
+def _sums(adapted: list[nn.Module]) -> list[Tensor]:
+    """The matrices with their adapters, in one piece of memory: a piece of one size is likely to be had at the same
+    address the next time, where graphs look for it."""
+    bases = [cast(Tensor, cast(Any, module).base_layer.weight).detach() for module in adapted]
+    if not bases:
+        return []
+    starts = [0, *accumulate(-(-base_NK.nbytes // _ALIGNED) * _ALIGNED for base_NK in bases)]
+    memory = torch.empty(starts[-1], dtype=torch.uint8, device=bases[0].device)
+    # Always the same lots: a weight changes only when the adapter does, and a resumed run samples the same answers.
+    lots = torch.Generator(bases[0].device).manual_seed(0)
+    found: list[Tensor] = []
+    for module, base_NK, start in zip(adapted, bases, starts, strict=False):
+        sum_NK = memory[start : start + base_NK.nbytes].view(base_NK.dtype).view_as(base_NK)
+        found.append(sum_NK.copy_(_rounded(_summed(module, base_NK), base_NK.dtype, lots)))
+    return found
+
+
+def _summed(module: Any, base_NK: Tensor) -> Tensor:
+    wide_NK = base_NK.float()
+    for name in _active(module):
+        a_RK, b_NR = module.lora_A[name].weight.float(), module.lora_B[name].weight.float()
+        wide_NK = torch.addmm(wide_NK, b_NR, a_RK, alpha=module.scaling[name])
+    return wide_NK
+
+
+def _rounded(wide_NK: Tensor, dtype: torch.dtype, lots: torch.Generator) -> Tensor:
+    """Up or down with the odds of how near each is, where `dtype` is bfloat16; what it can hold stays as it is.
+
+    Rounded to the nearest, the first updates of an adapter would be lost in every entry: half a unit in the last place
+    is 0.4 % of a weight.
+    """
+    if dtype != torch.bfloat16:
+        return wide_NK.to(dtype)
+    lot_NK = torch.randint(2**16, wide_NK.shape, generator=lots, device=wide_NK.device, dtype=torch.int32)
+    return ((wide_NK.view(torch.int32) + lot_NK) & -(2**16)).view(torch.float32).to(dtype)
