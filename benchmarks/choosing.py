@@ -1,6 +1,6 @@
 """The same small task by every method, and `kedge compare` over the runs: the table of docs/choosing.md.
 
-    python benchmarks/choosing.py [FOLDER]     about five minutes on one core
+    python benchmarks/choosing.py [FOLDER]     about six minutes on one core
 
 The shop of `kedge demo`: sft, a reward model from labels of which one in ten is wrong, then each method from the same
 policy. The true preference (gold) is known, and nothing is trained on it.
@@ -65,6 +65,28 @@ PREFERENCE = """
     micro_batch: 32
     max_length: 128
     samples: 0
+    look: {every: 1000}
+    checkpoints: {every: 1000}
+    optimiser: {lr: 2e-4, beta2: 0.98}
+"""
+ONLINE = """
+  online:
+    kind: preference
+    from: sft
+    method: dpo
+    online:
+      rounds: 3
+      prompts: data/prompts.jsonl
+      reward: reward
+      gold: {kind: function, path: "gold.py:score"}
+      answers: 4
+      max_prompt_tokens: 64
+      sampling: {max_new_tokens: 48}
+      rows: 128
+    epochs: 2
+    batch: 32
+    micro_batch: 32
+    max_length: 128
     look: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 2e-4, beta2: 0.98}
@@ -140,7 +162,7 @@ def main() -> None:
     write(folder / "data", SEED, Sizes(demonstrations=12_000, pairs=4800, prompts=256, heldout=200))
     make_model(folder / "model", seed=SEED)
     (folder / "gold.py").write_text(GOLD)
-    stages = {name: PREFERENCE.replace("METHOD", name) for name in ("dpo", "kto")}
+    stages = {name: PREFERENCE.replace("METHOD", name) for name in ("dpo", "kto")} | {"online": ONLINE}
     stages |= {"ppo": PPO} | ({"grpo": GRPO} if "group" in plugins.names("stages") else {})
     stages |= {"rejection": REJECTION, "bond": BOND}
     evaluate = EVALUATE.replace("MODELS", ", ".join(["sft", *stages]))

@@ -2,7 +2,8 @@
 
 With the KL in the reward (k1) and centred advantages the gradient is that of this objective, up to a factor: pi* must
 be reached. GRPO's k3 in the loss is another divergence, and GSPO, CISPO, DAPO and Dr. GRPO have no KL: those must earn
-more, that is all. So must ReMax, which rests at pi* too, but whose baseline leaves more noise than a test can wait for.
+more, that is all. So must ReMax. Its gradient is that of the objective too, as is shown with every answer counted; but
+at pi* its baseline leaves a constant, and so noise, which more answers even out as 1 / sqrt(n): others have none there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runtime.local import LocalRuntime
 from kedge.trainers.group import GroupRoles, iteration
+from kedge.trainers.group_methods import METHODS, Credit
 from kedge.trainers.group_settings import TRAITS, GroupConfig
 from kedge.trainers.judging import Judged, Scored
 from kedge.trainers.loop import train
@@ -157,3 +159,58 @@ def test_as_published_it_earns_more(method: str, tmp_path: Path) -> None:
     best_V = (start_V + reward.payoff_V / BETA).log_softmax(-1)
     # at least half of what pi* earns above the start
     assert earned(answers_of(held)) - earned(start_V) > 0.5 * (earned(best_V) - earned(start_V)) > 0.1
+
+
+# Every answer counted: four arms, of which a batch has each one once
+
+BEFORE_A, PAYOFF_A = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.3, -0.2, 1.0, 0.6])
+BEST_A = torch.tensor([0.266026, 0.073399, 0.539393, 0.121182])
+"""BEFORE e^(PAYOFF / 0.5) = 0.72885, 0.20110, 1.47781, 0.33201; they sum to Z = 2.73977."""
+AT_BEST = 0.50394 - 1.0
+"""beta ln Z, which each answer of pi* is worth, less the score of its likeliest answer."""
+
+
+def advantages_of(method: str, policy_A: Tensor) -> Tensor:
+    """What each arm is worth to a method, where the KL (k1) is paid in the reward."""
+    arms = len(policy_A)
+    told_BT = torch.ones(arms, 1, dtype=torch.bool)
+    rollouts = Rollouts(
+        tokens_BT=torch.arange(arms)[:, None],
+        attention_mask_BT=told_BT,
+        response_mask_BT=told_BT,
+        behaviour_logp_BT=policy_A.log()[:, None],
+        group_B=torch.zeros(arms, dtype=torch.long),
+        finished_B=told_BT[:, 0],
+        version=0,
+    )
+    credit = Credit(
+        rollouts=rollouts,
+        scores_B=PAYOFF_A,
+        greedy_B=PAYOFF_A[policy_A.argmax()].expand(arms),
+        penalty_BT=BETA * (policy_A / BEFORE_A).log()[:, None],
+        baseline=0.0,
+    )
+    cfg = GroupConfig.model_validate({"method": method, "max_new_tokens": 1})
+    return METHODS[method].advantages(cfg.method, credit)[:, 0]
+
+
+def test_at_the_optimum_remax_is_left_with_a_constant_and_rloo_with_nothing() -> None:
+    """So a sample of ReMax's gradient at pi* is AT_BEST grad log p: its mean is 0, its variance is not."""
+    torch.testing.assert_close(advantages_of("remax", BEST_A), torch.full((4,), AT_BEST), rtol=1e-4, atol=0)
+    torch.testing.assert_close(advantages_of("rloo", BEST_A), torch.zeros(4), rtol=0, atol=1e-4)
+
+
+def test_with_every_answer_counted_remax_follows_the_objective_to_its_optimum() -> None:
+    logits_A = BEFORE_A.log().requires_grad_()
+    optimiser = torch.optim.SGD([logits_A], lr=2.0)
+    for step in range(300):
+        policy_A = logits_A.softmax(-1)
+        objective = (policy_A * (PAYOFF_A - BETA * (policy_A / BEFORE_A).log())).sum()
+        (exact_A,) = torch.autograd.grad(objective, logits_A, retain_graph=True)
+        optimiser.zero_grad()
+        (policy_A.detach() * advantages_of("remax", policy_A.detach()) * policy_A.log()).sum().neg().backward()
+        assert logits_A.grad is not None
+        if step < 5:  # where it is large enough to compare
+            torch.testing.assert_close(-logits_A.grad, exact_A, rtol=1e-3, atol=1e-5)
+        optimiser.step()
+    torch.testing.assert_close(logits_A.softmax(-1).detach(), BEST_A, rtol=1e-3, atol=0)

@@ -26,7 +26,6 @@ model: ./tiny
 stages:
   train:
     kind: preference
-    data: pairs.jsonl
     batch: 8
     micro_batch: 3
     epochs: 2
@@ -37,11 +36,30 @@ stages:
     look: {every: 5}
     checkpoints: {every: 3}
 """
+DATA = "    data: pairs.jsonl\n"
+ONLINE = """
+    online:
+      rounds: 3
+      prompts: prompts.jsonl
+      reward: {kind: function, path: "rules.py:plain"}
+      answers: 3
+      finished: false
+      offline: 0.5
+      max_prompt_tokens: 120
+      sampling: {max_new_tokens: 6}
+      rows: 16
+"""
 EXTRA = {
-    "dpo-lora": "    method: dpo\n    lora: {rank: 2, dropout: 0.2}\n    packing: true\n",
-    "kto": "    method: kto\n",
-    "tdpo": "    method: tdpo\n",
+    "dpo-lora": f"{DATA}    method: dpo\n    lora: {{rank: 2, dropout: 0.2}}\n    packing: true\n",
+    "kto": f"{DATA}    method: kto\n",
+    "tdpo": f"{DATA}    method: tdpo\n",
+    "online": f"    method: dpo\n{ONLINE}",
+    "online-mixed": f"{DATA}    method: kto\n    lora: {{rank: 2, dropout: 0.2}}\n{ONLINE}",
 }
+RULES = """
+def plain(answer):
+    return sum(letter < "\\x80" for letter in answer.text) / 8
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +67,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("parity-preference")
     make_tiny(home / "tiny", hidden=32, layers=1)
     (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in toy.pairs(110, 3)))
+    (home / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in toy.prompts(40, 4)))
+    (home / "rules.py").write_text(RULES)
     for name, extra in EXTRA.items():
         (home / f"{name}.yaml").write_text(RECIPE.replace("NAME", name) + extra)
     return home
@@ -68,7 +88,7 @@ def start(home: Path) -> Callable[..., subprocess.Popen[bytes]]:
 
 def lines(journal: Path) -> list[dict[str, Any]]:
     """Records without what a clock gave them."""
-    timed = ("at", "time/step", "tokens/per_second")
+    timed = ("at", "time/step", "time/generate", "tokens/per_second")
     records = [json.loads(line) for line in journal.read_text().splitlines()]
     return [{name: value for name, value in record.items() if name not in timed} for record in records]
 
@@ -89,7 +109,8 @@ def test_killed_and_resumed_it_is_the_same_run(
     total = len(lines(whole / "metrics.jsonl"))
     assert total > 20
     resumed: list[str] = []
-    for count in (1, 8, total - 3):  # before the first checkpoint, between two, near the end
+    # before the first checkpoint, between two (online: in the first round), in the middle, near the end
+    for count in (1, 8, total // 2, total - 3):
         child = start(name, tmp_path / "cut", "--no-check", *resumed)
         try:
             wait_for_lines(tmp_path / "cut" / name / "train/metrics.jsonl", count)

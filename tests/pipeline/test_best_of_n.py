@@ -166,7 +166,7 @@ def falls(real: Callable[..., Any], call: int) -> Callable[..., Any]:
     [
         (REJECTION, None, LocalGenerator, "generate", 2),  # half of the first round is drawn
         (REJECTION, None, Stepper, "learn", 2),  # before the first checkpoint
-        (REJECTION, None, best_of_n, "_look_back", 1),
+        (REJECTION, None, best_of_n, "look_back", 1),
         (REJECTION, DROPOUT, LocalGenerator, "generate", 3),  # between two rounds
         pytest.param(REJECTION, DROPOUT, Stepper, "learn", 8, marks=pytest.mark.slow),  # in the second round
         (DISTIL, None, LocalGenerator, "generate", 6),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from kedge.core.errors import CheckpointError
 from kedge.data.batching import TokenSequence
 from kedge.models.adapters import base_of, with_lora
+from kedge.models.preference_objectives import adapters_off
 from kedge.models.settings import LoraSettings
 from kedge.models.tiny import tiny_model
 from kedge.pipeline import preference_reference
@@ -51,9 +53,9 @@ def ask(
 ) -> list[float]:
     told: list[str] = [] if warned is None else warned
     return reference_logprobs(
-        model,
+        partial(adapters_off, model),
         wanted or sequences(),
-        folder=folder,
+        file=folder / NAME,
         pad=256,
         autocast=nullcontext,
         warn=lambda code, message: told.append(f"{code}: {message}"),

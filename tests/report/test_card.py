@@ -89,3 +89,19 @@ def test_the_last_value_of_each_metric_counts() -> None:
         {"step": 2, "at": 6.0, "train/loss": 1.0},
     ]
     assert last_values(records) == {"train/loss": 1.0, "heldout/loss": 2.5}
+
+
+def test_what_is_not_known_depends_on_how_it_learnt() -> None:
+    offline, online = "comparisons of answers that it did not write", "Its own answers were compared by a reward"
+    told = model_card(manifest("preference", data="pairs.jsonl", method="dpo"), {})
+    assert offline in told
+    assert online not in told
+    told = model_card(manifest("preference", online={"rounds": 2}, method="dpo"), {})
+    assert online in told
+    assert offline not in told
+    told = model_card(manifest("best_of_n", n=4, method={"kind": "rejection"}), {})
+    assert "it became more reliable rather than more able" in told
+    assert "best-of-n" in told.split("---")[1]
+    told = model_card(manifest("group", method={"kind": "rloo"}), {})
+    assert "it may have learnt to please the reward" in told
+    assert "rl-without-a-critic" in told.split("---")[1]

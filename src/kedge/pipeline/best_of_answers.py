@@ -61,14 +61,6 @@ Groups = Sequence[Sequence[Drawn]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What was drawn; `tell` writes it down, once, as of the step of the run at which the policy said it."""
-
-    groups: Groups
-    tell: Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
     """Draws answers from the policy as it is, and has them scored."""
 

@@ -28,7 +28,8 @@ from kedge.models.adapters import Module, base_of
 from kedge.models.learner import Learner
 from kedge.models.weighted_objective import WeightedAnswers, weighted_likelihood
 from kedge.pipeline import training
-from kedge.pipeline.best_of_answers import Asker, Drawn, Groups, Round
+from kedge.pipeline.best_of_answers import Asker, Drawn, Groups
+from kedge.pipeline.online_rounds import Round
 from kedge.pipeline.stages.best_of_n import Distil
 from kedge.trainers.ppo_metrics import sampled_tokens
 

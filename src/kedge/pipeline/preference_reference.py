@@ -1,4 +1,4 @@
-"""The reference's log-probs of all answers, computed once: kept in the run's folder, and in the cache for other runs.
+"""The reference's log-probs of answers, computed once: kept in the run's folder, and in the cache for other runs.
 
 They are known by the content of the reference's weights and of the tokens. What is read is checked; what is damaged is
 computed again.
@@ -23,9 +23,8 @@ from kedge.core.files import atomic_open
 from kedge.core.hashing import hash_bytes, hash_json
 from kedge.data.answer_batching import Answers, answer_batches
 from kedge.data.batching import TokenSequence
-from kedge.models.adapters import Module
 from kedge.models.cache import cache_root
-from kedge.models.preference_objectives import adapters_off, answer_logprobs
+from kedge.models.preference_objectives import Reference, answer_logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,38 +36,39 @@ _FORMAT: Final = "1"
 
 
 def reference_logprobs(
-    model: Module,
+    reference: Reference,
     sequences: Sequence[TokenSequence],
     *,
-    folder: Path,
+    file: Path,
     pad: int,
+    has_adapters: bool = False,
     autocast: Callable[[], AbstractContextManager[Any]],
     warn: Callable[[str, str], None],
 ) -> list[float]:
-    """The sum of log-probs of each answer under `model` without its adapters, which has not learnt anything yet.
+    """The sum of log-probs of each answer under the model that `reference` opens.
 
-    They are kept in `folder`. `warn` is told the code and the message of what could not be read.
+    They are kept in `file`. With `has_adapters`, adapters on the model are a part of it; else they are switched off
+    and do not count. `warn` is told the code and the message of what could not be read.
     """
-    with torch.no_grad(), adapters_off(model) as reference, autocast():
-        key = _key(reference, sequences)
-        own = folder / NAME
+    with torch.no_grad(), reference() as model, autocast():
+        key = _key(model, sequences, has_adapters=has_adapters)
         shared = cache_root() / "reference-logprobs" / f"{hash_json(key)}.safetensors"
-        _refuse_another_reference(own, key)
-        found_S = _read(own, key, len(sequences), warn)
+        _refuse_another_reference(file, key)
+        found_S = _read(file, key, len(sequences), warn)
         if found_S is None:
             found_S = _read(shared, key, len(sequences), warn)
             if found_S is None:
-                found_S = _compute(reference, sequences, pad)
+                found_S = _compute(model, sequences, pad)
                 _write(shared, found_S, key)
-            _write(own, found_S, key)
+            _write(file, found_S, key)
     return found_S.tolist()
 
 
-def weights_hash(model: PreTrainedModel) -> str:
-    """Hash of names, types and values of a model's weights; adapters on it do not count."""
+def weights_hash(model: PreTrainedModel, *, has_adapters: bool = False) -> str:
+    """Hash of names, types and values of a model's weights; adapters on it count only where that is said."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
-        if ".lora_" not in name:
+        if has_adapters or ".lora_" not in name:
             plain = tensor.detach().cpu().contiguous()
             digest.update(f"{name.replace('.base_layer', '')} {plain.dtype} {tuple(plain.shape)}\n".encode())
             digest.update(plain.flatten().view(torch.uint8).numpy().data)
@@ -84,12 +84,12 @@ def tokens_hash(sequences: Sequence[TokenSequence]) -> str:
     return digest.hexdigest()
 
 
-def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence]) -> dict[str, str]:
+def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_adapters: bool) -> dict[str, str]:
     kind = reference.device.type
     is_mixed = torch.is_autocast_enabled(kind)
     return {
         "format": _FORMAT,
-        "weights": weights_hash(reference),
+        "weights": weights_hash(reference, has_adapters=has_adapters),
         "tokens": tokens_hash(sequences),
         "computed": f"{kind} {torch.get_autocast_dtype(kind) if is_mixed else reference.dtype}",
     }

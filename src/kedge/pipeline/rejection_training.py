@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil
-from pathlib import Path
 
 import torch
 
@@ -18,11 +16,10 @@ from kedge.data.tokenizer import padding_id
 from kedge.models.adapters import Module, base_of
 from kedge.models.learner import Learner
 from kedge.models.objectives import imitation
-from kedge.models.reward_files import whole_folder
 from kedge.pipeline import training
-from kedge.pipeline.best_of_answers import Asker, Drawn, Groups, Round, chosen
+from kedge.pipeline.best_of_answers import Asker, Drawn, Groups, chosen
+from kedge.pipeline.online_rounds import Round, finish, taken_up
 from kedge.pipeline.stages.best_of_n import Rejection
-from kedge.runs.state import load_state, save_state
 
 Ask = Callable[[int], Round]
 """The answers of a round, by its number, counted from 0."""
@@ -30,8 +27,7 @@ Ask = Callable[[int], Round]
 
 def train_rejection(asker: Asker, model: Module, method: Rejection, ask: Ask) -> tuple[list[Drawn], int]:
     """All rounds, from where the run was; gives what the last one imitated, and the last step."""
-    finished = asker.context.folder / "finished"
-    done, step = _taken_up(finished, model, asker)
+    done, step = taken_up(asker.context, model, asker.settings.optimiser)
     for number in range(done, method.rounds):
         # Of its own, so that a run that is resumed between two rounds goes on with the same random numbers.
         torch.manual_seed(seed_for(asker.context.seed, "dropout", number))
@@ -40,9 +36,7 @@ def train_rejection(asker: Asker, model: Module, method: Rejection, ask: Ask) ->
         learner, step = _imitate(
             asker, model, method, kept, number=number, first_step=step, before=partial(drawn.tell, step)
         )
-        with whole_folder(finished / f"round-{number}") as beside:
-            save_state(beside, {"weights": learner.state()["weights"], "last_step": step})
-        shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
+        finish(asker.context, learner, number, step=step)
     return worth_imitating(asker, ask(method.rounds - 1).groups, method, None), step
 
 
@@ -106,13 +100,3 @@ def _imitate(
 def _sequence(prompt: Sequence[int], answer: Sequence[int]) -> TokenSequence:
     """What was sampled, token for token; the prompt is not learnt."""
     return TokenSequence(tokens=[*prompt, *answer], counted=[False] * len(prompt) + [True] * len(answer))
-
-
-def _taken_up(finished: Path, model: Module, asker: Asker) -> tuple[int, int]:
-    """How many rounds are done, and at which step; the model gets the weights of the last one."""
-    numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
-    if not numbers:
-        return 0, 0
-    state = load_state(finished / f"round-{max(numbers)}")
-    Learner(model, imitation(base_of(model)), asker.settings.optimiser, total_steps=1).load_weights(state["weights"])
-    return max(numbers) + 1, int(state["last_step"])

@@ -90,6 +90,8 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool) -> Run:
 
 
 def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) -> None:
+    from kedge.pipeline.memory import peak_told  # torch, which a recipe that cannot run need not wait for
+
     stage, home = recipe.kinds[name], folder / name
     assert stage.run is not None
     sources = [_source(link, folder) for link in plan.links[name]]
@@ -118,7 +120,8 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
             sources=by_field,
             say=say,
         )
-        made = stage.run(context, recipe.stages[name])
+        with peak_told(tracker, context.device):
+            made = stage.run(context, recipe.stages[name])
         for output, path in made.items():
             if stage.makes[output] in ("model", "reward_model"):
                 write_card(run, path)

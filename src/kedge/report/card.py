@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from kedge.report.run.evaluation import evaluation_table
+from kedge.report.run.methods import what_was_run
 from kedge.report.run.tables import recipe_text
-from kedge.report.run.telling import what_was_run
 from kedge.report.words import short
 from kedge.runs.manifest import Artefact, Manifest
 
@@ -20,8 +20,15 @@ _TAGS: Mapping[str, Sequence[str]] = {
     "sft": ("sft",),
     "reward": ("rlhf", "reward-model"),
     "ppo": ("rlhf", "ppo"),
+    "group": ("rlhf", "rl-without-a-critic"),
     "preference": ("rlhf", "preference-optimisation"),
+    "best_of_n": ("rlhf", "best-of-n"),
 }
+_REWARDED = (
+    "It was optimised against a reward, which is a proxy for what people want; it may have learnt to please the "
+    "reward instead of people.",
+    "How far it has moved from its reference is measured as KL above; the further, the less the reward says.",
+)
 
 _LIMITS: Mapping[str, Sequence[str]] = {
     "sft": ("It imitates its demonstrations, their mistakes included.",),
@@ -30,16 +37,23 @@ _LIMITS: Mapping[str, Sequence[str]] = {
         "It is a proxy: a policy that is optimised hard enough against it will find what it gets wrong.",
         "It has seen one set of preferences; on other topics, languages or lengths its scores are guesses.",
     ),
-    "ppo": (
-        "It was optimised against a reward, which is a proxy for what people want; it may have learnt to please the "
-        "reward instead of people.",
-        "How far it has moved from its reference is measured as KL above; the further, the less the reward says.",
-    ),
+    "ppo": _REWARDED,
+    "group": _REWARDED,
     "preference": (
         "It was trained on comparisons of answers that it did not write; how it behaves on its own answers was not "
         "part of training.",
     ),
+    "online": (
+        "Its own answers were compared by a reward, which is a proxy for what people want; it may have learnt to "
+        "please the reward instead of people.",
+        _REWARDED[1],
+    ),
+    "best_of_n": (
+        "It imitates those of its own answers that a reward liked best, the mistakes of the reward included.",
+        "What none of its answers did, it has not learnt: it became more reliable rather than more able.",
+    ),
 }
+"""`online` is a preference stage that makes its pairs itself."""
 
 _NUMBERS = ("heldout/", "train/loss", "train/accuracy", "reward/mean", "gold/mean", "kl/mean", "length/mean")
 
@@ -166,7 +180,7 @@ def _measured(metrics: Mapping[str, float], evaluation: Mapping[str, Any] | None
 
 
 def _limits(manifest: Manifest, evaluation: Mapping[str, Any] | None) -> Iterator[str]:
-    yield from _LIMITS.get(manifest.kind, ())
+    yield from _LIMITS.get("online" if manifest.settings.get("online") else manifest.kind, ())
     if evaluation is None and manifest.kind != "reward":
         yield "It was not compared with another model: nothing here says that it is better than what it started from."
     yield "It was not tested for harmful, false or biased answers beyond the numbers above."

@@ -74,6 +74,8 @@ def pipeline(tmp_path: Path) -> Path:
             sft.finish("done")
         with _stage(root / "ppo", "ppo", dict(PPO_SETTINGS)) as ppo:
             fill(ppo, 40)
+            for peak in (3.5, 3.25):  # of a run in two parts
+                ppo.event("info", "run.memory", "peak memory", None, **{"memory/peak_gib": peak, "of": "process"})
             ppo.finish("done")
         with _stage(root / "best", "best_of_n", {"kind": "best_of_n", "method": {"kind": "rejection"}}) as best:
             for step, kl, reward in ((0, 0.0, 1.0), (8, 0.75, 2.0)):

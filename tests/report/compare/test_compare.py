@@ -46,6 +46,14 @@ def test_a_pipeline_stands_for_the_last_policy_that_it_trained(pipeline: Path) -
             read(pipeline / "eval")
 
 
+def test_a_method_that_made_its_pairs_itself_is_called_online(pipeline: Path) -> None:
+    manifest = json.loads((pipeline / "best/run.json").read_text())
+    for online, told in ((None, "kto"), ({"rounds": 2}, "online kto")):
+        settings = {"kind": "preference", "method": {"kind": "kto"}, "online": online}
+        (pipeline / "best/run.json").write_text(json.dumps({**manifest, "kind": "preference", "settings": settings}))
+        assert read(pipeline)[0].method == told
+
+
 def test_runs_are_called_what_tells_them_apart(pipeline: Path) -> None:
     other = other_pipeline(pipeline, "other")
     assert [entry.label for entry in read(pipeline / "ppo", pipeline)] == ["ppo", "best"]
@@ -82,7 +90,10 @@ def test_without_an_evaluation_training_speaks_under_a_star(pipeline: Path) -> N
     assert notes[0].startswith("* measured in training")
     assert "no KL of sft: no evaluation beside it has its model, and its metrics have no kl/mean" in notes
     assert "no wins of ppo, best, sft: no evaluation beside it has its model" in notes
-    assert "no memory of ppo, sft: no memory/peak_gib in its metrics: it is measured on a GPU" in notes
+    assert "no memory of sft: its events tell no peak, which a stage does when it has ended well" in notes
+    assert rows[0].numbers["memory"] == Number(value=3.5, source="training")
+    assert told[1].split()[-2:] == ["3.50", "GiB"]
+    assert "memory of ppo: resident in the whole process, libraries included; no GPU was used" in notes
 
 
 def test_what_must_not_be_compared_is_said(pipeline: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 from kedge.report.run.cost import cost_of
 from kedge.report.run.curves import plots
 from kedge.report.run.evaluation import evaluation_table
+from kedge.report.run.methods import what_was_run
 from kedge.report.run.overoptimised import gold_plot
 from kedge.report.run.records import read_run
 from kedge.report.run.samples import compare
-from kedge.report.run.telling import ends, what_was_run
+from kedge.report.run.telling import ends
 from kedge.report.run.worddiff import word_diff
 from kedge.runs.folder import Run
 from kedge.testing.streams import ppo_metrics
@@ -145,3 +146,17 @@ def test_evaluation_has_a_column_a_model(pipeline_run: Path) -> None:
     assert rows["reward: wins at equal length"] == ("–", "–")
     assert rows["reward: answers without a score"] == ("–", "3")
     assert rows["KL from sft, nats"] == ("–", "5.50 [5.00, 6.00]")
+
+
+def test_the_fall_of_gold_is_told_by_means_and_not_by_the_luckiest_step() -> None:
+    gold = [1.0, 2.0, 3.0, 9.0, 3.0, 2.0, 0.0, -1.0, -2.0, -3.0]
+    records = [
+        {"step": at + 1, "kl/mean": float(at), "reward/mean": 1.0, "gold/mean": one} for at, one in enumerate(gold)
+    ]
+    found = gold_plot(records)
+    assert found is not None
+    # Sums of five: 18, 19 (steps 2 to 6, KL 1 to 5), 17, 13, 2, -4.
+    assert "gold was best at step 6, at a KL of 3 nats, 3.8, and is -0.8 at the end." in found.note
+    rising = gold_plot([{**one, "gold/mean": float(at)} for at, one in enumerate(records)])
+    assert rising is not None
+    assert "was best" not in rising.note

@@ -1,4 +1,4 @@
-"""Stage `preference`: DPO and its family. Preferences are learnt directly, without a reward model or sampling."""
+"""Stage `preference`: DPO and its family, on preferences that are given, or made online from the policy's answers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kedge.core.stage import Input, Stage
 from kedge.models.preference_settings import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
 from kedge.models.settings import LoraSettings
 from kedge.pipeline.context import Context
+from kedge.pipeline.online_settings import OnlineSettings, findings, in_words
 from kedge.pipeline.stages import words
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.trainers.supervised import LookSettings
@@ -39,16 +40,18 @@ class PreferenceSettings(Section):
     """The policy to start from, which is also the reference; the recipe's `model` when absent."""
     method: Method = DPO()
     """What is optimised: `dpo`, `ipo`, `orpo`, `simpo`, `cpo`, `kto`, `tdpo`, or one with settings `{kind: dpo, …}`."""
-    data: Annotated[str, Input("pairs", "rankings", "thumbs")]
+    data: Annotated[str | None, Input("pairs", "rankings", "thumbs")] = None
     """Preference pairs, or rankings, of which every strict pair is taken; for `kto` thumbs or pairs."""
+    online: OnlineSettings | None = None
+    """Make pairs of the policy's own answers, in rounds; alone, or beside `data`."""
     heldout: Annotated[str | None, Input("pairs", "rankings", "thumbs")] = None
-    """Preferences that are looked at and never trained on; without it, a share of `data`."""
+    """Preferences that are looked at and never trained on; without it, a share of `data` or of the first round."""
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the prompts of `data` that is held out where no file is given for it."""
+    """Share of the prompts that is held out where no file is given for it."""
     lora: LoraSettings | None = None
     """Train adapters instead of all weights; the reference is the base without them."""
     epochs: float = Field(default=1.0, gt=0)
-    """Passes over the data."""
+    """Passes over the data; online, over the pairs of a round."""
     batch: int = Field(default=64, ge=1)
     """Pairs (`kto`: answers) in one optimiser step."""
     micro_batch: int = Field(default=8, ge=1)
@@ -58,15 +61,16 @@ class PreferenceSettings(Section):
     max_length: int = Field(default=1024, ge=8)
     """Longest prompt plus answer in tokens; pairs with a longer one are left out and counted, never cut."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=FULL_RATE, warmup=WARMUP)
-    """AdamW and its schedule. Unless given, `lr` follows the method: 5e-7, orpo 8e-6; with LoRA ten times that."""
+    """AdamW and its schedule, which begins anew in each round. Unless given, `lr` follows the method: 5e-7, orpo 8e-6;
+    with LoRA ten times that."""
     look: LookSettings = LookSettings()
     """When held-out preferences are looked at, and early stopping."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """How often the run is saved."""
     samples: int = Field(default=8, ge=0)
-    """Fixed prompts that are answered before and after training."""
+    """Fixed prompts that are answered before and after training; online, prompts whose answers are told each round."""
     sample_tokens: int = Field(default=64, ge=1)
-    """Longest of these answers."""
+    """Longest of these answers; online it is `online.sampling` that says so."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,23 +92,55 @@ class PreferenceSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _there_is_something_to_learn_from(self) -> PreferenceSettings:
+        if self.data is None and self.online is None:
+            raise ValueError("there is nothing to learn from: give `data` (a file of preferences), `online`, or both")
+        return self
+
+    @model_validator(mode="after")
+    def _online_fits_the_method(self) -> PreferenceSettings:
+        if self.online is None:
+            return self
+        name = self.method.kind
+        if self.online.longest > self.max_length:
+            raise ValueError(
+                f"online: prompt and answer may have {self.online.longest:,} tokens (max_prompt_tokens and "
+                f"sampling.max_new_tokens), and max_length is {self.max_length:,}: raise it, or allow fewer"
+            )
+        if isinstance(self.method, KTO) and self.online.pairs == "all":
+            raise ValueError("online.pairs is 'all', but kto learns from single answers: take 'best_worst'")
+        if self.online.reference == "round" and not needs_reference(self.method):
+            raise ValueError(f"online.reference is 'round', but method '{name}' has no reference: leave it out")
+        if self.online.reference == "round" and isinstance(self.method, TDPO) and self.lora is not None:
+            raise ValueError(
+                "online.reference is 'round': tdpo asks the reference at every step, and beside adapters that is the "
+                "base; take 'start', or train without lora"
+            )
+        return self
+
 
 def explain(settings: PreferenceSettings) -> list[str]:
     noun = "answer" if isinstance(settings.method, KTO) else "pair"
     told = words.supervised(settings.batch, settings.micro_batch, settings.epochs, noun)
+    if settings.online:
+        told = [*in_words(settings.online, with_data=settings.data is not None), f"{told[0]} of a round"]
     if settings.packing:
         told.append(f"the answers of a micro-batch share rows of {settings.max_length:,} tokens")
     if isinstance(settings.method, TDPO):
         held = "the policy without its adapters" if settings.lora else "a second model in memory"
         told.append(f"{settings.method.kind}: the reference, {held}, is asked at every step")
     elif needs_reference(settings.method):
-        told.append(f"{settings.method.kind}: the reference is asked once, before training, and its log-probs are kept")
+        when = "once a round, before it is learnt" if settings.online else "once, before training"
+        told.append(f"{settings.method.kind}: the reference is asked {when}, and its log-probs are kept")
     else:
         told.append(f"{settings.method.kind}: no reference")
     return told
 
 
 def check(settings: PreferenceSettings) -> Iterator[Finding]:
+    if settings.online:
+        yield from findings(settings.online)
     if isinstance(settings.method, KTO) and settings.batch < FEW_ANSWERS:
         yield Finding(
             level="warning",
@@ -117,13 +153,17 @@ def check(settings: PreferenceSettings) -> Iterator[Finding]:
 
 
 def run(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
+    if settings.online is not None:
+        from kedge.pipeline.online_training import train_online
+
+        return {"model": train_online(context, settings, settings.online)}
     from kedge.pipeline.preference_training import train_preference
 
     return {"model": train_preference(context, settings)}
 
 
 STAGE = Stage(
-    summary="Preferences learnt directly: DPO and its family.",
+    summary="Preferences learnt directly: DPO and its family, offline or online.",
     settings=PreferenceSettings,
     makes={"model": "model"},
     explain=explain,

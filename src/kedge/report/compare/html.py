@@ -13,7 +13,8 @@ from kedge.report.compare.frontier import plots
 from kedge.report.compare.numbers import rows_of
 from kedge.report.compare.records import Entry
 from kedge.report.compare.table import table_of
-from kedge.report.run.telling import what_happened, what_was_run
+from kedge.report.run.methods import what_was_run
+from kedge.report.run.telling import what_happened
 
 _STYLES = (("kedge.report.run", "page.css"), ("kedge.report.charts", "chart.css"), ("kedge.report.compare", "page.css"))
 

@@ -11,6 +11,7 @@ from kedge.report.run.cost import cost_of
 from kedge.report.run.telling import ends
 
 MEMORY = "memory/peak_gib"
+"""In the evidence of an event (`kedge.pipeline.memory`), or in metrics: the peak of a stage."""
 _TRAINED = {"reward": "reward/mean", "gold": "gold/mean", "kl": "kl/mean", "length": "length/mean"}
 _COSTS = ("seconds", "tokens", "memory")
 NAMES = ("reward", "gold", "kl", "wins", "wins_gold", "wins_equal_length", "length", *_COSTS)
@@ -111,13 +112,19 @@ def _costs(entry: Entry) -> Iterator[tuple[str, Number]]:
     yield "seconds", Number(value=cost.seconds or cost.elapsed, source="training")
     if cost.tokens:
         yield "tokens", Number(value=cost.tokens, source="training")
-    if peaks := [record[MEMORY] for record in entry.stage.metrics if MEMORY in record]:
+    if peaks := [told[MEMORY] for told in (*entry.stage.metrics, *memory_events(entry)) if MEMORY in told]:
         yield "memory", Number(value=max(peaks), source="training")
+
+
+def memory_events(entry: Entry) -> list[Mapping[str, Any]]:
+    """What its events say of memory, one a part of the run."""
+    evidence = [event.get("evidence") or {} for event in entry.stage.events]
+    return [one for one in evidence if MEMORY in one]
 
 
 def _why_not(entry: Entry, name: str) -> str:
     if name == "memory":
-        return f"no {MEMORY} in its metrics: it is measured on a GPU"
+        return "its events tell no peak, which a stage does when it has ended well"
     if name == "tokens":
         return "its metrics have no tokens/per_second"
     evaluated = entry.evaluated

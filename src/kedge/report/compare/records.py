@@ -43,10 +43,10 @@ class Entry:
 
     @property
     def method(self) -> str:
-        """What a recipe calls it: the stage's kind, or its method where it has several."""
+        """What a recipe calls it: the stage's kind, or its method where it has several, and whether it was online."""
         method: Any = self.stage.settings.get("method")
         name = method.get("kind") if isinstance(method, Mapping) else method
-        return str(name or self.stage.kind)
+        return f"{'online ' if self.stage.settings.get('online') else ''}{name or self.stage.kind}"
 
 
 def read_entries(folders: Sequence[Path]) -> list[Entry]:

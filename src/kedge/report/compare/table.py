@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kedge.report.compare.numbers import Number, Row
+from kedge.report.compare.numbers import Number, Row, memory_events
 from kedge.report.compare.records import Entry
 from kedge.report.words import amount, duration, number
 
@@ -90,6 +90,8 @@ def _notes(rows: Sequence[Row], entries: Sequence[Entry]) -> Iterator[str]:
             reasons.setdefault((_TITLES[name], why), []).append(row.label)
     for (title, why), labels in reasons.items():
         yield f"no {title} of {', '.join(labels)}: {why}"
+    if of_process := [entry.label for entry in entries if any(one["of"] == "process" for one in memory_events(entry))]:
+        yield f"memory of {', '.join(of_process)}: resident in the whole process, libraries included; no GPU was used"
     if len({entry.evaluated.measure for entry in entries if entry.evaluated}) > 1:
         yield (
             "these runs were evaluated on different prompts or by different judges: scores and win rates of one cannot "

@@ -1,4 +1,4 @@
-"""The story of a stage in words: what was run, what became of it, and how far its main numbers moved.
+"""The story of a stage in words: what became of it, and how far its main numbers moved. `methods` says what was run.
 
 Whether it was healthy is the doctor's to say (`kedge.monitor.doctor`); this file only words what is written down.
 """
@@ -10,6 +10,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
+from kedge.report.run.methods import listed, what_was_run
 from kedge.report.run.records import Record, RunRecord, StageRecord
 from kedge.report.words import number, short
 from kedge.runs.manifest import Status
@@ -26,21 +27,12 @@ _ENDS_SHARE, _MOST_AT_ENDS = 0.1, 10
 """Both ends of a run are means over this share of its steps, at most so many: single steps are noisy."""
 
 
-def what_was_run(kind: str, settings: Mapping[str, Any]) -> str:
-    """One sentence from the settings of a stage."""
-    tellers = {"sft": _sft, "reward": _reward, "ppo": _ppo, "data": _data, "evaluate": _evaluate}
-    if kind in tellers:
-        return tellers[kind](settings)
-    start = f" starting from {_named(settings['from'])}" if settings.get("from") else ""
-    return f"A stage of kind `{kind}`{start}."
-
-
 def what_happened(stage: StageRecord) -> Iterator[str]:
     """How it ended, then how its main numbers moved."""
     steps = f" after {stage.last_step:,} steps" if stage.last_step else ""
     yield f"It {STATUS_WORDS[stage.status]}{steps}."
     if moves := _moves(stage.metrics):
-        yield f"From its first steps to its last, {_listed(moves)}."
+        yield f"From its first steps to its last, {listed(moves)}."
 
 
 def headline(run: RunRecord) -> str:
@@ -67,7 +59,7 @@ def outcomes(run: RunRecord) -> Iterator[str]:
             told = _share(stage.reward_report["accuracy"], "value")
             yield f"The reward model of `{stage.name}` is right on {told} of held-out pairs."
         elif moves := _moves(stage.metrics):
-            yield f"In `{stage.name}`, {_listed(moves[:3])}."
+            yield f"In `{stage.name}`, {listed(moves[:3])}."
 
 
 def _wins(evaluation: Record) -> Iterator[str]:
@@ -130,65 +122,3 @@ def _move(metrics: Sequence[Record], name: str, noun: str, unit: str) -> str:
     if first == last:
         return f"{noun} stayed at {first} {unit}".rstrip()
     return f"{noun} {'rose' if found[1] > found[0] else 'fell'} from {first} to {last} {unit}".rstrip()
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """
-    >>> _listed(["a", "b", "c"]), _listed(["a"])
-    ('a, b and c', 'a')
-    """
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
-
-
-def _named(value: Any) -> str:
-    """
-    >>> _named(["a.jsonl", "b.jsonl"]), _named(None), _named({"kind": "regex"})
-    ('`a.jsonl` and `b.jsonl`', "the recipe's model", 'a reward of kind `regex`')
-    """
-    if value is None:
-        return "the recipe's model"
-    if isinstance(value, Mapping):
-        return f"a reward of kind `{value.get('kind', '?')}`"
-    if isinstance(value, (list, tuple)):
-        return _listed([f"`{one}`" for one in value]) if value else "nothing"
-    return f"`{value}`"
-
-
-def _sft(of: Mapping[str, Any]) -> str:
-    return (
-        f"Supervised fine-tuning: {_named(of.get('from'))} imitates the conversations of {_named(of.get('data'))}, "
-        f"{_passes(of)}, {of.get('batch')} conversations a step."
-    )
-
-
-def _reward(of: Mapping[str, Any]) -> str:
-    members = of.get("members", 1)
-    what = "A reward model" if members == 1 else f"An ensemble of {members} reward models"
-    return f"{what}: {_named(of.get('from'))} learns to score answers from {_named(of.get('data'))}, {_passes(of)}."
-
-
-def _ppo(of: Mapping[str, Any]) -> str:
-    told = (
-        f"PPO: the policy {_named(of.get('from'))} is improved against {_named(of.get('reward'))} on prompts of "
-        f"{_named(of.get('prompts'))}, {of.get('iterations')} iterations of {of.get('batch')} prompts × "
-        f"{of.get('answers')} answers, while its reference holds it"
-    )
-    kl = of.get("kl") or {}
-    if kl.get("target") is not None:
-        told += f" near a KL of {kl['target']:g} nats a sequence"
-    if kl.get("limit") is not None:
-        told += f" (past {kl['limit']:g} it {'goes back' if kl.get('on_limit') == 'rollback' else 'stops'})"
-    return f"{told}."
-
-
-def _data(of: Mapping[str, Any]) -> str:
-    return f"Data: {_named(of.get('files'))} cleaned and split by prompt, {100 * of.get('heldout', 0):g} % held out."
-
-
-def _evaluate(of: Mapping[str, Any]) -> str:
-    return f"Evaluation: the answers of {_named(of.get('models'))} to {_named(of.get('prompts'))}, compared."
-
-
-def _passes(of: Mapping[str, Any]) -> str:
-    epochs = of.get("epochs", 1)
-    return "one pass over them" if epochs == 1 else f"{epochs:g} passes over them"
