@@ -65,6 +65,8 @@ def test_let_go_the_truth_falls_from_its_peak_and_an_event_and_the_fit_say_so(tm
     falls = [event for event in records(home / "ppo/events.jsonl") if event["code"] == "reward.gold_falls"]
     assert falls
     assert any(falls[0]["message"] in line for line in told)
+    assert any(f"reward.gold_falls ({falls[0]['step']})" in line for line in told if line.startswith("The detectors"))
+    assert any("The truth was best at iteration" in line and "while the proxy rose by" in line for line in told)
     assert any(
         line.startswith("The law of Gao et al. (2022), fitted to it: the truth peaks at a KL of") for line in told
     )

@@ -43,25 +43,6 @@ def test_without_a_truth_the_reward_says_who_wins() -> None:
     ]
 
 
-def test_the_fall_is_told_from_means_over_a_few_iterations_not_from_the_luckiest_one() -> None:
-    gold = [1.0, 2.0, 3.0, 9.0, 3.0, 1.0, 0.0, -1.0, -2.0, -3.0]
-    metrics = [
-        {"step": at + 1, "gold/mean": truth, "reward/mean": float(at), "kl/mean": float(at * at)}
-        for at, truth in enumerate(gold)
-    ]
-    # Means of 5: 18/5 first and highest among steps 1-5 and 2-6 (both 18); the last is -5/5, at a KL of (25+…+81)/5.
-    assert story.fall(metrics) == (
-        "Truth rose from 3.60 to 3.60 (iteration 5, KL 6.0) and fell to -1.00 (KL 51.0); "
-        "the proxy rose from 2.00 to 7.00."
-    )
-
-
-def test_a_truth_that_still_rises_is_not_said_to_fall() -> None:
-    metrics = [{"step": n, "gold/mean": n / 4, "reward/mean": 0.0, "kl/mean": 2.0 * n} for n in range(1, 8)]
-    # Means of 5: steps 1-5 and 3-7.
-    assert story.fall(metrics) == "Truth went from 0.75 to 1.25 (KL 10.0) and did not fall."
-
-
 def test_every_stage_of_every_version_is_introduced() -> None:
     named = {line.split(":")[0].strip() for stages in STAGES.values() for text in stages for line in text.splitlines()}
     assert set(story.STEPS) <= named

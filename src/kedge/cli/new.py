@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.table import Table
 
 from kedge.cli.screen import out, writing
@@ -16,13 +17,13 @@ def new(
     folder: Annotated[Path, typer.Option("--to", help="Where to write it.")] = Path(),
 ) -> None:
     """Write a ready recipe, with the data it needs where we ship some."""
-    from kedge.pipeline.templates import templates, write_template
+    from kedge.pipeline.templates import START, templates, write_template
 
     console = out()
     if template is None:
-        table = Table("template", "what it is", box=None, pad_edge=False)
+        table = Table("template", "what it is", box=SIMPLE, show_edge=False, pad_edge=False)
         for name, summary in templates().items():
-            table.add_row(f"[bold]{name}[/]", summary)
+            table.add_row(f"[bold]{name}[/]", summary, end_section=name == START[-1])
         console.print(table)
         console.print("\n[dim]kedge new TEMPLATE writes one here.[/]")
         return

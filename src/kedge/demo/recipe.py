@@ -82,7 +82,7 @@ PPO = f"""\
     iterations: 40
     minibatches: 4
     sampling: {{max_new_tokens: 60, temperature: 0.8}}
-    actor: {{lr: 8e-4, schedule: linear, warmup: 0, eps: 1e-5}}
+    actor: {{lr: 5e-4, schedule: linear, warmup: 0, eps: 1e-5}}
     kl: {{start: 0.5, target: 3.0, horizon: 2000, limit: 6.0, on_limit: rollback}}
     scores: {{overlong_buffer: 30, overlong_penalty: 4.0}} # the shop likes it short: tokens beyond 30 cost
 """

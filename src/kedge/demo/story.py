@@ -65,8 +65,8 @@ LET_GO = Step(
 
 
 REAL_WORLD = (
-    "SmolLM2-135M answers everyday questions, at length and often without an end. The reward is a rule that anybody "
-    "can check: 2 for 8 to 40 words that end as a sentence does, 1 for a polite phrase."
+    "SmolLM2-135M is asked everyday questions, and for one short sentence, which it seldom gives. The reward is a rule "
+    "that anybody can check: 2 for 5 to 30 words that end as a sentence does, 1 for a polite phrase."
 )
 REAL_STEPS: Mapping[str, Step] = {
     "ppo": Step(
@@ -150,49 +150,22 @@ def table(evaluation: Mapping[str, Any], judge: str) -> list[str]:
         means = (f"{found['scores'][source]['mean']['mean']:.2f}" for source in sources)
         kl = found["kl"]["mean"] if found["kl"] else 0.0
         rows.append((name_of(name), *means, f"{kl:.1f}", f"{found['length']['mean']:.1f}", share))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_placed(row, widths)).rstrip() for row in rows]
+    return aligned(rows, has_words_last=True)
 
 
 def _percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
-def _placed(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Names and win rates to the left, numbers to the right."""
-    first, *numbers, last = zip(row, widths, strict=True)
-    return [first[0].ljust(first[1]), *(text.rjust(width) for text, width in numbers), last[0].ljust(last[1])]
-
-
-def fall(metrics: Sequence[Mapping[str, float]], looks: int = 5) -> str:
-    """How the truth went over a run, by means of `looks` iterations.
-
-    >>> rows = [{"step": n, "gold/mean": 5 - abs(n - 4), "reward/mean": n, "kl/mean": 2 * n} for n in range(1, 9)]
-    >>> fall(rows, looks=1)
-    'Truth rose from 2.00 to 5.00 (iteration 4, KL 8.0) and fell to 1.00 (KL 16.0); the proxy rose from 1.00 to 8.00.'
-    """
-    looks = min(looks, len(metrics))
-    means = [
-        {name: sum(row[name] for row in part) / len(part) for name in ("gold/mean", "reward/mean", "kl/mean")}
-        | {"step": part[-1]["step"]}
-        for part in (metrics[at : at + looks] for at in range(len(metrics) - looks + 1))
-    ]
-    first, last, best = means[0], means[-1], max(means, key=lambda one: one["gold/mean"])
-    truth = [f"{one['gold/mean']:.2f}" for one in (first, best, last)]
-    end = f"{truth[2]} (KL {last['kl/mean']:.1f})"
-    if best is last:
-        return f"Truth went from {truth[0]} to {end} and did not fall."
-    there = f"{truth[1]} (iteration {best['step']}, KL {best['kl/mean']:.1f})"
-    proxy = f"the proxy rose from {first['reward/mean']:.2f} to {last['reward/mean']:.2f}"
-    return f"Truth rose from {truth[0]} to {there} and fell to {end}; {proxy}."
-
-
-def peak(kl: float, interval: tuple[float, float], now: float) -> str:
-    """Where the law of Gao et al. 2022, R(d) = d (α − β ln d) with d = √KL, sees the best of a run.
-
-    >>> peak(4.21, (3.5, 5.06), 41.0)
-    'The law of Gao et al. (2022), fitted to it: the truth peaks at a KL of 4.2 nats (3.5 to 5.1); this run is at 41.0.'
-    """
-    low, high = interval
-    where = f"the truth peaks at a KL of {kl:.1f} nats ({low:.1f} to {high:.1f}); this run is at {now:.1f}."
-    return f"The law of Gao et al. (2022), fitted to it: {where}"
+def aligned(rows: Sequence[Sequence[str]], *, has_words_last: bool = False) -> list[str]:
+    """Names, and where asked for the last column, to the left; numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = {0, len(widths) - 1} if has_words_last else {0}
+    placed = (
+        [
+            text.ljust(width) if at in left else text.rjust(width)
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    )
+    return ["  ".join(row).rstrip() for row in placed]

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, Literal
 
-from kedge.demo import story
+from kedge.demo import course, story
 from kedge.demo.world import best_accuracy
 from kedge.monitor.overoptimisation import TooLittle, fit
 from kedge.pipeline.recipe import Recipe
@@ -125,13 +125,19 @@ class Narrator:
         """Only where nothing held the policy is there a fall to speak of."""
         if self.steps["ppo"] is not story.LET_GO:
             return
-        metrics = records(home / "metrics.jsonl")
-        self.tell(story.fall(metrics), "warning")
+        run = Run.open(home, for_writing=False)
+        metrics = run.read_metrics()
+        start, best, end = course.course(metrics)
+        for line in course.table(start, best, end):
+            self.tell(line, "plain")
+        self.tell(course.fall(best, end), "warning")
+        alarms = [one for one in run.read_events() if one["level"] != "info"]
+        self.tell(course.alarms(alarms), "warning")
         found = fit([one["kl/mean"] for one in metrics], [one["gold/mean"] for one in metrics], kind="rl")
         if isinstance(found, TooLittle):
             self.tell(f"The law of Gao et al. (2022) was not fitted: {found.reason}.", "plain")
         else:
-            self.tell(story.peak(found.peak_kl, found.peak_kl_interval, found.kl), "warning")
+            self.tell(course.peak(found.peak_kl, found.peak_kl_interval, found.kl), "warning")
 
     def _evaluated(self, home: Path) -> None:
         evaluation = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))

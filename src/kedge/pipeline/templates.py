@@ -11,6 +11,9 @@ from kedge.core.suggest import did_you_mean
 from kedge.pipeline.recipe import load_recipe
 from kedge.pipeline.wiring import connect
 
+START = ("tiny", "loop", "gpu", "hh", "real-demo")
+"""What to start from, the smallest first; the other recipes are one method or one kind of data each."""
+
 
 def template_folder() -> Path:
     """The recipes of this installation: inside the package in a wheel, beside `src/` in a checkout."""
@@ -20,8 +23,9 @@ def template_folder() -> Path:
 
 
 def templates() -> dict[str, str]:
-    """Name and summary of every ready recipe."""
-    return {file.stem: _summary(file) for file in sorted(template_folder().glob("*.yaml"))}
+    """Name and summary of every ready recipe: those of `START`, then the others by name."""
+    found = {file.stem: _summary(file) for file in sorted(template_folder().glob("*.yaml"))}
+    return {name: found[name] for name in (*START, *(name for name in found if name not in START))}
 
 
 def write_template(name: str, folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite, log10, sqrt
+from statistics import fmean
 
 from kedge.monitor.overoptimisation import Fit, TooLittle, fit
 from kedge.report.charts.decimate import kept_rows
@@ -12,6 +13,7 @@ from kedge.report.run.records import Record
 from kedge.report.words import short
 
 _CURVE_POINTS = 60
+_LOOKS = 5
 
 
 def gold_plot(metrics: Sequence[Record]) -> Plot | None:
@@ -30,7 +32,13 @@ def gold_plot(metrics: Sequence[Record]) -> Plot | None:
     scaled = [None if proxy[row] is None else proxy[row] * factor for row in kept]
     return Plot(
         title="Gold against proxy",
-        note=f"Where the proxy goes on climbing and gold turns down, the reward is being exploited. {_words(found)}",
+        note=" ".join(
+            (
+                "Where the proxy goes on climbing and gold turns down, the reward is being exploited.",
+                *_fallen(metrics),
+                _words(found),
+            )
+        ),
         x_name="√KL",
         x=[distance[row] for row in kept],
         series=(
@@ -42,6 +50,22 @@ def gold_plot(metrics: Sequence[Record]) -> Plot | None:
         curve=_curve(found, distance[-1]) if isinstance(found, Fit) else (),
         curve_name="fit",
     )
+
+
+def _fallen(metrics: Sequence[Record]) -> list[str]:
+    """Where gold was best and how far it fell, as a sentence, by means of a few looks: of single ones, the luckiest
+    would be the best. None where there are too few, or the best is at the end."""
+    seen = [one for one in metrics if _is_number(one.get("gold/mean")) and _is_number(one.get("kl/mean"))]
+    parts = [seen[at : at + _LOOKS] for at in range(len(seen) - _LOOKS + 1)]
+    if len(parts) <= _LOOKS:
+        return []
+    gold = [fmean(one["gold/mean"] for one in part) for part in parts]
+    best = max(range(len(gold)), key=gold.__getitem__)
+    if best == len(gold) - 1:
+        return []
+    kl = fmean(one["kl/mean"] for one in parts[best])
+    where = f"at step {parts[best][-1]['step']}, at a KL of {kl:.3g} nats"
+    return [f"Means of {_LOOKS} looks: gold was best {where}, {gold[best]:.3g}, and is {gold[-1]:.3g} at the end."]
 
 
 def _curve(found: Fit, furthest: float) -> tuple[tuple[float, float], ...]:
