@@ -1,8 +1,8 @@
 """The demo for several seeds: win rate of PPO over SFT by the truth, KL against its limit, reward model, seconds.
 
 Seconds are of the processor, on one thread, so that other work on the machine does not count. A seed fails where the
-win rate is below 0.70, an iteration's KL above the limit, the reward model more than 3 points from the best possible
-accuracy, or an event fatal; with --overoptimise, where no event says that the truth falls.
+win rate is below 0.70, an iteration's KL above the limit (the run went back then), the reward model more than 3
+points from the best possible accuracy, or an event fatal; with --overoptimise, where no event says that the truth falls.
 
     python benchmarks/demo_seeds.py [--seeds 1 2 3 4 5] [--overoptimise] [--folder DIR]
 """
@@ -51,12 +51,13 @@ def one_seed(seed: int, folder: Path, is_overoptimised: bool) -> dict[str, Any]:
     points = best_possible(home) - json.loads((home / "reward" / "reward-report.json").read_text())["accuracy"]["value"]
     most_kl, limit = max(row["kl/mean"] for row in metrics), settings["kl"]["limit"]
     fatal = sum(event["level"] == "fatal" for event in events)
+    rollbacks = sum(event["code"] == "kl.rollback" for event in events)
     falls = [event["step"] for event in events if event["code"] == "reward.gold_falls"]
     gold = [row["gold/mean"] for row in metrics]
     is_good = (
         bool(falls)
         if is_overoptimised
-        else won["rate"] >= LEAST_WINS and most_kl <= limit and points <= MOST_POINTS and not fatal
+        else won["rate"] >= LEAST_WINS and most_kl <= limit and not rollbacks and points <= MOST_POINTS and not fatal
     )
     return {
         "seed": seed,
@@ -66,6 +67,7 @@ def one_seed(seed: int, folder: Path, is_overoptimised: bool) -> dict[str, Any]:
         "truth PPO": f"{evaluation['models']['ppo']['scores']['gold']['mean']['mean']:.2f}",
         "best, last": f"{max(gold):.2f}, {gold[-1]:.2f}",
         "most KL": f"{most_kl:.2f}" + (f" of {limit:g}" if limit else ""),
+        "rollbacks": rollbacks,
         "reward, points": f"{100 * points:.1f}",
         "fatal": fatal,
         "gold falls at": falls[0] if falls else "–",

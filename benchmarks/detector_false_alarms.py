@@ -33,21 +33,26 @@ def healthy(rng: random.Random, *, steps: int, answers: int) -> Iterator[dict[st
     explained_start, explained_end = rng.uniform(-0.5, 0.2), rng.uniform(0.15, 0.8)
     truncated, repeated, distinct = rng.uniform(0, 0.3), rng.uniform(0.005, 0.1), rng.uniform(0.3, 0.7)
     alike, mismatch = rng.uniform(0.02, 0.25), rng.choice((2e-6, 0.005, 0.015))
-    drift = 0.0
+    coef, drift = rng.uniform(0.01, 0.5), 0.0
+    untaught = rng.uniform(0.3, 1.1)  # the first loss of the critic over that of one that says 0, as in real runs
     for step in range(steps):
         done = 1 - math.exp(-step / pace)
         std = 1 + (std_end - 1) * done
         kl = kl_end * done * (1 + kl_swing * math.sin(step / 9))
         drift = 0.8 * drift + rng.gauss(0, 0.02)  # what the policy itself wanders by, beside the noise of sampling
+        scores = start + gain * done + drift + rng.gauss(0, std * noise)
+        spread_now = std * abs(1 + rng.gauss(0, noise / math.sqrt(2)))
+        loss = untaught * (scores**2 + spread_now**2) / 2
         yield {
-            "reward/mean": start + gain * done + drift + rng.gauss(0, std * noise),
-            "reward/std": std * abs(1 + rng.gauss(0, noise / math.sqrt(2))),
+            "reward/mean": scores,
+            "reward/std": spread_now,
             "reward/length_correlation": correlation + rng.gauss(0, (1 - correlation**2) * noise),
             "reward/disagreement": (1 + 0.4 * done) * abs(1 + rng.gauss(0, 0.6 * noise)),
             "reward/out_of_range": _share(rng, 0.02 + 0.08 * done, answers),
             "reward/unscored": _share(rng, 0.01, answers),
             "gold/mean": gold_share * gain * done + drift + rng.gauss(0, noise),
             "kl/mean": kl + rng.gauss(0, math.sqrt(2 * kl + 1e-6) * noise),
+            "kl/coef": coef,
             "length/mean": length * (1 + (longer - 1) * done) * abs(1 + rng.gauss(0, 0.6 * noise)),
             "length/truncated": _share(rng, truncated, answers),
             "entropy/mean": entropy * (1 + (entropy_end - 1) * done) * abs(1 + rng.gauss(0, 0.2 * noise)),
@@ -56,9 +61,10 @@ def healthy(rng: random.Random, *, steps: int, answers: int) -> Iterator[dict[st
             "similarity/mean": alike * (1 + 0.6 * done) * abs(1 + rng.gauss(0, 0.3 * noise)),
             "policy/loss": rng.gauss(0, 0.02),
             "policy/clip_fraction": clipped * rng.lognormvariate(0, 0.4),
+            "policy/approx_kl": 0.1 * clipped * rng.lognormvariate(0, 0.5),
             "policy/grad_norm": rng.lognormvariate(0, spread),
             "policy/mismatch": mismatch * rng.lognormvariate(0, 0.2),
-            "value/loss": (0.2 + 0.8 * math.exp(-step / 15)) * rng.lognormvariate(0, spread),
+            "value/loss": loss * (0.2 + 0.8 * math.exp(-step / 15)) * rng.lognormvariate(0, noise),
             "value/grad_norm": rng.lognormvariate(0, 1.2 * spread),
             "value/explained_variance": min(
                 1.0, explained_end + (explained_start - explained_end) * math.exp(-step / 6) + rng.gauss(0, noise / 2)

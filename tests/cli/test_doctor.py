@@ -22,7 +22,9 @@ def stage(tmp_path: Path) -> Callable[[float], Path]:
         manifest = new_manifest(name="hh", stage="ppo", kind="ppo", seed=1, settings=settings)
         with Run.create(folder, manifest=manifest) as run:
             for step in range(1, 41):
-                run.log({"reward/mean": 0.1 * step, "kl/mean": 3.0, "length/truncated": truncated}, step)
+                run.log(
+                    {"reward/mean": 0.1 * step, "kl/mean": min(3.0, step - 1.0), "length/truncated": truncated}, step
+                )
             run.finish("done")
         return folder
 

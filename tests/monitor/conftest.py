@@ -20,6 +20,7 @@ STEADY: dict[str, float] = {
     "reward/unscored": 0.0,
     "gold/mean": 1.0,
     "kl/mean": 4.0,
+    "kl/coef": 0.1,
     "length/mean": 50.0,
     "length/truncated": 0.1,
     "entropy/mean": 2.0,
@@ -28,6 +29,7 @@ STEADY: dict[str, float] = {
     "similarity/mean": 0.1,
     "policy/loss": 0.1,
     "policy/clip_fraction": 0.05,
+    "policy/approx_kl": 0.005,
     "policy/grad_norm": 1.0,
     "policy/mismatch": 1e-6,
     "value/loss": 0.5,
@@ -43,7 +45,9 @@ def steady() -> Steady:
     def make(steps: int, plant: Plant | None = None, **later: float) -> list[dict[str, float]]:
         changed = {name.replace("__", "/"): value for name, value in later.items()}
         rows = [STEADY | (changed if step > 20 else {}) for step in range(1, steps + 1)]
-        return [row | dict(plant(step)) for step, row in enumerate(rows, start=1)] if plant else rows
+        rows = [row | dict(plant(step)) for step, row in enumerate(rows, start=1)] if plant else rows
+        rows[0]["kl/mean"] = 0.0  # policy and reference begin as one
+        return rows
 
     return make
 

@@ -16,7 +16,7 @@ from kedge.pipeline.layers import load_layers
 from kedge.runs import Run, new_manifest
 
 PPO = {"kind": "ppo", "kl": {"start": 0.0, "limit": None}, "sampling": {"max_new_tokens": 64}}
-STEADY = {"reward/mean": 1.0, "kl/mean": 3.0, "length/truncated": 0.1}
+STEADY = {"reward/mean": 1.0, "kl/mean": 0.05, "length/truncated": 0.1}
 
 
 @pytest.fixture
@@ -120,3 +120,18 @@ def test_a_folder_that_is_no_run_is_bad_input(tmp_path: Path, pipeline: Callable
     journal.write_bytes(b"nonsense\n" + journal.read_bytes())
     with pytest.raises(ConfigError, match=r"metrics.jsonl:1"):
         examine(folder)
+
+
+def test_a_reward_stage_is_judged_by_its_report(tmp_path: Path) -> None:
+    manifest = new_manifest(name="hh", stage="reward", kind="reward", seed=1, settings={"kind": "reward"})
+    with Run.create(tmp_path / "reward", manifest=manifest) as run:
+        for step in range(1, 41):
+            run.log({"train/loss": 0.6 + 0.01 * (-1) ** step}, step)
+        run.finish("done")
+    report = tmp_path / "reward" / "reward-report.json"
+    assert [one.diagnosis.causes[0].code for one in examine(tmp_path / "reward")] == ["train.still"]
+    report.write_text('{"is_fit": true, "findings": [], "accuracy": {"value": 0.9, "low": 0.88}}')
+    assert [one.diagnosis.is_healthy for one in examine(tmp_path / "reward")] == [True]
+    report.write_text("{")
+    with pytest.raises(ConfigError, match=r"reward-report\.json: damaged"):
+        examine(tmp_path / "reward")

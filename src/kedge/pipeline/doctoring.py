@@ -12,7 +12,9 @@ from typing import Any
 from kedge.core.errors import ConfigError, RunError
 from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
 from kedge.pipeline.reporting import run_folder
+from kedge.report.run.records import REWARD_REPORT
 from kedge.runs.folder import Run, runs_in
+from kedge.runs.manifest import read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +62,36 @@ def next_command(examined: Sequence[Examined]) -> str | None:
     return "kedge run RECIPE " + " ".join(f"--set {shlex.quote(one)}" for one in overrides)
 
 
-def _examined(folder: Path) -> Examined:
+def history_of(folder: Path) -> History:
+    """What the folder of one stage says of it."""
     run = Run.open(folder, for_writing=False)
-    history = History(
+    return History(
         kind=run.manifest.kind,
         metrics=run.read_metrics(),
         events=run.read_events(),
         samples=run.read_samples(),
         settings=run.manifest.settings,
         status=run.status,
+        reward_report=_reward_report(folder),
     )
+
+
+def _reward_report(folder: Path) -> dict[str, Any]:
+    """Empty where there is none: of another kind of stage, or of one that is not done."""
+    file = folder / REWARD_REPORT
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise RunError(f"{file}: damaged: {error}") from error
+
+
+def _examined(folder: Path) -> Examined:
+    history, manifest = history_of(folder), read_manifest(folder)
     return Examined(
-        pipeline=run.manifest.name,
-        stage=run.manifest.stage or folder.name,
+        pipeline=manifest.name,
+        stage=manifest.stage or folder.name,
         kind=history.kind,
         status=history.status,
         diagnosis=diagnose(history),

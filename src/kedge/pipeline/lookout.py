@@ -17,10 +17,9 @@ class Lookout:
     """The detectors of a recipe. Their state is part of a checkpoint: a resumed run raises the same alarms."""
 
     def __init__(self, detectors: DetectorSettings, kl: KLSettings, scores: ScoreSettings) -> None:
-        if scores.normalise != "none":  # the metric is of raw scores, and their scale no longer matters
-            reward = detectors.reward.model_copy(update={"scale": None})
-            detectors = detectors.model_copy(update={"reward": reward})
-        self._dog = Watchdog(detectors, kl_target=kl.target, kl_limit=kl.limit)
+        # The metric is of raw scores: normalised ones have a spread of about 1, whatever it says.
+        std = None if scores.normalise == "none" else 1.0
+        self._dog = Watchdog(detectors, kl_target=kl.target, kl_limit=kl.limit, score_std=std)
 
     def observe(self, step: int, metrics: Metrics) -> list[Alarm]:
         return self._dog.observe(step, metrics)

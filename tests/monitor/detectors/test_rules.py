@@ -17,6 +17,7 @@ Only = Callable[[str], DetectorSettings]
 ONSETS = [
     ("kl.over_target", "kl/mean", 10.0, 29, 9.0),  # 10 k + 4 (10 - k) > 90 at k = 9
     ("kl.near_limit", "kl/mean", 12.0, 23, 9.6),  # 12 k + 4 (3 - k) > 28.8 at k = 3
+    ("kl.no_room", "kl/coef", 20.0, 22, 7.0),  # 1 / 2 c^2 < 0.01 at c > 7.07; 19.9 k + 0.5 > 35.4 at k = 2
     ("kl.negative", "kl/mean", -1.0, 25, -0.1),  # -k + 4 (5 - k) < -0.5 at k = 5
     ("reward.length_correlation", "reward/length_correlation", 0.9, 27, 0.6),  # 0.8 k + 1 > 6 at k = 7
     ("reward.scale", "reward/std", 31.0, 22, 10.0),  # 30 k + 5 > 50 at k = 2
@@ -31,6 +32,7 @@ ONSETS = [
     ("answers.alike", "similarity/mean", 0.9, 23, 0.5),  # 0.8 k + 0.5 > 2.5 at k = 3
     ("policy.entropy_collapse", "entropy/mean", 0.1, 25, 0.4),  # 10 - 1.9 k < 2 at k = 5
     ("policy.clips_often", "policy/clip_fraction", 0.6, 23, 0.3),  # 0.55 k + 0.25 > 1.5 at k = 3
+    ("policy.large_steps", "policy/approx_kl", 0.25, 22, 0.0999),  # 0.245 k + 0.015 > 0.3 at k = 2
     ("policy.never_clips", "policy/clip_fraction", 0.0, 40, 1e-9),  # twenty steps from 21 on
     ("policy.mismatch", "policy/mismatch", 0.2, 21, 0.0499),  # 0.2 > 3 × 0.05
     ("policy.gradient_spike", "policy/grad_norm", 11.0, 21, 10.0),
@@ -74,13 +76,91 @@ def test_kl_runs_away_when_it_doubles_within_a_few_steps_far_out(steady: Steady,
     assert alarms(only("kl.running_away"), slow) == []
 
 
+def test_policy_and_reference_begin_as_one(steady: Steady, only: Only) -> None:
+    rows = steady(10)
+    assert alarms(only("kl.not_zero_at_start"), rows) == []  # 0 in the first step, 4 in the second
+    for kl, expected in ((-0.2, [(1, "kl.not_zero_at_start")]), (0.2, [(1, "kl.not_zero_at_start")]), (-0.09, [])):
+        assert alarms(only("kl.not_zero_at_start"), [rows[0] | {"kl/mean": kl}, *rows[1:]]) == expected
+
+
+def test_normalised_scores_have_a_spread_of_one_whatever_they_were(steady: Steady, only: Only) -> None:
+    rows = steady(30, lambda _: {"reward/std": 100.0, "kl/coef": 20.0})
+
+    def codes(score_std: float | None, code: str) -> list[int]:
+        dog = Watchdog(only(code), kl_target=None, kl_limit=None, score_std=score_std)
+        return [alarm.step for step, row in enumerate(rows, start=1) for alarm in dog.observe(step, row)]
+
+    # 100^2 / (2 x 20^2) = 12.5 nats; with a spread of 1, 0.00125.
+    assert (codes(None, "kl.no_room"), codes(1.0, "kl.no_room")) == ([], [5])
+    assert (codes(None, "reward.scale"), codes(1.0, "reward.scale")) == ([5], [])
+
+
+def test_scores_that_were_always_the_same_are_told_and_those_that_became_so_are_not(steady: Steady, only: Only) -> None:
+    assert alarms(only("reward.constant"), steady(30, lambda _: {"reward/std": 1e-8})) == [(10, "reward.constant")]
+    assert alarms(only("reward.constant"), steady(30, lambda _: {"reward/std": 1e-5})) == []
+    solved = steady(60, lambda step: {"reward/std": 0.0 if step > 5 else 0.4})
+    assert alarms(only("reward.constant"), solved) == []
+
+
+def test_a_critic_that_overshoots_from_the_start(steady: Steady, only: Only) -> None:
+    code = "value.worse_than_nothing"
+    rows = steady(12, lambda step: {"value/loss": 0.5 if step == 1 else 1.85})  # saying 0 costs (1 + 1) / 2
+    assert alarms(only(code), rows) == [(2, code)]
+    assert alarms(only(code), steady(12, lambda step: {"value/loss": 1.75})) == []
+    assert alarms(only(code), steady(12, lambda step: {"value/loss": 9.0 if step > 5 else 0.5})) == []
+    scaled = Watchdog(only(code), kl_target=None, kl_limit=None, score_std=1.0)
+    assert [alarm for step, row in enumerate(rows, start=1) for alarm in scaled.observe(step, row)] == []
+
+
+def test_a_reward_that_falls_by_more_than_its_noise(steady: Steady, only: Only) -> None:
+    def dropped(to: float) -> list[dict[str, float]]:
+        return steady(40, lambda step: {"reward/mean": (to if step > 20 else 1.0) + 0.1 * (-1) ** step})
+
+    # The median step is 0.2, so the noise of one value 1.4826 x 0.2 / sqrt(2) = 0.2097 and six standard errors of the
+    # difference of two means of five 6 x 0.2097 x sqrt(2/5) = 0.796. The first five average 0.98: 0.184 is the bound.
+    # Steps 20 to 24 average (1.1 + 0) / 5 = 0.22, steps 21 to 25 average -0.02.
+    assert alarms(only("reward.falls"), dropped(0.0)) == [(25, "reward.falls")]
+    assert alarms(only("reward.falls"), dropped(0.22)) == []
+
+
+def test_gold_that_falls_within_three_steps_and_stays_there(steady: Steady, only: Only) -> None:
+    course = {21: 2.9, 22: 1.7, 23: 0.9}  # as a reward model was seen to be hacked: from 3.7 to 1.3 and no further
+
+    def hacked(step: int) -> dict[str, float]:
+        gold = min(3.7, 1 + 0.2 * step) if step < 21 else course.get(step, 1.3)
+        return {"reward/mean": 0.1 * step, "gold/mean": gold + 0.1 * (-1) ** step}
+
+    # Steps of 0 or 0.4 in turn while gold rises, of 0.2 on the plateau: a median of at most 0.4, so that eight standard
+    # errors are at most 2.1. The best five average about 3.7; steps 20 to 24 average (3.8 + 2.8 + 1.8 + 0.8 + 1.4) / 5.
+    ((step, _),) = alarms(only("reward.gold_falls"), steady(60, hacked))
+    assert step in (23, 24)
+
+
+def test_a_reward_against_gold_is_told_from_one_that_is_exploited(steady: Steady, only: Only) -> None:
+    def rows(gold: Callable[[int], float]) -> list[dict[str, float]]:
+        return steady(60, lambda step: {"reward/mean": 0.1 * step, "gold/mean": gold(step) + 0.05 * (-1) ** step})
+
+    (found,) = alarms(only("reward.against_gold"), rows(lambda step: -0.1 * step))
+    assert 10 <= found[0] <= 15
+    assert alarms(only("reward.against_gold"), rows(lambda step: 0.1 * min(step, 30 - step))) == []  # rises first
+    assert alarms(only("reward.against_gold"), rows(lambda step: 0.1 * min(0, 20 - step))) == []  # is level first
+    assert alarms(only("reward.against_gold"), rows(lambda step: 0.1 * step)) == []
+    # Noise 0.105, a standard error 0.066: a dip of 0.2 is more than two of them and less than five; then it rises.
+    dips = rows(lambda step: (0.0 if step < 6 else -0.2) if step < 19 else (1.0 if step < 30 else -2.0))
+    assert alarms(only("reward.against_gold"), dips) == []
+    late = rows(lambda step: -0.1 * step if step > 45 else 0.0)
+    assert alarms(only("reward.against_gold"), late) == []
+
+
 def test_gold_that_falls_while_the_reward_is_up(steady: Steady, only: Only) -> None:
     def hacked(step: int) -> dict[str, float]:
         wobble = 0.02 * (-1) ** step
         return {"reward/mean": 0.01 * step, "gold/mean": 1 + wobble - 0.02 * max(0, step - 20)}
 
+    # The median step is 0.04, later 0.06 and 0.02 in turn: noise 0.042, eight standard errors 0.212. The last five
+    # average 1 - 0.02 (step - 22): 0.2 below at step 32, 0.22 at step 33, give or take the wobble.
     (found,) = alarms(only("reward.gold_falls"), steady(60, hacked))
-    assert 25 <= found[0] <= 32
+    assert found[0] in (32, 33)
 
     def both_fall(step: int) -> dict[str, float]:
         return hacked(step) | {"reward/mean": 1 - 0.01 * step}
@@ -113,7 +193,10 @@ def test_a_metric_that_a_run_does_not_have_is_not_missed(steady: Steady, metric:
 
 
 def test_every_detector_is_tried_here() -> None:
-    tried = {one[0] for one in ONSETS} | {"kl.near_zero", "kl.running_away", "reward.gold_falls"}
+    tried = {one[0] for one in ONSETS} | {
+        *("kl.near_zero", "kl.not_zero_at_start", "kl.running_away"),
+        *("reward.against_gold", "reward.constant", "reward.falls", "reward.gold_falls", "value.worse_than_nothing"),
+    }
     assert tried == {one.code for one in CATALOGUE}
 
 

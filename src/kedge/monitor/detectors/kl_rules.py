@@ -42,6 +42,26 @@ def near_zero(window: Window, threshold: float) -> Sign | None:
     )
 
 
+def not_zero_at_start(window: Window, threshold: float) -> Sign | None:
+    if window.num_steps > 1 or not window.is_fresh(KL) or abs(kl := window.values(KL)[-1]) <= threshold:
+        return None
+    return Sign(
+        message=f"KL is {kl:.3g} nats before anything was learnt; policy and reference are the same weights then",
+        evidence={"kl": kl},
+    )
+
+
+def no_room(window: Window, threshold: float) -> Sign | None:
+    coef, std = window.mean("kl/coef", 5), window.mean("reward/std", 5)
+    std = window.score_std if window.score_std is not None else std
+    if not coef or not std or (room := std**2 / (2 * coef**2)) >= threshold:
+        return None
+    return Sign(
+        message=f"a coefficient of {coef:.3g} beside scores that spread by {std:.3g} leaves the policy {room:.1g} nats",
+        evidence={"coef": coef, "std": std, "room": room},
+    )
+
+
 def running_away(window: Window, threshold: float) -> Sign | None:
     values = window.values(KL)
     if not window.is_fresh(KL) or len(values) < 4:
@@ -96,6 +116,26 @@ DETECTORS = (
         cause="the policy does not learn: the learning rate is too small, the KL coefficient too large, or the "
         "advantages are all zero",
         advice="look at reward/std (is there anything to learn?), then raise actor.lr threefold, then lower kl.start",
+    ),
+    Detector(
+        code="kl.not_zero_at_start",
+        reads=(KL,),
+        rule=not_zero_at_start,
+        says="first step: beyond ± {threshold:g} nats",
+        source="policy and reference are the same weights in the first step, so KL is 0 but for rounding",
+        cause="the reference is not the policy's start, or log-probs are those of other rows or other tokens",
+        advice="compare both roles on one batch; look for shifted masks, permuted rows, another model or template",
+    ),
+    Detector(
+        code="kl.no_room",
+        reads=("kl/coef", "reward/std"),
+        rule=no_room,
+        says="means of 5 steps: `reward/std`² / (2 `kl/coef`²) < {threshold:g} nats (with normalised scores, 1 for the "
+        "first)",
+        source="the best policy under the penalty is π ∝ π_ref e^(r/β) (Korbak et al. 2022), whose KL is to second "
+        "order Var(r) / 2β²: with less than that it is the reference",
+        cause="the KL coefficient is too large for the scale of the scores: nothing can be learnt",
+        advice="lower kl.start until reward/std² / (2 kl.start²) is a few nats",
     ),
     Detector(
         code="kl.running_away",

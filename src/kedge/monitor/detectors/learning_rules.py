@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from kedge.monitor.detectors.window import Detector, Sign, Window
+from kedge.monitor.detectors.window import START, Detector, Sign, Window
 
 ENTROPY, CLIPPED, MISMATCH = "entropy/mean", "policy/clip_fraction", "policy/mismatch"
+MOVED = "policy/approx_kl"
 POLICY_GRADIENT, VALUE_GRADIENT = "policy/grad_norm", "value/grad_norm"
 VALUE_LOSS, EXPLAINED = "value/loss", "value/explained_variance"
 # Correlations and explained variances are left out: where nothing varies they are not defined, and nothing is wrong.
@@ -29,6 +30,16 @@ def clips_often(window: Window, threshold: float) -> Sign | None:
     if mean is None or mean <= threshold:
         return None
     return Sign(message=f"{mean:.0%} of the tokens are clipped: updates are too large", evidence={"share": mean})
+
+
+def large_steps(window: Window, threshold: float) -> Sign | None:
+    mean = window.mean(MOVED, 3)
+    if mean is None or mean <= threshold:
+        return None
+    return Sign(
+        message=f"the updates of one batch move the policy by {mean:.2g} nats a token: far too much",
+        evidence={"approx_kl": mean},
+    )
 
 
 def never_clips(window: Window, threshold: float) -> Sign | None:
@@ -64,6 +75,20 @@ def loss_explodes(window: Window, threshold: float) -> Sign | None:
     if usual is None or (now := fmean(values[-3:])) <= threshold * usual:
         return None
     return Sign(message=f"the value loss is {now:.3g}; it was about {usual:.3g}", evidence={"usual": usual, "now": now})
+
+
+def worse_than_nothing(window: Window, threshold: float) -> Sign | None:
+    """In the first steps, where KL is about 0 and returns are the scores: saying 0 costs half their mean square."""
+    now = window.recent[-1]
+    loss, mean, std = (now.get(name, math.nan) for name in (VALUE_LOSS, "reward/mean", "reward/std"))
+    nothing = (mean**2 + std**2) / 2
+    # Normalised scores are on another scale than these metrics.
+    if window.num_steps > START or window.score_std is not None or not loss > threshold * nothing > 0:
+        return None
+    return Sign(
+        message=f"the critic's loss is {loss:.3g} while it learns; saying 0 of every answer would cost {nothing:.3g}",
+        evidence={"loss": loss, "nothing": nothing},
+    )
 
 
 def explains_nothing(window: Window, threshold: float) -> Sign | None:
@@ -116,6 +141,16 @@ DETECTORS = (
         advice="lower actor.lr threefold, or epochs to 1",
     ),
     Detector(
+        code="policy.large_steps",
+        reads=(MOVED,),
+        rule=large_steps,
+        says="mean of 3 steps > {threshold:g} nats a token",
+        source="the surrogate holds near the policy that sampled; passes are usually ended at 0.015 to 0.03 nats "
+        "(Schulman et al. 2017; `stop_at_kl`); simulated false alarms",
+        cause="the learning rate is far too high",
+        advice="lower actor.lr tenfold; set loss.policy.stop_at_kl: 0.03",
+    ),
+    Detector(
         code="policy.never_clips",
         level="info",
         reads=(CLIPPED,),
@@ -161,6 +196,16 @@ DETECTORS = (
         source="simulated false alarms",
         cause="the returns have moved faster than the critic can follow, or its learning rate is too high",
         advice="lower critic.lr threefold; normalise or clip the scores",
+    ),
+    Detector(
+        code="value.worse_than_nothing",
+        reads=(VALUE_LOSS, "reward/mean", "reward/std"),
+        rule=worse_than_nothing,
+        says="first 5 steps, scores as they are: > {threshold:g} × half the mean square of the scores",
+        source="½ E[R²] is the loss of a critic that says 0, and R is the score while KL is 0; at most 1.1 times that "
+        "in healthy runs of the library below; simulated false alarms",
+        cause="the critic's updates overshoot: its learning rate is far too high",
+        advice="lower critic.lr tenfold",
     ),
     Detector(
         code="value.explains_nothing",

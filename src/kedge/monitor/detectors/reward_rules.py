@@ -5,25 +5,67 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from kedge.monitor.detectors.window import Detector, Sign, Window, trend
+from kedge.monitor.detectors.window import RECENT, Detector, Sign, Window, best_before, noise_of, trend
 
 REWARD, GOLD, STD = "reward/mean", "gold/mean", "reward/std"
 
 
 def gold_falls(window: Window, threshold: float) -> Sign | None:
-    both = [row for row in window.recent if math.isfinite(row.get(GOLD, math.nan) + row.get(REWARD, math.nan))][-20:]
+    both = [row for row in window.recent if math.isfinite(row.get(GOLD, math.nan) + row.get(REWARD, math.nan))]
     early = window.early(REWARD)
     if not window.is_fresh(GOLD) or early is None or len(both) < 10:
         return None
     gold, reward = [row[GOLD] for row in both], [row[REWARD] for row in both]
-    is_higher = fmean(reward[-5:]) > early and trend(reward) > -2
-    if not is_higher or trend(gold) > -threshold:
+    is_higher = fmean(reward[-5:]) > early and trend(reward[-20:]) > -2
+    best, now = best_before(gold), fmean(gold[-5:])
+    if not is_higher or best - now <= threshold * noise_of(gold) * math.sqrt(2 / 5):
         return None
-    begin, end = fmean(gold[:5]), fmean(gold[-5:])
     return Sign(
-        message=f"gold has fallen from {begin:.3g} to {end:.3g} while the reward is at {fmean(reward[-5:]):.3g}, up "
+        message=f"gold has fallen from {best:.3g} to {now:.3g} while the reward is at {fmean(reward[-5:]):.3g}, up "
         f"from {early:.3g}",
-        evidence={"gold_before": begin, "gold": end, "reward_at_start": early, "reward": fmean(reward[-5:])},
+        evidence={"gold_before": best, "gold": now, "reward_at_start": early, "reward": fmean(reward[-5:])},
+    )
+
+
+def against_gold(window: Window, threshold: float) -> Sign | None:
+    """While the whole run is in sight: that gold has never risen tells a wrong reward from one that is exploited."""
+    gold, reward = window.values(GOLD), window.values(REWARD)
+    if window.num_steps > RECENT or not window.is_fresh(GOLD) or min(len(gold), len(reward)) < 10:
+        return None
+    error, reward_error = (noise_of(one) * math.sqrt(2 / 5) for one in (gold, reward))
+    third = max(7, len(gold) // 3)
+    first, soon, now = fmean(gold[:5]), fmean(gold[third - 2 : third + 3]), fmean(gold[-5:])
+    has_only_fallen = soon < first - 2 * error and best_before(gold) < first + 2 * error
+    rise = fmean(reward[-5:]) - fmean(reward[:5])
+    if not has_only_fallen or now >= first - threshold * error or rise <= threshold * reward_error:
+        return None
+    return Sign(
+        message=f"gold has gone from {first:.3g} to {now:.3g} and was never above its start, while the reward has "
+        f"risen by {rise:.3g}",
+        evidence={"gold_at_start": first, "gold": now, "reward_rise": rise},
+    )
+
+
+def falls(window: Window, threshold: float) -> Sign | None:
+    early, reward = window.early(REWARD), window.values(REWARD)
+    if early is None or not window.is_fresh(REWARD) or len(reward) < 10:
+        return None
+    now = fmean(reward[-5:])
+    if now >= early - threshold * noise_of(reward) * math.sqrt(2 / 5):
+        return None
+    return Sign(
+        message=f"the reward itself has fallen from {early:.3g} at the start to {now:.3g}",
+        evidence={"start": early, "now": now},
+    )
+
+
+def constant(window: Window, threshold: float) -> Sign | None:
+    mean, early = window.mean(STD, 10), window.early(STD)
+    if mean is None or early is None or max(mean, early) > threshold:
+        return None
+    return Sign(
+        message=f"every answer has scored the same in all {window.num_steps} steps: there is nothing to learn from",
+        evidence={"std": mean},
     )
 
 
@@ -39,7 +81,7 @@ def length_correlation(window: Window, threshold: float) -> Sign | None:
 
 def scale(window: Window, threshold: float) -> Sign | None:
     mean = window.mean(STD, 5)
-    if mean is None or mean <= threshold:
+    if mean is None or window.score_std is not None or mean <= threshold:
         return None
     return Sign(
         message=f"scores have a standard deviation of {mean:.3g}; beside them a KL penalty of a few nats is nothing",
@@ -85,11 +127,47 @@ DETECTORS = (
         code="reward.gold_falls",
         reads=(REWARD, GOLD),
         rule=gold_falls,
-        says="over up to 20 looks at gold (10 at least): t of its slope < −{threshold:g}, while the reward is "
-        "above its start and not falling itself (t > −2)",
-        source="overoptimisation (Gao et al. 2022); t of 5 by simulated false alarms",
+        says="mean of the last 5 of up to 40 looks at gold (10 at least) below the best mean of 5 before them by more "
+        "than {threshold:g} standard errors (noise from the steps between looks), while the reward is above its start "
+        "and not falling itself (t of 20 steps > −2)",
+        source="overoptimisation (Gao et al. 2022); so many standard errors because the best of 40 looks is a "
+        "choice; simulated false alarms",
         cause="the policy exploits the reward model: what it scores and what is wanted have come apart",
         advice="take a checkpoint from before the fall; lower kl.target or raise kl.start; train more reward models",
+    ),
+    Detector(
+        code="reward.against_gold",
+        reads=(REWARD, GOLD),
+        rule=against_gold,
+        says="within the first 40 steps (10 at least): of 5 looks at gold each, the last are below the first by more "
+        "than {threshold:g} standard errors, those a third of the way by 2, none above by 2, and the reward is up by "
+        "more than {threshold:g}",
+        source="where a reward is over-optimised, gold rises first: d (α − β ln d) is steepest at 0 (Gao et al. 2022, "
+        "equation 1); simulated false alarms",
+        cause="the reward measures something else than gold, or has the wrong sign",
+        advice="score ten answers by hand with both; look for chosen and rejected swapped, or a minus that is missing",
+    ),
+    Detector(
+        code="reward.falls",
+        reads=(REWARD,),
+        rule=falls,
+        says="mean of 5 steps below the mean of the first 5 by more than {threshold:g} standard errors (noise from the "
+        "steps between them)",
+        source="a policy gradient with a small enough step does not lower what it maximises (Schulman et al. 2015); "
+        "simulated false alarms",
+        cause="the policy is pushed away from what scores well: a wrong sign, or updates that undo each other",
+        advice="look at policy/clip_fraction and kl/mean first; where both are calm, look for a wrong sign",
+    ),
+    Detector(
+        code="reward.constant",
+        reads=(STD,),
+        rule=constant,
+        says="mean of 10 steps and mean of the first 5 ≤ {threshold:g}",
+        source="the advantage of an answer is its distance from the others: without a spread only the noise of the KL "
+        "penalty is left to learn",
+        cause="the reward gives every answer the same score",
+        advice="score a good and a bad answer by hand; a check that nobody passes needs partial credit or easier "
+        "prompts",
     ),
     Detector(
         code="reward.length_correlation",

@@ -16,6 +16,10 @@ class KLDetectors(Section):
     """Share of `kl.limit` at which to say that the budget is nearly spent."""
     near_zero: float | None = Field(default=0.01, gt=0)
     """Nats below which a policy that has had twenty steps does not move."""
+    not_zero_at_start: float | None = Field(default=0.1, gt=0)
+    """Nats in the first step, where policy and reference are the same."""
+    no_room: float | None = Field(default=0.01, gt=0)
+    """Nats that the best policy under the penalty is away from the reference."""
     running_away: float | None = Field(default=2.0, gt=1)
     """Growth of the KL within about four steps, once it is beyond its target (or 10 nats)."""
     negative: float | None = Field(default=0.1, gt=0)
@@ -25,8 +29,14 @@ class KLDetectors(Section):
 class RewardDetectors(Section):
     """What the scores mean."""
 
-    gold_falls: float | None = Field(default=5.0, gt=0)
-    """t statistic of both trends: the reward rises and gold falls."""
+    gold_falls: float | None = Field(default=8.0, gt=0)
+    """Standard errors by which gold is below its best while the reward is up."""
+    against_gold: float | None = Field(default=5.0, gt=0)
+    """Standard errors by which gold is below its start, never having been above it, and the reward above its own."""
+    falls: float | None = Field(default=6.0, gt=0)
+    """Standard errors by which the reward is below its start."""
+    constant: float | None = Field(default=1e-6, gt=0)
+    """Spread of the scores below which they are all the same."""
     length_correlation: float | None = Field(default=0.6, gt=0, lt=1)
     """Correlation of reward and length within an iteration."""
     scale: float | None = Field(default=10.0, gt=0)
@@ -63,6 +73,8 @@ class PolicyDetectors(Section):
     """What is left of the entropy of the start."""
     clips_often: float | None = Field(default=0.3, gt=0, lt=1)
     """Share of tokens whose ratio is clipped."""
+    large_steps: float | None = Field(default=0.1, gt=0)
+    """Nats a token that the updates of one batch may move the policy by."""
     never_clips: int | None = Field(default=20, ge=1, le=40)
     """Steps in a row without a clipped token."""
     mismatch: float | None = Field(default=0.05, gt=0)
@@ -76,6 +88,8 @@ class ValueDetectors(Section):
 
     loss_explodes: float | None = Field(default=10.0, gt=1)
     """Value loss over the median of the twenty before it."""
+    worse_than_nothing: float | None = Field(default=1.8, gt=1)
+    """Value loss of the first steps over that of a critic that says 0."""
     explains_nothing: float | None = Field(default=0.01, gt=-1, lt=1)
     """Explained variance, averaged over ten steps, below which the critic is of no use."""
     gradient_spike: float | None = Field(default=10.0, gt=1)

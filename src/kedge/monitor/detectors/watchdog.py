@@ -24,19 +24,28 @@ CATALOGUE: tuple[Detector, ...] = (
 REARM = 10
 """Steps that a rule must be quiet for before it may speak again: an average over ten steps has then forgotten."""
 
-_READ = frozenset(name for detector in CATALOGUE for name in detector.reads)
+READ = frozenset(name for detector in CATALOGUE for name in detector.reads)
+"""The metrics that any detector reads."""
 
 
 class Watchdog:
     """`observe` each step in order. `state` is plain JSON types, so that a resumed run raises the same alarms."""
 
-    def __init__(self, settings: DetectorSettings, *, kl_target: float | None, kl_limit: float | None) -> None:
+    def __init__(
+        self,
+        settings: DetectorSettings,
+        *,
+        kl_target: float | None,
+        kl_limit: float | None,
+        score_std: float | None = None,
+    ) -> None:
+        """`score_std` is what scores are scaled to before they are learnt from, where they are."""
         self._thresholds = {
             detector: threshold
             for detector in CATALOGUE
             if (threshold := settings.threshold(detector.code)) is not None
         }
-        self._kl_target, self._kl_limit = kl_target, kl_limit
+        self._kl_target, self._kl_limit, self._score_std = kl_target, kl_limit, score_std
         self._start: list[dict[str, float]] = []
         self._recent: list[dict[str, float]] = []
         self._num_steps = 0
@@ -44,7 +53,7 @@ class Watchdog:
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take note of one step; the alarms that begin with it."""
-        row = {name: float(value) for name, value in metrics.items() if name in _READ}
+        row = {name: float(value) for name, value in metrics.items() if name in READ}
         self._num_steps += 1
         if len(self._start) < START:
             self._start.append(row)
@@ -55,6 +64,7 @@ class Watchdog:
             num_steps=self._num_steps,
             kl_target=self._kl_target,
             kl_limit=self._kl_limit,
+            score_std=self._score_std,
         )
         found = (self._judge(detector, threshold, window, step) for detector, threshold in self._thresholds.items())
         return [alarm for alarm in found if alarm is not None]

@@ -18,6 +18,9 @@ START = 5
 RECENT = 40
 """Steps that are remembered."""
 
+NORMAL = 1.4826
+"""Standard deviation of a normal variable over the median of its absolute value."""
+
 Row = Mapping[str, float]
 
 
@@ -41,10 +44,17 @@ class Window:
     num_steps: int
     kl_target: float | None = None
     kl_limit: float | None = None
+    score_std: float | None = None
+    """What scores are scaled to before they are learnt from; None where they are taken as they are."""
+    _columns: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, repr=False)
+    """What has been asked for: several rules read the same metric."""
 
     def values(self, name: str) -> list[float]:
         """The finite values of a metric in the recent steps, in order."""
-        return [value for row in self.recent if math.isfinite(value := row.get(name, math.nan))]
+        if name not in self._columns:
+            found = [value for row in self.recent if math.isfinite(value := row.get(name, math.nan))]
+            self._columns[name] = found
+        return self._columns[name]
 
     def is_fresh(self, name: str) -> bool:
         """Whether the step at hand has the metric: old values are not judged again."""
@@ -107,3 +117,27 @@ def trend(values: Sequence[float]) -> float:
         return math.copysign(math.inf, slope) if slope else 0.0
     together = max(0.0, sum(a * b for a, b in pairwise(left)) / squares)
     return slope / math.sqrt(squares / (n - 2) / spread) * math.sqrt((1 - together) / (1 + together))
+
+
+def noise_of(values: Sequence[float]) -> float:
+    """Standard deviation of one value around a course that bends slowly or breaks a few times, by the median step.
+
+    Steps between neighbours hold the noise twice and the course hardly; half of them may be anything. Where more than
+    half are 0 (a score at its ceiling), their mean square says it. Of 1, 3, 2, 4: median step 2, 1.4826 * 2 / sqrt(2).
+
+    >>> round(noise_of([1.0, 3.0, 2.0, 4.0]), 4), round(noise_of([1.0, 1.0, 1.0, 0.0]), 4)
+    (2.0967, 0.4082)
+    """
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    middle = median(steps)
+    spread = NORMAL * middle if middle > 0 else math.sqrt(fmean(step * step for step in steps))
+    return spread / math.sqrt(2)
+
+
+def best_before(values: Sequence[float], last: int = 5) -> float:
+    """The best mean of `last` neighbours among all but the `last` ones; there are at least twice as many values.
+
+    >>> best_before([1.0, 4.0, 3.0, 9.0, 9.0], last=2)
+    3.5
+    """
+    return max(fmean(values[at : at + last]) for at in range(len(values) - 2 * last + 1))

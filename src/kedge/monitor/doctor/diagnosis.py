@@ -39,7 +39,7 @@ def diagnose(history: History) -> Diagnosis:
     return Diagnosis(
         is_healthy=not causes and reason is None,
         verdict=_verdict(history, causes, reason, story),
-        timeline=_timeline(history, alarms, causes),
+        timeline=_timeline(history, alarms, () if is_ppo else causes),
         causes=tuple(causes),
         changes=in_tuning_order(worth),
         notes=tuple(ppo.notes(history) if is_ppo else supervised.notes(history)),
@@ -73,15 +73,14 @@ def _reason(history: History) -> str | None:
 
 
 def _timeline(history: History, alarms: Sequence[Alarm], causes: Sequence[Cause]) -> tuple[Moment, ...]:
-    """Alarms and events in order; an alarm that the run raised itself is told once."""
+    """Alarms, causes without one, and events in order; an alarm that the run raised itself is told once."""
     known = {(alarm.code, alarm.step) for alarm in alarms}
     moments = [Moment(step=alarm.step, level=alarm.level, what=alarm.message) for alarm in alarms]
     for event in history.events:
         is_worth = event.get("level") in ("warning", "fatal") or event.get("code") in _KEPT_INFO
         if is_worth and (event.get("code"), event.get("step")) not in known:
             moments.append(Moment(step=_step(event), level=event["level"], what=_one_line(event.get("message"))))
-    if not alarms:
-        moments += [Moment(step=cause.since, level="warning", what=cause.title) for cause in causes]
+    moments += [Moment(step=cause.since, level="warning", what=cause.title) for cause in causes]
     moments.sort(key=lambda moment: (moment.step is None, moment.step or 0))
     last = max((step for row in history.metrics if (step := _step(row)) is not None), default=None)
     level, what = _ENDINGS.get(history.status, ("info", "the run is done"))

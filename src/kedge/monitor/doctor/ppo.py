@@ -13,9 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from kedge.monitor.alarms import Alarm
-from kedge.monitor.detectors import CATALOGUE, DetectorSettings, Watchdog
+from kedge.monitor.detectors import DetectorSettings, Watchdog
+from kedge.monitor.detectors.watchdog import READ
 from kedge.monitor.doctor.ppo_causes import SUSPECTS, Suspect
 from kedge.monitor.doctor.ppo_changes import Facts
+from kedge.monitor.doctor.ppo_events import said
 from kedge.monitor.doctor.recipes import number_at, value_at
 from kedge.monitor.doctor.records import Cause, Change, History
 from kedge.monitor.overoptimisation import Fit, TooLittle, fit
@@ -26,26 +28,23 @@ ENOUGH_STEPS = 20
 
 def replayed(history: History) -> list[Alarm]:
     """Every alarm of the run, by its own thresholds where they can be read."""
+    is_scaled = value_at(history.settings, "scores.normalise") not in (None, "none")
     dog = Watchdog(
         _settings(history.settings),
         kl_target=number_at(history.settings, "kl.target"),
         kl_limit=number_at(history.settings, "kl.limit"),
+        score_std=1.0 if is_scaled else None,
     )
-    # Scores that are normalised before use may have any scale.
-    is_scaled = value_at(history.settings, "scores.normalise") not in (None, "none")
-    found = (alarm for row in history.metrics for alarm in dog.observe(int(row.get("step") or 0), _numbers(row)))
-    return [alarm for alarm in found if not (is_scaled and alarm.code == "reward.scale")]
+    return [alarm for row in history.metrics for alarm in dog.observe(int(row.get("step") or 0), _numbers(row))]
 
 
 def causes(history: History, alarms: Iterable[Alarm]) -> list[tuple[Cause, list[Change]]]:
     """Those that an alarm speaks for; one that a much likelier one explains is left out."""
     first: dict[str, Alarm] = {}
-    for alarm in alarms:
+    for alarm in (*alarms, *said(history)):
         first.setdefault(alarm.code, alarm)
-    facts = Facts(
-        settings=history.settings, signs={code: alarm.step for code, alarm in first.items()}, peak=_peak(history)
-    )
-    found = [(cause, one.changes(facts)) for one in SUSPECTS if (cause := _weighed(one, facts, first))]
+    facts = Facts(settings=history.settings, signs=first, peak=_peak(history))
+    found = [(cause, one.changes(facts)) for one in SUSPECTS if (cause := _weighed(one, facts))]
     return [pair for pair in found if not any(_explains(likelier, pair[0]) for likelier, _ in found)]
 
 
@@ -83,17 +82,19 @@ def _explains(likelier: Cause, cause: Cause) -> bool:
     return likelier.weight > 2 * cause.weight and set(likelier.evidence) >= set(cause.evidence)
 
 
-def _weighed(suspect: Suspect, facts: Facts, first: Mapping[str, Alarm]) -> Cause | None:
-    seen = sorted((first[code] for code in suspect.signs if code in first), key=lambda alarm: alarm.step)
-    if not any(alarm.level != "info" for alarm in seen):
-        return None
+def _weighed(suspect: Suspect, facts: Facts) -> Cause | None:
+    weights = {code: weight for code, weight in suspect.signs.items() if code in facts.signs}
+    seen = sorted((facts.signs[code] for code, weight in weights.items() if weight > 0), key=lambda alarm: alarm.step)
     hints = suspect.hints(facts)
+    weight = sum(weights.values()) + sum(weight for weight, _ in hints)
+    if weight <= 0 or not any(alarm.level != "info" for alarm in seen):
+        return None
     return Cause(
         code=suspect.code,
         title=suspect.title,
         explanation=suspect.explanation,
         evidence=(*(f"step {alarm.step}: {alarm.message}" for alarm in seen), *(text for _, text in hints)),
-        weight=sum(suspect.signs[alarm.code] for alarm in seen) + sum(weight for weight, _ in hints),
+        weight=weight,
         since=seen[0].step,
     )
 
@@ -107,12 +108,7 @@ def _settings(settings: Mapping[str, Any]) -> DetectorSettings:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(row[name])
-        for detector in CATALOGUE
-        for name in detector.reads
-        if isinstance(row.get(name), int | float)
-    }
+    return {name: float(value) for name, value in row.items() if name in READ and isinstance(value, int | float)}
 
 
 def _values(history: History, name: str) -> list[float]:

@@ -1,7 +1,7 @@
 """What goes wrong in PPO, and which signs speak for which cause.
 
-A sign is the code of an alarm. Specific ones weigh more than those that every failure has; settings that explain a
-sign add to it. Left out: causes that no recipe can change.
+A sign is the code of an alarm, or of something that the run said when it ended. Specific ones weigh more than those
+that every failure has; one with a negative weight speaks against a cause; settings that explain a sign add to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SUSPECTS = (
         code="mismatch",
         title="generator and trainer do not compute the same log-probs",
         explanation="ratios and KL are then wrong from the first token on, and no other number can be trusted",
-        signs={"policy.mismatch": 8, "kl.negative": 4},
+        signs={"policy.mismatch": 8, "kl.not_zero_at_start": 8, "kl.negative": 4},
         changes=ppo_changes.sampling_as_scored,
         hints=_hints_of_sampling,
     ),
@@ -59,7 +59,28 @@ SUSPECTS = (
         code="reward_source",
         title="the reward source fails",
         explanation="answers without a score teach nothing, and those that fail are rarely a random part",
-        signs={"reward.unscored": 6},
+        signs={"reward.unscored": 6, "failed.reward": 8, "dropped.reward": 8},
+        changes=lambda facts: [],
+    ),
+    Suspect(
+        code="no_signal",
+        title="the scores do not tell answers apart",
+        explanation="where all answers score the same, only the noise of the KL penalty is learnt from",
+        signs={"reward.constant": 7},
+        changes=lambda facts: [],
+    ),
+    Suspect(
+        code="wrong_sign",
+        title="the policy is pushed the wrong way",
+        explanation="reward or advantages have the wrong sign, or the reward measures something else than is wanted",
+        signs={
+            "reward.falls": 8,
+            "reward.against_gold": 5,
+            "reward.length_correlation": -3,
+            "policy.clips_often": -4,
+            "policy.large_steps": -5,
+            "policy.entropy_collapse": -6,
+        },
         changes=lambda facts: [],
     ),
     Suspect(
@@ -84,6 +105,7 @@ SUSPECTS = (
             "kl.over_target": 3,
             "kl.running_away": 2,
             "kl.near_limit": 2,
+            "kl.limit": 3,
             "reward.gold_falls": 1,
             "reward.out_of_range": 1,
             "answers.repetition": 0.5,
@@ -98,8 +120,10 @@ SUSPECTS = (
         explanation="the learning rate is too high, or there are too many passes over the same answers",
         signs={
             "policy.clips_often": 4,
+            "policy.large_steps": 5,
             "kl.running_away": 2,
             "not_finite": 3,
+            "dropped.other": 5,
             "policy.gradient_spike": 1,
             "policy.entropy_collapse": 0.5,
             "value.loss_explodes": 0.5,
@@ -111,21 +135,29 @@ SUSPECTS = (
         code="does_not_learn",
         title="the policy does not move",
         explanation="the learning rate is too small, the KL coefficient too large, or all scores are alike",
-        signs={"kl.near_zero": 4, "policy.never_clips": 0.5},
+        signs={"kl.no_room": 6, "kl.near_zero": 4, "policy.never_clips": 0.5},
         changes=ppo_changes.faster,
     ),
     Suspect(
         code="critic",
         title="the critic is of no use",
         explanation="advantages are then little but noise",
-        signs={"value.explains_nothing": 4, "value.loss_explodes": 2, "value.gradient_spike": 1},
+        signs={
+            "value.explains_nothing": 4,
+            "value.worse_than_nothing": 4,
+            "value.loss_explodes": 2,
+            "value.gradient_spike": 1,
+            "kl.no_room": -5,
+            "kl.running_away": -2,
+            "reward.constant": -5,
+        },
         changes=ppo_changes.better_critic,
     ),
     Suspect(
         code="length",
         title="the reward pays for length",
         explanation="answers grow because longer ones score more, not because they are better",
-        signs={"answers.longer": 3, "reward.length_correlation": 3.5},
+        signs={"answers.longer": 3, "reward.length_correlation": 5, "reward.gold_falls": 1},
         changes=ppo_changes.shorter,
     ),
     Suspect(
@@ -134,6 +166,7 @@ SUSPECTS = (
         explanation="what is scored and what is wanted have come apart: the reward rises on answers that are worse",
         signs={
             "reward.gold_falls": 4,
+            "reward.against_gold": -4,
             "reward.out_of_range": 2,
             "reward.disagreement": 2,
             "reward.scale_drift": 1,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kedge.monitor.alarms import Alarm
 from kedge.monitor.doctor.recipes import changed, number_at, rounded, scaled, value_at
 from kedge.monitor.doctor.records import Change
 from kedge.monitor.overoptimisation import Fit
@@ -20,8 +21,8 @@ class Facts:
     """What the causes look at: the recipe, the alarms, and where gold is predicted to peak."""
 
     settings: Mapping[str, Any]
-    signs: Mapping[str, int]
-    """The step of the first alarm of each code."""
+    signs: Mapping[str, Alarm]
+    """The first alarm of each code."""
     peak: Fit | None
 
 
@@ -90,15 +91,21 @@ def slower(facts: Facts) -> list[Change]:
 
 
 def is_carried_away(facts: Facts) -> bool:
-    return "not_finite" in facts.signs or facts.signs.get("kl.running_away", EARLY + 1) <= EARLY
+    ran_away = facts.signs.get("kl.running_away")
+    return "not_finite" in facts.signs or (ran_away is not None and ran_away.step <= EARLY)
 
 
 def faster(facts: Facts) -> list[Change]:
+    if tight := facts.signs.get("kl.no_room"):
+        why = "the best policy under the penalty is then about two nats away: the spread of the scores over two"
+        return changed(facts.settings, "kl.start", rounded(float(tight.evidence["std"]) / 2), why, area="kl")
     why = "the policy does not move; look at reward/std first: without a spread there is nothing to learn"
     return scaled(facts.settings, "actor.lr", 3, why, area="learning rate")
 
 
 def better_critic(facts: Facts) -> list[Change]:
+    if "value.worse_than_nothing" in facts.signs:
+        return scaled(facts.settings, "critic.lr", 1 / 10, "the critic overshoots", area="learning rate")
     if "value.loss_explodes" in facts.signs:
         return scaled(facts.settings, "critic.lr", 1 / 3, "the critic overshoots", area="learning rate")
     why = "the critic lags behind the returns"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from kedge.core.findings import Level
@@ -22,6 +22,8 @@ class History:
     samples: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Any]
     status: str
+    reward_report: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What a reward stage measured of its model; empty for other stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

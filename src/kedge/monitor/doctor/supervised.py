@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from kedge.monitor.doctor.recipes import changed, number_at, rounded, scaled, value_at
 from kedge.monitor.doctor.records import Cause, Change, History
@@ -22,7 +23,9 @@ OVERFIT = 1.05
 STILL = 0.99
 """What is left of a loss that has not been learnt from."""
 COIN = 0.52
-"""Held-out accuracy below which a reward model might as well toss one."""
+"""Held-out accuracy below which a model might as well toss one, where no interval is known."""
+LEARNT = 0.6
+"""Held-out accuracy above which something has been learnt: beyond the noise of 100 pairs."""
 
 Found = tuple[Cause, list[Change]]
 
@@ -30,7 +33,7 @@ Found = tuple[Cause, list[Change]]
 def causes(history: History) -> list[Found]:
     """What went wrong with any of the learners (members of an ensemble are trained one after the other)."""
     found = [one for points in learners(history) for one in (diverged(points, history), still(points, history)) if one]
-    found += [one for one in (not_finite(history), overfitted(history), coin(history)) if one]
+    found += [one for one in (not_finite(history), overfitted(history), coin(history) or unfit(history)) if one]
     return list({cause.code: (cause, changes) for cause, changes in reversed(found)}.values())[::-1]
 
 
@@ -55,7 +58,7 @@ def diverged(points: Sequence[Point], history: History) -> Found | None:
 
 def still(points: Sequence[Point], history: History) -> Found | None:
     smooth = _smoothed(points)
-    if len(points) < MIN_STEPS or not smooth:
+    if len(points) < MIN_STEPS or not smooth or _is_better_than_a_coin(history):
         return None
     (_, first), (step, last) = smooth[0], smooth[-1]
     if not (STILL - 1) * abs(first) <= last - first < (RISE - 1) * abs(first):
@@ -102,18 +105,57 @@ def overfitted(history: History) -> Found | None:
 
 
 def coin(history: History) -> Found | None:
-    looks = _points(history, HELD_ACCURACY)
-    if not looks or looks[-1][1] >= COIN:
+    """Held-out accuracy that may as well be a half: by the interval of the reward report, else by a margin."""
+    looks, told = _points(history, HELD_ACCURACY), _reported_accuracy(history)
+    step = looks[-1][0] if looks else None
+    if told is not None and told[1] <= 0.5:
+        evidence = f"held-out accuracy is {told[0]:.1%}, and its 95 % interval begins at {told[1]:.1%}"
+    elif told is None and looks and looks[-1][1] < COIN:
+        evidence = f"heldout/accuracy is {looks[-1][1]:.2f} at step {step}"
+    else:
         return None
     cause = Cause(
         code="train.coin",
         title="held-out preferences are guessed no better than by tossing a coin",
         explanation="labels contradict each other, chosen and rejected are swapped, or there are too few of them",
-        evidence=(f"heldout/accuracy is {looks[-1][1]:.2f} at step {looks[-1][0]}",),
-        weight=4,
-        since=looks[-1][0],
+        evidence=(evidence,),
+        weight=6,
+        since=step,
     )
     return cause, []
+
+
+def unfit(history: History) -> Found | None:
+    """A reward model that its own report calls unfit, for another reason than guessing."""
+    if history.reward_report.get("is_fit", True):
+        return None
+    cause = Cause(
+        code="train.unfit",
+        title="the reward report calls the model unfit",
+        explanation="what is learnt from its scores would not be what the labels say",
+        evidence=tuple(_findings(history)),
+        weight=4,
+        since=None,
+    )
+    return cause, []
+
+
+def _findings(history: History) -> list[str]:
+    """What the reward report complains of."""
+    found: Sequence[Mapping[str, Any]] = history.reward_report.get("findings", ())
+    return [str(one.get("message")) for one in found if one.get("level") in ("warning", "fatal")]
+
+
+def _is_better_than_a_coin(history: History) -> bool:
+    """What is foreseen of held-out pairs has been learnt, whatever the training loss did meanwhile."""
+    told, looks = _reported_accuracy(history), _points(history, HELD_ACCURACY)
+    return told[1] > 0.5 if told else bool(looks) and looks[-1][1] >= LEARNT
+
+
+def _reported_accuracy(history: History) -> tuple[float, float] | None:
+    """Held-out accuracy and the lower end of its 95 % interval, from the reward report."""
+    value, low = (number_at(history.reward_report, f"accuracy.{name}") for name in ("value", "low"))
+    return None if value is None or low is None else (value, low)
 
 
 def not_finite(history: History) -> Found | None:
@@ -169,12 +211,13 @@ def story(history: History) -> str:
 
 def notes(history: History) -> list[str]:
     looks = _points(history, HELD)
-    if not looks:
-        return ["nothing is held out: overfitting cannot be seen (give `heldout`)"] if _points(history, LOSS) else []
-    if value_at(history.settings, "look.patience") is not None:
+    told = _findings(history) if history.reward_report.get("is_fit", True) else []
+    if not looks and _points(history, LOSS):
+        told.append("nothing is held out: overfitting cannot be seen (give `heldout`)")
+    if looks and value_at(history.settings, "look.patience") is not None:
         best = min(looks, key=lambda point: point[1])
-        return [f"early stopping: the held-out loss was best at step {best[0]} ({best[1]:.3g})"]
-    return []
+        told.append(f"early stopping: the held-out loss was best at step {best[0]} ({best[1]:.3g})")
+    return told
 
 
 def _points(history: History, name: str) -> list[Point]:

@@ -99,6 +99,7 @@ def diagnosis_of(stage: StageRecord) -> Diagnosis:
             samples=stage.samples,
             settings=stage.settings,
             status=stage.status,
+            reward_report=stage.reward_report or {},
         )
     )
 

@@ -1,0 +1,259 @@
+"""The library of faults: what is planted, how, and what a good diagnosis calls it; and the healthy runs beside them.
+
+A fault is a change of settings where a recipe can say it. Where none can, a role, the generator or the reward is
+wrapped while the stage runs: the product has no hook for it. Shape letters: B sequences, T token positions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from kedge.core.loss import ItemLoss
+from kedge.core.protocols import CriticRole, Metrics, PolicyLoss, PolicyRole, ReferenceRole, RewardSource
+from kedge.core.records import Experience, Rollouts, num_rows
+from kedge.pipeline import ppo_training, rollout_training
+from kedge.pipeline.rollout_session import Session
+from kedge.rollout.local import LocalGenerator
+from kedge.rollout.settings import SamplingSettings
+from kedge.trainers.ppo import PPORoles
+
+Wrap = Callable[[PPORoles], PPORoles]
+Sample = Callable[[Session, SamplingSettings], LocalGenerator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run. `cause` is the name that a diagnosis should begin with; a healthy run has none."""
+
+    name: str
+    cause: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    wrap: Wrap | None = None
+    sample: Sample | None = None
+
+
+@contextmanager
+def planted(case: Case) -> Generator[None]:
+    """The fault is there while this is open."""
+    plain_roles, plain_sample = ppo_training.PPORoles, ppo_training.generator_of
+
+    def roles(**held: Any) -> PPORoles:
+        made = plain_roles(**held)
+        return case.wrap(made) if case.wrap else made
+
+    with (
+        patch.object(ppo_training, "PPORoles", roles),
+        patch.object(ppo_training, "generator_of", case.sample or plain_sample),
+    ):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """Scores changed by `change` on their way."""
+
+    source: RewardSource
+    change: Callable[[Tensor], Tensor]
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        return self.change(self.source.score(rollouts))
+
+
+@dataclass(slots=True)
+class Overflows:
+    """One infinite score in every third batch."""
+
+    source: RewardSource
+    calls: int = 0
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        self.calls += 1
+        scores_B = self.source.score(rollouts).clone()
+        if self.calls % 3 == 0:
+            scores_B[-1] = torch.inf
+        return scores_B
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRows:
+    """Log-probs of the row before."""
+
+    role: ReferenceRole
+
+    def logprobs(self, rollouts: Rollouts) -> Tensor:
+        return self.role.logprobs(rollouts).roll(1, dims=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """A policy that learns from advantages of the wrong sign."""
+
+    role: PolicyRole
+
+    def logprobs(self, rollouts: Rollouts) -> Tensor:
+        return self.role.logprobs(rollouts)
+
+    def update(self, experience: Experience, loss: PolicyLoss, **how: Any) -> Metrics:
+        return self.role.update(replace(experience, advantages_BT=-experience.advantages_BT), loss, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class Certain:
+    """A policy whose entropy costs something: the bonus has the wrong sign."""
+
+    role: PolicyRole
+
+    def logprobs(self, rollouts: Rollouts) -> Tensor:
+        return self.role.logprobs(rollouts)
+
+    def update(self, experience: Experience, loss: PolicyLoss, **how: Any) -> Metrics:
+        def costly(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience) -> ItemLoss:
+            item = loss(logp_BT, entropy_BT, experience)
+            return replace(item, loss_BT=item.loss_BT + 5 * entropy_BT)
+
+        return self.role.update(experience, costly, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """A critic whose values never reach the advantages as they are: those of other rows do."""
+
+    role: CriticRole
+
+    def values(self, rollouts: Rollouts) -> Tensor:
+        rng = torch.Generator().manual_seed(int(rollouts.tokens_BT.sum()))
+        order_B = torch.randperm(num_rows(rollouts), generator=rng)
+        return self.role.values(rollouts)[order_B] * rollouts.response_mask_BT
+
+    def update(self, targets: Any, loss: Any, **how: Any) -> Metrics:
+        return self.role.update(targets, loss, **how)
+
+
+def rescored(change: Callable[[Tensor], Tensor]) -> Wrap:
+    return lambda roles: replace(roles, reward=Rescored(roles.reward, change))
+
+
+def hotter(session: Session, sampling: SamplingSettings) -> LocalGenerator:
+    """Samples at a temperature that the trainer does not know of."""
+    return rollout_training.generator_of(session, sampling.model_copy(update={"temperature": 1.4}))
+
+
+def stale(session: Session, sampling: SamplingSettings) -> LocalGenerator:
+    """Samples with the first weights for ever."""
+    return rollout_training.generator_of(_with_model(session, copy.deepcopy(session.held.model)), sampling)
+
+
+def endless(session: Session, sampling: SamplingSettings) -> LocalGenerator:
+    """Waits for another end-of-turn token than the one that the policy has learnt."""
+    with patch.object(rollout_training, "stop_ids", lambda tokenizer: frozenset({tokenizer.pad_token_id})):
+        return rollout_training.generator_of(session, sampling)
+
+
+def _with_model(session: Session, model: Any) -> Session:
+    other = copy.copy(session)
+    other.held = replace(session.held, model=model)
+    return other
+
+
+def _function(name: str) -> dict[str, str]:
+    return {"kind": "function", "path": f"rewards.py:{name}"}
+
+
+REWARDS = '''
+"""Rewards with a fault each."""
+
+from kedge.demo.world import score as true
+
+
+def longer(answer):
+    return 0.2 * len(answer.text.split()) + 0.2 * true(answer)
+
+
+def fails(answer):
+    if len(answer.text) % 3 == 0:
+        raise TimeoutError("no answer within 30 s")
+    return true(answer)
+
+
+def constant(answer):
+    return 1.0
+'''
+
+UNHELD = {"kl": {"start": 0.0}, "iterations": 40, "actor": {"lr": 4e-4}}
+FAULTS = (
+    Case(name="no KL penalty, hackable reward", cause="no_anchor", settings=UNHELD),
+    Case(name="reward pays for length", cause="length", settings={"reward": _function("longer")}),
+    Case(name="actor.lr x 100", cause="steps_too_large", settings={"actor": {"lr": 4e-2}}),
+    Case(name="critic.lr x 100", cause="critic", settings={"critic": {"lr": 1e-1}}),
+    Case(
+        name="critic learns nothing",
+        cause="critic",
+        settings={"critic": {"lr": 1e-9}, "hold": {"critic_from_reward": False}},
+    ),
+    Case(
+        name="critic of other rows",
+        cause="critic",
+        wrap=lambda roles: replace(roles, critic=Unheard(roles.critic)),
+    ),
+    Case(name="scores x 50", cause="reward_scale", wrap=rescored(lambda scores_B: 50 * scores_B)),
+    Case(
+        name="entropy bonus of the wrong sign",
+        cause="collapse",
+        wrap=lambda roles: replace(roles, policy=Certain(roles.policy)),
+    ),
+    Case(
+        name="reference log-probs of other rows",
+        cause="mismatch",
+        wrap=lambda roles: replace(roles, reference=OtherRows(roles.reference)),
+    ),
+    Case(name="generator keeps old weights", cause="mismatch", sample=stale),
+    Case(name="sampled at another temperature", cause="mismatch", sample=hotter),
+    Case(name="another end-of-turn token", cause="no_ends", sample=endless),
+    Case(name="kl.start x 200", cause="does_not_learn", settings={"kl": {"start": 100.0}}),
+    Case(
+        name="a third of the rows unscored",
+        cause="reward_source",
+        settings={"reward": _function("fails"), "failures": {"max_share": 0.9}},
+    ),
+    Case(name="reward source that breaks", cause="reward_source", settings={"reward": _function("fails")}),
+    Case(name="constant reward", cause="no_signal", settings={"reward": _function("constant")}),
+    Case(
+        name="infinite scores",
+        cause="reward_source",
+        wrap=lambda roles: replace(roles, reward=Overflows(roles.reward)),
+    ),
+    Case(name="reward of the wrong sign", cause="wrong_sign", wrap=rescored(lambda scores_B: -scores_B)),
+    Case(name="labels at random", cause="train.coin", settings={"kind": "reward"}),
+    Case(
+        name="advantages of the wrong sign",
+        cause="wrong_sign",
+        wrap=lambda roles: replace(roles, policy=Against(roles.policy)),
+    ),
+)
+
+GROUP: dict[str, Any] = {"kind": "group", "batch": 8, "answers": 4, "minibatches": 1}
+HEALTHY = (
+    Case(name="separate, fixed KL"),
+    Case(name="separate, adaptive KL", settings={"kl": {"target": 3.0, "horizon": 2000}}),
+    Case(name="lora", settings={"roles": "lora", "actor": {"lr": 2e-3}, "critic": {"lr": 3e-3}}),
+    Case(name="trunk", settings={"roles": "trunk"}),
+    Case(name="grpo", settings={**GROUP, "method": "grpo", "kl": {"start": 0.1}}),
+    Case(name="rloo", settings={**GROUP, "method": "rloo"}),
+    Case(name="true reward", settings={"reward": {"kind": "function", "path": "gold.py:score"}}),
+    Case(name="normalised scores", settings={"scores": {"normalise": "standard"}, "kl": {"start": 0.3}}),
+    Case(name="one pass, clipped scores", settings={"epochs": 1, "scores": {"clip": 5.0}}),
+    Case(
+        name="temperature 0.8, falling rate",
+        settings={"sampling": {"temperature": 0.8}, "actor": {"schedule": "linear"}},
+    ),
+    Case(name="four minibatches, entropy bonus", settings={"minibatches": 4, "loss": {"policy": {"entropy": 0.01}}}),
+    Case(name="penalty for length", settings={"scores": {"overlong_buffer": 30, "overlong_penalty": 4.0}}),
+)

@@ -1,0 +1,115 @@
+"""The doctor on stages that make passes over fixed data: one planted history for each failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kedge.monitor.doctor import Diagnosis, History, diagnose
+from kedge.pipeline.stages.sft import SFTSettings
+
+
+def named(diagnosis: Diagnosis) -> str:
+    assert diagnosis.verdict.startswith(f"Not healthy: {diagnosis.causes[0].title}, since step ")
+    return diagnosis.causes[0].code
+
+
+def changes(diagnosis: Diagnosis) -> dict[str, tuple[Any, Any]]:
+    return {change.key: (change.old, change.new) for change in diagnosis.changes}
+
+
+def sft(losses: list[float], held: dict[int, float] | None = None, **about: Any) -> History:
+    settings = SFTSettings.model_validate({"kind": "sft", "data": "d.jsonl", "epochs": 4, **about.pop("settings", {})})
+    metrics: list[dict[str, Any]] = [
+        {"step": step, "train/loss": loss} | ({"heldout/loss": held[step]} if held and step in held else {})
+        for step, loss in enumerate(losses, start=1)
+    ]
+    known = {"kind": "sft", "events": [], "samples": [], "status": "done", "metrics": metrics}
+    return History(**{**known, "settings": settings.model_dump(mode="json", by_alias=True), **about})
+
+
+FALLING = [3 * 0.97**step + 0.1 * (-1) ** step for step in range(100)]
+
+
+def test_healthy_imitation() -> None:
+    found = diagnose(sft(FALLING, {50: 1.2, 100: 0.9}))
+    assert found.is_healthy
+    assert (found.changes, found.notes) == ((), ())
+    assert found.verdict.endswith("heldout/loss ended at 0.9.")
+
+
+def test_a_loss_that_diverges() -> None:
+    found = diagnose(sft([*FALLING[:60], *(0.5 * 1.1**step for step in range(40))]))
+    assert named(found) == "train.diverged"
+    assert changes(found) == {"optimiser.lr": (2e-5, 7e-6)}
+    assert "nothing is held out" in found.notes[0]
+
+
+def test_overfitting_is_cut_short_where_it_began() -> None:
+    held = {25: 1.6, 50: 1.2, 75: 1.4, 100: 1.9}
+    found = diagnose(sft(FALLING, held))
+    assert named(found) == "train.overfitted"
+    assert found.causes[0].since == 50
+    assert changes(found) == {"epochs": (4.0, 2.0), "look.patience": (None, 3)}
+    patient = diagnose(sft(FALLING, held, settings={"look": {"patience": 3}}))
+    assert patient.is_healthy
+    assert patient.notes == ("early stopping: the held-out loss was best at step 50 (1.2)",)
+
+
+def test_nothing_learnt() -> None:
+    found = diagnose(sft([2.0 + 0.01 * (-1) ** step for step in range(60)]))
+    assert named(found) == "train.still"
+    assert changes(found) == {"optimiser.lr": (2e-5, 6e-5)}
+
+
+def test_steps_that_were_dropped() -> None:
+    events = [{"step": step, "level": "warning", "code": "step.not_finite", "message": "dropped"} for step in (41, 40)]
+    found = diagnose(sft(FALLING, events=events))
+    assert named(found) == "train.not_finite"
+    assert found.causes[0].since == 40
+    assert changes(found) == {"optimiser.lr": (2e-5, 2e-6)}
+
+
+def test_preferences_guessed_like_a_coin() -> None:
+    told = sft(FALLING, kind="reward")
+    told.metrics[-1]["heldout/accuracy"] = 0.49  # type: ignore[index]
+    assert named(diagnose(told)) == "train.coin"
+    told.metrics[-1]["heldout/accuracy"] = 0.7  # type: ignore[index]
+    assert diagnose(told).is_healthy
+
+
+def reported(value: float, low: float, **about: Any) -> dict[str, Any]:
+    return {"is_fit": True, "findings": [], "accuracy": {"value": value, "low": low}, **about}
+
+
+def test_a_reward_model_is_judged_by_the_interval_of_its_accuracy() -> None:
+    flat = [0.6 + 0.01 * (-1) ** step for step in range(60)]
+    assert named(diagnose(sft(flat, kind="reward"))) == "train.still"
+    assert diagnose(sft(flat, kind="reward", reward_report=reported(0.9, 0.88))).is_healthy
+    # 0.56 of 50 pairs might be a half; of 800 pairs it is not.
+    few = diagnose(sft(FALLING, kind="reward", reward_report=reported(0.56, 0.42)))
+    assert (few.causes[0].code, few.causes[0].weight) == ("train.coin", 6)
+    assert "its 95 % interval begins at 42.0%" in few.causes[0].evidence[0]
+    assert diagnose(sft(FALLING, kind="reward", reward_report=reported(0.56, 0.525))).is_healthy
+
+
+def test_what_the_reward_report_complains_of_is_told() -> None:
+    findings = [{"level": "warning", "message": "length in disguise"}, {"level": "ok", "message": "fine"}]
+    unfit = diagnose(sft(FALLING, kind="reward", reward_report=reported(0.7, 0.6, is_fit=False, findings=findings)))
+    assert [(cause.code, cause.evidence) for cause in unfit.causes] == [("train.unfit", ("length in disguise",))]
+    usable = diagnose(sft(FALLING, kind="reward", reward_report=reported(0.7, 0.6, findings=findings)))
+    assert usable.is_healthy
+    assert usable.notes[0] == "length in disguise"
+
+
+@pytest.mark.parametrize("has_rates", [True, False], ids=["by learning rate", "by count"])
+def test_members_that_are_trained_one_after_the_other_do_not_look_like_divergence(has_rates: bool) -> None:
+    member = [0.7 * 0.97**step for step in range(40)]
+    told = sft([*member, *member, *(0.25 + loss for loss in member)], kind="reward")
+    for index, row in enumerate(told.metrics):
+        if has_rates:
+            row["train/lr"] = min(index % 40 + 1, 40 - index % 40) * 1e-6  # type: ignore[index]
+    assert not diagnose(told).is_healthy  # as one learner it would be
+    ensemble = History(**{**{name: getattr(told, name) for name in History.__slots__}, "settings": {"members": 3}})
+    assert diagnose(ensemble).is_healthy
