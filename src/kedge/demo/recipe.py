@@ -71,7 +71,6 @@ _IMPROVE = """\
     batch: 64
     micro_batch: 64
     max_prompt_tokens: 48
-    loss: {value: {clip: null}} # scores span about ten units: a clip of 0.2 would hold the critic back
     critic: {lr: 1e-3, schedule: constant, warmup: 0, eps: 1e-5}
 """
 
@@ -82,6 +81,8 @@ PPO = f"""\
     iterations: 40
     minibatches: 4
     sampling: {{max_new_tokens: 60, temperature: 0.8}}
+    # Scores span about ten units: a clip of 0.2 would hold the critic back. And no batch may move the policy far.
+    loss: {{policy: {{stop_at_kl: 0.03}}, value: {{clip: null}}}}
     actor: {{lr: 5e-4, schedule: linear, warmup: 0, eps: 1e-5}}
     kl: {{start: 0.5, target: 3.0, horizon: 2000, limit: 6.0, on_limit: rollback}}
     scores: {{overlong_buffer: 30, overlong_penalty: 4.0}} # the shop likes it short: tokens beyond 30 cost
@@ -94,6 +95,7 @@ UNHELD = f"""\
     iterations: 50
     minibatches: 2
     sampling: {{max_new_tokens: 60}}
+    loss: {{value: {{clip: null}}}}
     actor: {{lr: 2.5e-4, schedule: constant, warmup: 0, eps: 1e-5}}
     kl: {{start: 0}}
 """
