@@ -2,7 +2,7 @@
 
 Seconds are of the processor, on one thread, so that other work on the machine does not count. A seed fails where the
 win rate is below 0.70, an iteration's KL above the limit (the run went back then), the reward model more than 3
-points from the best possible accuracy, or an event fatal; with --overoptimise, where no event says that the truth falls.
+points from the best possible accuracy, or an event fatal; with --overoptimise, where no event says that truth falls.
 
     python benchmarks/demo_seeds.py [--seeds 1 2 3 4 5] [--overoptimise] [--folder DIR]
 """

@@ -28,7 +28,7 @@ def demo(
     ] = None,
     folder: Annotated[Path, typer.Option("--folder", help="Where to put it all.")] = Path("runs/demo"),
 ) -> None:
-    """The whole loop in about three minutes: data, SFT, reward model, PPO, evaluation, report."""
+    """The whole loop in about two minutes: data, SFT, reward model, PPO, evaluation, report."""
     from kedge.pipeline.demonstration import run_demo, run_folder, run_real
     from kedge.pipeline.templates import free_folder
 
