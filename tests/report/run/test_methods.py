@@ -26,7 +26,7 @@ ONLINE = {"rounds": 2, "prompts": "p.jsonl", "reward": {"kind": "exact"}, "answe
         (
             resolved("ppo", **ON_PROMPTS, iterations=9, batch=16, answers=1, kl={"target": 6.0, "limit": 12.0}),
             "PPO: the policy `sft` is improved against `reward` on prompts of `p.jsonl`, 9 iterations of 16 prompts × "
-            "1 answers, while its reference holds it near a KL of 6 nats a sequence (past 12 it stops).",
+            "one answer, while its reference holds it near a KL of 6 nats a sequence (past 12 it stops).",
         ),
         (
             resolved("group", **ON_PROMPTS, method="dr_grpo", iterations=5, batch=8),
@@ -37,7 +37,7 @@ ONLINE = {"rounds": 2, "prompts": "p.jsonl", "reward": {"kind": "exact"}, "answe
         (
             resolved("group", **ON_PROMPTS, method="remax", iterations=5, batch=8, kl={"limit": 9.0}),
             "ReMax, without a critic: the policy `sft` is improved against `reward` on prompts of `p.jsonl`, 5 "
-            "iterations of 8 prompts × 1 answers, while its reference holds it (past 9 it stops).",
+            "iterations of 8 prompts × one answer, while its reference holds it (past 9 it stops).",
         ),
         (
             resolved("preference", data="pairs.jsonl", method="simpo", epochs=2),

@@ -63,10 +63,11 @@ def _group(of: Mapping[str, Any]) -> str:
 
 
 def _on_rollouts(of: Mapping[str, Any], *, rivals: str = "") -> str:
+    answers = "one answer" if of.get("answers") == 1 else f"{of.get('answers')} answers"
     told = (
         f"the policy {_named(of.get('from'))} is improved against {_named(of.get('reward'))} on prompts of "
         f"{_named(of.get('prompts'))}, {of.get('iterations')} iterations of {of.get('batch')} prompts × "
-        f"{of.get('answers')} answers{rivals}"
+        f"{answers}{rivals}"
     )
     kl = of.get("kl") or {}
     is_held = kl.get("start", 1) > 0 or kl.get("limit") is not None
