@@ -168,7 +168,7 @@ def test_real_tells_of_the_rule_and_what_it_did(
     done = kedge("demo", "--real", "--seed", "5")
     assert done.code == 0
     assert asked == ["smollm2-135m"]
-    assert "On a CPU with two cores it takes about ten minutes." in done.out
+    assert "On a CPU with two cores it takes about four minutes." in done.out
     assert re.search(r"All of it took (\d+ min )?\d+ s, with seed 5\.", done.out)
     assert headings(done.out) == ["1/2 PPO: improve", "2/2 Evaluate"]
     assert re.findall(r"iteration (\d) of 2: reward", done.out) == ["1", "2"]

@@ -22,7 +22,7 @@ def demo(
     overoptimise: Annotated[
         bool, typer.Option("--overoptimise", help="Let go of the anchor: the reward rises, the truth falls.")
     ] = False,
-    real: Annotated[bool, typer.Option("--real", help="PPO on SmolLM2-135M; about ten minutes on a CPU.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="PPO on SmolLM2-135M; about four minutes on a CPU.")] = False,
     reward: Annotated[
         str | None, typer.Option("--reward", help="With --real: a reward model instead of a rule.")
     ] = None,

@@ -76,7 +76,7 @@ def run_real(folder: Path, seed: int, *, tell: Tell, reward: str | None = None, 
     recipe = load_recipe(file, [*own, *overrides])
     tell(f"Recipe and questions are in {folder}; what follows is `kedge run {file}`.", "plain")
     if not torch.cuda.is_available():
-        tell("On a CPU with two cores it takes about ten minutes.", "plain")
+        tell("On a CPU with two cores it takes about four minutes.", "plain")
     narrator = Narrator(
         recipe=recipe, folder=run_folder(folder, None), steps=story.REAL_STEPS, judge="reward", tell=tell
     )
