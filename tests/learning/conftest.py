@@ -94,3 +94,47 @@ def rows(tmp_path: Path) -> Callable[[str, Iterable[Mapping[str, Any]]], Path]:
         return file
 
     return write
+
+
+@pytest.fixture
+def shop(
+    rows: Callable[..., Path], make_words: MakeWords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """The toy shop as a recipe, shop.yaml: SFT on its demonstrations, then `stages`; rules.py has its true score."""
+    monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
+
+    def make(seed: int, stages: str) -> None:
+        make_words(tmp_path / "words", layers=2)
+        rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
+        (tmp_path / "rules.py").write_text(_RULES)
+        (tmp_path / "shop.yaml").write_text(_SHOP.replace("SEED", str(seed)) + stages)
+
+    return make
+
+
+# Answers of the model over whole words have a space before each mark.
+_RULES = """
+import re
+from kedge.testing import toy
+
+def true(answer):
+    return toy.true_score(answer.prompt[-1][1], re.sub(r"\\s+([.,!?])", r"\\1", answer.text))
+"""
+_SHOP = """
+kedge: 1
+name: shop
+seed: SEED
+model: ./words
+device: cpu
+stages:
+  sft:
+    kind: sft
+    data: demonstrations.jsonl
+    batch: 16
+    micro_batch: 16
+    packing: false
+    max_length: 64
+    samples: 0
+    checkpoints: {every: 1000}
+    optimiser: {lr: 5e-3, beta2: 0.98}
+"""

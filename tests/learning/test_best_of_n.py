@@ -130,24 +130,6 @@ def test_distilling_reaches_the_distribution_of_the_best_of_n(run: Callable[...,
 
 # The toy shop
 
-SHOP = """
-kedge: 1
-name: shop
-seed: SEED
-model: ./words
-device: cpu
-stages:
-  sft:
-    kind: sft
-    data: demonstrations.jsonl
-    batch: 16
-    micro_batch: 16
-    packing: false
-    max_length: 64
-    samples: 0
-    checkpoints: {every: 1000}
-    optimiser: {lr: 5e-3, beta2: 0.98}
-"""
 METHODS = {"rejection": ("{kind: rejection, rounds: 2}", "2e-3"), "distil": ("{kind: distil, steps: 60}", "1e-3")}
 STAGE = """
   NAME:
@@ -163,13 +145,6 @@ STAGE = """
     micro_batch: 96
     checkpoints: {every: 1000}
     optimiser: {lr: RATE, beta2: 0.98}
-"""
-TRUE = """
-import re
-from kedge.testing.toy import true_score
-
-def true(answer):
-    return true_score(answer.prompt[-1][1], re.sub(r"\\s+([.,!?])", r"\\1", answer.text))
 """
 EVALUATE = """
   eval:
@@ -189,21 +164,16 @@ def test_both_methods_raise_the_true_score_over_sft(
     seed: int,
     kedge: Callable[..., int],
     rows: Callable[..., Path],
-    make_words: Callable[..., None],
+    shop: Callable[..., None],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
-    make_words(tmp_path / "words", layers=2)
-    (tmp_path / "rules.py").write_text(TRUE)
-    rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
     rows("prompts.jsonl", toy.prompts(300, seed + 20))
     rows("heldout.jsonl", toy.prompts(400, seed + 40))
     stages = "".join(
         STAGE.replace("NAME", name).replace("METHOD", method).replace("RATE", rate)
         for name, (method, rate) in METHODS.items()
     )
-    (tmp_path / "shop.yaml").write_text(SHOP.replace("SEED", str(seed)) + stages + EVALUATE)
+    shop(seed, stages + EVALUATE)
     assert kedge("run", "shop.yaml", "--no-check") == 0
     found = json.loads((tmp_path / "runs/shop/eval/evaluation.json").read_text())["comparisons"]
     gains = {name: one["reward"]["gain"] for name, one in found.items()}

@@ -11,31 +11,6 @@ import pytest
 from kedge.testing import toy
 from kedge.trainers.group_settings import NAMES
 
-# Answers of the model over whole words have a space before each mark.
-RULES = """
-import re
-from kedge.testing import toy
-
-def true(answer):
-    return toy.true_score(answer.prompt[-1][1], re.sub(r"\\s+([.,!?])", r"\\1", answer.text))
-"""
-SFT = """
-kedge: 1
-name: shop
-seed: SEED
-model: ./words
-device: cpu
-stages:
-  sft:
-    kind: sft
-    data: demonstrations.jsonl
-    batch: 16
-    micro_batch: 16
-    packing: false
-    max_length: 64
-    samples: 0
-    optimiser: {lr: 5e-3, beta2: 0.98}
-"""
 STAGE = """
   NAME:
     kind: KIND
@@ -81,15 +56,12 @@ def test_every_method_raises_the_true_score_and_grpo_to_the_level_of_ppo(
     seed: int,
     kedge: Callable[..., int],
     rows: Callable[..., Path],
-    make_words: Callable[..., None],
+    shop: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    make_words(tmp_path / "words", layers=2)
-    rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
     rows("prompts.jsonl", toy.prompts(800, seed + 10))
-    (tmp_path / "rules.py").write_text(RULES)
     names = ("ppo", *NAMES)
-    (tmp_path / "shop.yaml").write_text(SFT.replace("SEED", str(seed)) + "".join(map(stage_of, names)))
+    shop(seed, "".join(map(stage_of, names)))
     assert kedge("run", "shop.yaml", "--no-check") == 0
     found = {name: earned(tmp_path / "runs/shop" / name.replace("+", "p")) for name in names}
     assert {name: end - start for name, (start, end) in found.items() if end < start + 0.3} == {}

@@ -10,23 +10,7 @@ import pytest
 
 from kedge.testing import toy
 
-RECIPE = """
-kedge: 1
-name: shop
-seed: SEED
-model: ./words
-device: cpu
-stages:
-  sft:
-    kind: sft
-    data: demonstrations.jsonl
-    batch: 16
-    micro_batch: 16
-    packing: false
-    max_length: 64
-    samples: 0
-    checkpoints: {every: 1000}
-    optimiser: {lr: 5e-3, beta2: 0.98}
+STAGES = """
   online:
     kind: preference
     from: sft
@@ -54,13 +38,6 @@ stages:
     max_new_tokens: 24
     dtype: float32
 """
-TRUE = """
-import re
-from kedge.testing.toy import true_score
-
-def true(answer):
-    return true_score(answer.prompt[-1][1], re.sub(r"\\s+([.,!?])", r"\\1", answer.text))
-"""
 
 
 @pytest.mark.slow
@@ -70,17 +47,12 @@ def test_online_dpo_raises_the_true_score_over_sft(
     seed: int,
     kedge: Callable[..., int],
     rows: Callable[..., Path],
-    make_words: Callable[..., None],
+    shop: Callable[..., None],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
-    make_words(tmp_path / "words", layers=2)
-    (tmp_path / "rules.py").write_text(TRUE)
-    rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
     rows("prompts.jsonl", toy.prompts(300, seed + 20))
     rows("heldout.jsonl", toy.prompts(400, seed + 40))
-    (tmp_path / "shop.yaml").write_text(RECIPE.replace("SEED", str(seed)))
+    shop(seed, STAGES)
     assert kedge("run", "shop.yaml", "--no-check") == 0
     stage = tmp_path / "runs/shop/online"
     found = json.loads((tmp_path / "runs/shop/eval/evaluation.json").read_text())["comparisons"]["online"]

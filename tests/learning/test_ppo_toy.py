@@ -10,31 +10,6 @@ import pytest
 
 from kedge.testing import toy
 
-# Answers of the model over whole words have a space before each mark.
-RULES = """
-import re
-from kedge.testing import toy
-
-def true(answer):
-    return toy.true_score(answer.prompt[-1][1], re.sub(r"\\s+([.,!?])", r"\\1", answer.text))
-"""
-SFT = """
-kedge: 1
-name: shop
-seed: SEED
-model: ./words
-device: cpu
-stages:
-  sft:
-    kind: sft
-    data: demonstrations.jsonl
-    batch: 16
-    micro_batch: 16
-    packing: false
-    max_length: 64
-    samples: 0
-    optimiser: {lr: 5e-3, beta2: 0.98}
-"""
 PPO = """
   ROLES:
     kind: ppo
@@ -67,17 +42,14 @@ def test_every_way_to_hold_the_roles_raises_the_true_score_within_the_budget(
     seed: int,
     kedge: Callable[..., int],
     rows: Callable[..., Path],
-    make_words: Callable[..., None],
+    shop: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    make_words(tmp_path / "words", layers=2)
-    rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
     rows("prompts.jsonl", toy.prompts(800, seed + 10))
-    (tmp_path / "rules.py").write_text(RULES)
     stages = (
         PPO.replace("ROLES", way).replace("RATE", rate).replace("LIMIT", str(LIMIT)) for way, rate in RATES.items()
     )
-    (tmp_path / "shop.yaml").write_text(SFT.replace("SEED", str(seed)) + "".join(stages))
+    shop(seed, "".join(stages))
     assert kedge("run", "shop.yaml", "--no-check") == 0
     gains: dict[str, float] = {}
     for way in RATES:
