@@ -101,22 +101,6 @@ METHODS = {
     "simpo": ("{kind: simpo, gamma: 0.5}", 2e-4),
     "cpo": ("{kind: cpo, sft_weight: 0.3}", 3e-4),
 }
-SFT = """
-kedge: 1
-name: shop
-seed: SEED
-model: ./words
-stages:
-  sft:
-    kind: sft
-    data: demonstrations.jsonl
-    batch: 16
-    micro_batch: 16
-    packing: false
-    max_length: 64
-    samples: 0
-    optimiser: {lr: 5e-3, beta2: 0.98}
-"""
 STAGE = """
   NAME:
     kind: preference
@@ -160,19 +144,15 @@ def test_every_method_raises_the_true_score_over_sft(
     seed: int,
     kedge: Callable[..., int],
     rows: Callable[..., Path],
-    make_words: Callable[..., None],
+    shop: Callable[..., None],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
-    make_words(tmp_path / "words", layers=2)
-    rows("demonstrations.jsonl", toy.demonstrations(6400, seed))
     rows("pairs.jsonl", toy.pairs(2000, seed + 10))
     stages = "".join(
         STAGE.replace("NAME", name).replace("METHOD", method).replace("RATE", str(rate))
         for name, (method, rate) in METHODS.items()
     )
-    (tmp_path / "shop.yaml").write_text(SFT.replace("SEED", str(seed)) + stages)
+    shop(seed, stages)
     assert kedge("run", "shop.yaml", "--no-check") == 0
     prompts = [row["prompt"] for row in toy.prompts(400, seed + 20)]
     found = {name: mean_score(tmp_path / "runs/shop" / name / "model", prompts) for name in ("sft", *NAMES)}

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from kedge.core.errors import ModelError
 from kedge.models.heads import (
+    at_last,
     foretold,
     hidden_states,
     last_token,
     lm_head,
-    logits_at_last,
     logprobs_and_entropy_of,
     one_before,
-    score,
     token_logprobs,
     values_of,
 )
@@ -150,20 +149,10 @@ def test_the_last_token_of_rows_padded_on_the_right() -> None:
     assert last_token(mask_BT).int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
 
 
-def test_score_is_read_at_the_last_real_token(scalar_head: nn.Linear) -> None:
+def test_the_hidden_state_of_the_last_real_token() -> None:
     hidden_BTD = torch.tensor([[[1.0, 0.0], [2.0, 0.0], [3.0, 4.0]]]).expand(3, 3, 2)
     mask_BT = torch.tensor([[True, True, False], [False, True, True], [True, True, True]])
-    assert score(hidden_BTD, scalar_head, mask_BT).tolist() == [20.5, 34.5, 34.5]
-
-
-@pytest.mark.parametrize("left", [True, False])
-def test_logits_at_last_are_those_of_the_row_alone(left: bool) -> None:
-    model = tiny_model()
-    tokens_BT, mask_BT = one_a_row([SHORT, LONG], left=left)
-    with torch.no_grad():
-        logits_BV = logits_at_last(lm_head(model), hidden_states(model, tokens_BT, mask_BT), mask_BT)
-        alone = torch.stack([model(torch.tensor([row])).logits[0, -1] for row in (SHORT, LONG)])
-    torch.testing.assert_close(logits_BV, alone, rtol=1e-5, atol=1e-5)
+    assert at_last(hidden_BTD, mask_BT).tolist() == [[2.0, 0.0], [3.0, 4.0], [3.0, 4.0]]
 
 
 def test_lm_head_is_the_output_matrix() -> None:

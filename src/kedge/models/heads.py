@@ -123,16 +123,6 @@ def values_of(hidden_ND: Tensor, head: nn.Linear, wanted_BT: Tensor) -> Tensor:
     return _spread(head(hidden_ND).squeeze(-1).float(), wanted_BT)
 
 
-def score(hidden_BTD: Tensor, head: nn.Linear, attention_mask_BT: Tensor) -> Tensor:
-    """`scores_B`: the head at the last real token of each row, in float32. One sequence a row."""
-    return head(at_last(hidden_BTD, attention_mask_BT)).squeeze(-1).float()
-
-
-def logits_at_last(head_VD: Tensor, hidden_BTD: Tensor, attention_mask_BT: Tensor) -> Tensor:
-    """`logits_BV` of the token after the last real one, in float32: what a sampler reads. One sequence a row."""
-    return F.linear(at_last(hidden_BTD, attention_mask_BT), head_VD).float()
-
-
 def _spread(x_N: Tensor, mask_BT: Tensor) -> Tensor:
     return torch.zeros(mask_BT.shape, dtype=x_N.dtype, device=x_N.device).masked_scatter(mask_BT, x_N)
 
