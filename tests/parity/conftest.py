@@ -21,6 +21,7 @@ import itertools, json, os, signal, sys
 import kedge.pipeline.ppo_training, kedge.pipeline.reward_training, kedge.pipeline.sft_training
 import kedge.pipeline.checking
 from kedge.cli.main import main
+from kedge.models.adamw import ByTorch
 from kedge.models.stepper import Stepper
 from kedge.rollout.steps import EagerSteps
 
@@ -29,7 +30,7 @@ system = ("open", "write", "ftruncate", "fsync", "mkdir", "rename", "replace", "
 places = {
     "system": [(os, name) for name in system],
     "generation": [(EagerSteps, "step")],
-    "update": [(Stepper, "_accumulate"), (Stepper, "_publish")],
+    "update": [(Stepper, "_accumulate"), (ByTorch, "publish")],
 }
 
 def count_calls(limit, watched):

@@ -7,6 +7,7 @@ float32 copies of them, which are what is saved: in bfloat16 itself small update
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.optimiser import OptimiserSettings, learning_rate
+from kedge.models.adamw import descent
 
 BatchT = TypeVar("BatchT")
 Precision = Literal["auto", "float32", "mixed"]
@@ -82,27 +84,23 @@ class Stepper:
         )
         self._masters = [_master(one) for _, one in self.named]
         self._optimiser = _adamw(self._masters, settings, device)
+        self._descent = descent([one for _, one in self.named], self._masters, self._optimiser)
 
     def learn(self, *terms: Term[Any]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
         self.step += 1
-        self._optimiser.zero_grad(set_to_none=True)
-        metrics: dict[str, float] = {}
-        loss = torch.zeros(())
-        for term in terms:
-            totals = self._accumulate(term)
-            loss = loss + term.coef * totals.loss.cpu()
-            metrics |= {f"{term.name}{name}": value for name, value in totals.means().items()}
-        norm = nn.utils.get_total_norm([one.grad for one in self._masters if one.grad is not None])
-        if not torch.isfinite(loss + norm.cpu()):
+        self._descent.clear()
+        totals = [(term, self._accumulate(term)) for term in terms]
+        norm = self._descent.norm()
+        loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
+        told = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
+        scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
+        *seen, whole, clipped = _read([*told.values(), norm, loss + norm, scale])
+        if not math.isfinite(whole):
             raise NumericsError(f"step {self.step}: {self._culprit(loss)}; the weights are unchanged")
-        nn.utils.clip_grads_with_norm_(self._masters, self.settings.clip, norm)
         rate = learning_rate(self.settings, self.step, self.total_steps)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        self._optimiser.step()
-        self._publish()
-        return {**metrics, "grad_norm": norm.item(), "lr": rate}
+        self._descent.step(rate=rate, scale=clipped)
+        return {**dict(zip([*told, "grad_norm"], seen, strict=True)), "lr": rate}
 
     def _accumulate(self, term: Term[Any]) -> _Totals:
         weight = sum(term.objective.weight(batch) for batch in term.batches)
@@ -114,8 +112,7 @@ class Stepper:
         for batch in term.batches:
             with self.autocast():
                 sums = term.objective.sums(batch)
-            (sums.loss * (term.coef / weight)).backward()
-            self._collect_gradients()
+            self._descent.add(sums.loss * (term.coef / weight))
             totals.add(sums)
         return totals
 
@@ -125,7 +122,8 @@ class Stepper:
         with torch.no_grad(), self.autocast():
             for batch in batches:
                 totals.add(objective.sums(batch))
-        return totals.means()
+        means = totals.means()
+        return dict(zip(means, _read(list(means.values())), strict=True))
 
     def weights(self) -> dict[str, Tensor]:
         """What has been learnt, in full precision."""
@@ -133,7 +131,8 @@ class Stepper:
 
     def copy_bytes(self) -> int:
         """Memory of the float32 copies."""
-        return sum(master.numel() * master.element_size() for _, master in self._pairs())
+        both = zip(self.named, self._masters, strict=True)
+        return sum(master.numel() * master.element_size() for (_, one), master in both if one is not master)
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs: trained weights, optimiser, step."""
@@ -152,31 +151,14 @@ class Stepper:
             )
         for master, found in zip(self._masters, weights.values(), strict=True):
             master.copy_(found)
-        self._publish()
-
-    def _pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """The weights that have a copy, with it."""
-        both = zip((one for _, one in self.named), self._masters, strict=True)
-        return [(one, master) for one, master in both if one is not master]
-
-    def _collect_gradients(self) -> None:
-        for one, master in self._pairs():
-            if one.grad is not None:
-                wide = one.grad.float()
-                master.grad = wide if master.grad is None else master.grad.add_(wide)
-                one.grad = None
-
-    @torch.no_grad()
-    def _publish(self) -> None:
-        for one, master in self._pairs():
-            one.copy_(master)
+        self._descent.publish()
 
     def _culprit(self, loss: Tensor) -> str:
         """The first thing that is not finite, by name."""
         if not torch.isfinite(loss):
             return f"the {self._owner}loss is {loss.item()}"
-        gradients = ((name, master.grad) for (name, _), master in zip(self.named, self._masters, strict=True))
-        bad = [name for name, grad in gradients if grad is not None and not torch.isfinite(grad).all()]
+        gradients = zip(self.named, self._descent.gradients(), strict=True)
+        bad = [name for (name, _), grad in gradients if grad is not None and not torch.isfinite(grad).all()]
         if not bad:
             return f"the norm of the {self._owner}gradient is not finite"
         return f"the gradient of {self._owner}{bad[0]} is not finite"
@@ -203,13 +185,15 @@ class _Totals:
         if sums.items is not None:
             self.items = sums.items if self.items is None else self.items + sums.items
 
-    def means(self) -> dict[str, float]:
-        items = self.weight if self.items is None else self.items.item()
-        return {
-            "loss": (self.loss / self.weight).item(),
-            **{name: (value / items).item() for name, value in self.facts.items()},
-            **{name: value.item() for name, value in self.peaks.items()},
-        }
+    def means(self) -> dict[str, Tensor]:
+        items = self.weight if self.items is None else self.items
+        facts = {name: value / items for name, value in self.facts.items()}
+        return {"loss": self.loss / self.weight, **facts, **self.peaks}
+
+
+def _read(numbers: Sequence[Tensor]) -> list[float]:
+    """For one wait for the device."""
+    return torch.stack(list(numbers)).tolist()
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
