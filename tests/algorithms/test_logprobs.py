@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -477,5 +478,40 @@ def test_default_tiles_are_at_most_64_mib() -> None:
     ],
 )
 def test_width_of_a_tile(rows: int, chunk_tokens: int, cpu: int, cuda: int) -> None:
-    assert module._tile_columns(rows, chunk_tokens, torch.device("cpu")) == cpu
-    assert module._tile_columns(rows, chunk_tokens, torch.device("cuda")) == cuda
+    assert _width(rows, chunk_tokens, "cpu") == cpu
+    assert _width(rows, chunk_tokens, "cuda") == cuda
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "width", "expected"),
+    [
+        (4096, 151_936, 896, 151_936),  # all of it
+        (9000, 151_936, 896, 151_936),  # a chunk has 4,096 rows
+        (4096, 600_000, 896, 2**31 // 2 // 4096),  # the logits of a tile take 2 GiB
+        (4096, 151_936, 8192, 2**31 // 4 // 8192),  # the weight gradient of a tile takes 2 GiB
+        (4096, 100, 896, 100),
+    ],
+)
+def test_a_tile_of_compiled_kernels_takes_its_share_of_the_gpu(
+    rows: int, vocabulary: int, width: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_memory", lambda _: 2**37)
+    assert _width(rows, 4096, "cuda", compiled=True, shape=(vocabulary, width)) == expected
+    assert _width(rows, 4096, "cpu", compiled=True, shape=(vocabulary, width)) == min(4096, vocabulary)
+
+
+def _width(
+    rows: int, chunk_tokens: int, device: str, *, compiled: bool = False, shape: tuple[int, int] = (2**14, 8)
+) -> int:
+    """Of a bfloat16 head of this shape; there is no GPU here, so one is described."""
+    head: Any = SimpleNamespace(weight_VD=_Described(shape, device), dtype=torch.bfloat16)
+    options = module._Options(1.0, chunk_tokens, want_entropy=False, compiled=compiled)
+    return module._tile_columns(rows, head, options)
+
+
+class _Described:
+    def __init__(self, shape: tuple[int, int], device: str) -> None:
+        self.shape, self.device, self.is_cuda = shape, device, device == "cuda"
+
+    def __len__(self) -> int:
+        return self.shape[0]
