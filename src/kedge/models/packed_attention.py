@@ -1,21 +1,19 @@
 """Causal attention within sequences that lie end to end, and how the decoders of transformers come to use it.
 
 Queries may be the tails of their sequences: the last query sees all keys of its sequence. On a GPU in two-byte types
-it is torch's varlen kernel where lengths differ, else sdpa on neighbours of equal lengths at once. Left out: windows,
+it is torch's flash kernel, elsewhere sdpa on neighbours of equal lengths at once. Left out: windows,
 sinks, soft-capping, scales other than 1 / sqrt(E). Shape letters: N keys, M queries, S sequences, H heads, K heads of
 keys, E width of a head.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -29,33 +27,31 @@ PLAIN: Final = "sdpa"
 
 _LEFT_OUT = ("sliding_window", "softcap", "s_aux", "position_bias")
 
-_GROUPED: Final[dict[str, Any]] = (
-    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-)
-"""Fewer heads of keys than of queries are to be asked for in torch 2.13; 2.11 has no word for it and does it."""
-_CAUSAL: Final = (-1, 0)
-
 
 def packed_attention(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails: Spans, rows: Spans) -> Tensor:
     """What each query finds (M, H, E)."""
     device = query_MHE.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value_NKE.dtype
     query_MHE, key_NKE, value_NKE = query_MHE.to(dtype), key_NKE.to(dtype), value_NKE.to(dtype)
-    if tails.is_even and rows.is_even and tails.longest == rows.longest:
-        return _in_rows(query_MHE, key_NKE, value_NKE, len(rows.ends_S1) - 1)
     if device == "cuda" and dtype.itemsize == 2 and query_MHE.shape[-1] % 8 == 0:
-        ends, longest = (tails.ends_S1, rows.ends_S1), (tails.longest, rows.longest)
-        found = varlen_attn(query_MHE, key_NKE, value_NKE, *ends, *longest, window_size=_CAUSAL, **_GROUPED)
-        assert isinstance(found, Tensor)
-        return found
+        return _flash(query_MHE, key_NKE, value_NKE, tails, rows)
+    if tails.is_even and rows.is_even and tails.longest == rows.longest:
+        return _in_rows(query_MHE, key_NKE, value_NKE, len(rows.ends_S1) - 1, is_square=True)
     return _by_length_uncompiled(query_MHE, key_NKE, value_NKE, tails.ends_S1, rows.ends_S1)
 
 
-def _in_rows(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, count: int) -> Tensor:
-    """`count` sequences of one length, their queries of one length."""
+def _flash(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails: Spans, rows: Spans) -> Tensor:
+    """The operator below `torch.nn.attention.varlen`, which spends more of the host's time than the kernel takes."""
+    operator = cast(Callable[..., tuple[Tensor, ...]], torch.ops.aten._flash_attention_forward)
+    ends, longest = (tails.ends_S1, rows.ends_S1), (tails.longest, rows.longest)
+    dropout, is_causal, is_debugged = 0.0, True, False
+    return operator(query_MHE, key_NKE, value_NKE, *ends, *longest, dropout, is_causal, is_debugged)[0]
+
+
+def _in_rows(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, count: int, *, is_square: bool) -> Tensor:
+    """`count` sequences of one length, their queries of one length, which is the same if it `is_square`."""
     query, key, value = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (query_MHE, key_NKE, value_NKE))
     short, long = query.shape[2], key.shape[2]
-    is_square = short == long
     # One query sees everything; a mask is needed only for some, but not all.
     mask = None if is_square or short == 1 else _lower_right(short, long, query.device)
     found = scaled_dot_product_attention(
@@ -66,7 +62,9 @@ def _in_rows(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, count: int) 
 
 def _by_length(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails_S1: Tensor, rows_S1: Tensor) -> Tensor:
     found = [
-        _in_rows(query_MHE[of_query], key_NKE[of_key], value_NKE[of_key], count)
+        _in_rows(
+            query_MHE[of_query], key_NKE[of_key], value_NKE[of_key], count, is_square=_size(of_query) == _size(of_key)
+        )
         for of_query, of_key, count in _runs(tails_S1.tolist(), rows_S1.tolist())
     ]
     return found[0] if len(found) == 1 else torch.cat(found)
@@ -84,6 +82,10 @@ def _runs(tails: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[slice, sl
         if not is_same:
             yield slice(tails[start], tails[at]), slice(rows[start], rows[at]), at - start
             start = at
+
+
+def _size(part: slice) -> int:
+    return part.stop - part.start
 
 
 def _lower_right(short: int, long: int, device: torch.device) -> Tensor:

@@ -7,11 +7,17 @@ computed at, R of them that are read, S sequences (one a row).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +60,46 @@ def lay_out(read_BT: Tensor) -> Layout:
     >>> found.lengths, found.position_N.tolist(), found.tail_M.tolist(), found.read_of_tails
     ((3, 4), [0, 1, 2, 0, 1, 2, 3], [1, 2, 6], None)
     """
-    device = read_BT.device
-    read_BT = read_BT.cpu()  # all that depends on how many there are is found here: the host waits for the device once
-    width = read_BT.shape[1]
-    index_T, is_read_B = torch.arange(width), read_BT.any(dim=1)
-    first_B = read_BT.byte().argmax(dim=1)
-    last_B = torch.where(is_read_B, width - 1 - read_BT.flip(1).byte().argmax(dim=1), 0)
-    place_N = (index_T <= last_B[:, None]).flatten().nonzero()[:, 0]
-    tail_M = ((index_T >= first_B[:, None]) & (index_T <= last_B[:, None])).flatten()[place_N].nonzero()[:, 0]
-    is_read_N = read_BT.flatten()[place_N]
+    read = read_BT.cpu().numpy()  # the host waits for the device once, and numpy wakes no threads for so little
+    width = read.shape[1]
+    first = read.argmax(axis=1)
+    length = np.where(read.any(axis=1), width - read[:, ::-1].argmax(axis=1), 1)
+    position = _counted(length)
+    place = position + np.repeat(np.arange(len(read)) * width, length)
+    tail = _counted(length - first) + np.repeat(length.cumsum() - length + first, length - first)
+    is_read = read.reshape(-1)[place]
+    to = partial(_on, read_BT.device)
     return Layout(
-        shape=(len(read_BT), width),
-        lengths=tuple((last_B + 1).tolist()),
-        place_N=place_N.to(device),
-        position_N=(place_N % width).to(device),
-        rows=_spans(last_B + 1, device),
-        tail_M=tail_M.to(device),
-        tails=_spans(last_B + 1 - first_B, device),
-        read_of_rows=_where(is_read_N, device),
-        read_of_tails=_where(is_read_N[tail_M], device),
+        shape=(len(read), width),
+        lengths=tuple(length.tolist()),
+        place_N=to(place),
+        position_N=to(position),
+        rows=_spans(length, to),
+        tail_M=to(tail),
+        tails=_spans(length - first, to),
+        read_of_rows=_where(is_read, to),
+        read_of_tails=_where(is_read[tail], to),
     )
 
 
-def _spans(length_S: Tensor, device: torch.device) -> Spans:
-    ends_S1 = pad(length_S.cumsum(0), (1, 0)).int()
+def _counted(length_S: Numbers) -> Numbers:
+    """0, 1, … for each length.
+
+    >>> _counted(np.array([2, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    return np.arange(length_S.sum()) - np.repeat(length_S.cumsum() - length_S, length_S)
+
+
+def _spans(length_S: Numbers, to: Callable[[Numbers], Tensor]) -> Spans:
+    ends_S1 = np.concatenate(([0], length_S.cumsum())).astype(np.int32)
     longest = int(length_S.max())
-    return Spans(ends_S1=ends_S1.to(device), longest=longest, is_even=bool((length_S == longest).all()))
+    return Spans(ends_S1=to(ends_S1), longest=longest, is_even=bool((length_S == longest).all()))
 
 
-def _where(mask_N: Tensor, device: torch.device) -> Tensor | None:
-    return None if mask_N.all() else mask_N.nonzero()[:, 0].to(device)
+def _where(mask_N: Numbers, to: Callable[[Numbers], Tensor]) -> Tensor | None:
+    return None if mask_N.all() else to(mask_N.nonzero()[0])
+
+
+def _on(device: torch.device, numbers: Numbers) -> Tensor:
+    return torch.from_numpy(numbers).to(device)
