@@ -19,8 +19,10 @@ from kedge.core.records import Rollouts, take
 from kedge.models import heads
 from kedge.models.adapters import base_of
 from kedge.models.ensemble import load_reward
+from kedge.models.reward_model import RewardModel
 from kedge.models.roles.hold import Held, Wanted
 from kedge.models.roles.lora import lora
+from kedge.models.roles.reward import reward_role
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
@@ -109,11 +111,15 @@ class Update:
 def reward_of(case: Case, held: Held) -> OnTokens:
     """On the policy's weights where they are shared, else a model of its own."""
     place = Path(case.home) / TRUNK
-    scorer: Scorer = (
-        held.shared_judge.members[0] if held.shared_judge else load_reward(place, dtype=case.dtype, device=case.device)
-    )
-    source = ModelSource.model_validate({"kind": "model", "from": str(place), "rows": case.micro_batch})
+    scorer: Scorer = held.shared_judge.members[0] if held.shared_judge else own_reward(case, place)
+    source = ModelSource.model_validate({"kind": "model", "from": str(place), "rows": 4 * case.micro_batch})
     return OnTokens(scorer, source, Tally("reward", FailureSettings()))
+
+
+def own_reward(case: Case, place: Path) -> Scorer:
+    loaded = load_reward(place, dtype=case.dtype, device=case.device)
+    assert isinstance(loaded, RewardModel)
+    return reward_role(loaded, compiled=case.compile)
 
 
 def wanted_for(case: Case) -> Wanted:

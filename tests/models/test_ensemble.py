@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from kedge.models.ensemble import (
 )
 from kedge.models.reward_files import build, load, save
 from kedge.models.reward_model import Normaliser, RewardModel, head_of
+from kedge.models.roles.reward import reward_role
 from kedge.models.settings import LoraSettings, MeanOfMembers, UncertaintyWeighted, WorstMember
 from kedge.models.tiny import make_tiny, tiny_model
 
@@ -265,3 +267,16 @@ def test_the_folder_says_what_it_is(tiny: Path, tmp_path: Path) -> None:
     assert about["base"]["relative"] == "../sft/model"
     facts = json.loads((tmp_path / "saved" / "member-2" / "kedge_reward.json").read_text())
     assert (facts["objectives"], facts["mean"], facts["std"]) == (["helpful", "harmless"], [0.2, 1.0], [3.0, 0.5])
+
+
+@pytest.mark.parametrize("make", [three, full])
+def test_as_reward_roles_the_members_say_the_same_and_learn_no_more(
+    tiny: Path, make: Callable[[Path], Ensemble[RewardModel]]
+) -> None:
+    ensemble = make(tiny)
+    expected_MBK = ensemble.member_scores(TOKENS_BT, MASK_BT)
+    roles = tuple(reward_role(member, compiled=False) for member in ensemble.members)
+    found_MBK = Ensemble(members=roles, combine=ensemble.combine).member_scores(TOKENS_BT, MASK_BT)
+    torch.testing.assert_close(found_MBK, expected_MBK, rtol=1e-4, atol=1e-6)
+    assert not any(one.requires_grad for member in ensemble.members for one in member.model.parameters())
+    assert [role.facts for role in roles] == [member.facts for member in ensemble.members]

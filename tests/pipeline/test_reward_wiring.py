@@ -139,7 +139,7 @@ def test_a_reward_model_reads_tokens_where_it_speaks_the_policy_s_language(
     scores_B = reward.score(sampled(tiny_tokenizer()))
     assert events == []
     # The second answer was cut off: the end-of-turn token at which the score is read is put behind it.
-    assert scores_B.tolist() == pytest.approx(by_transformers(tmp_path / "rm"), rel=1e-4)
+    assert scores_B.tolist() == pytest.approx(by_transformers(tmp_path / "rm"), rel=1e-4, abs=1e-6)
     assert [(tally.source, tally.report().rows, tally.report().failed) for tally in reward.tallies] == [
         ("reward", 2, 0)
     ]
@@ -160,7 +160,7 @@ def test_it_reads_text_where_it_does_not(
     scores_B = reward.score(sampled(tokenizer))
     assert [(level, code) for level, code, _ in events] == [("info", "reward.on_text")]
     assert events[0][2].endswith(f"its {'chat template' if way == 'template' else way} is not that of the model")
-    assert scores_B.tolist() == pytest.approx(by_transformers(tmp_path / "rm"), rel=1e-4)
+    assert scores_B.tolist() == pytest.approx(by_transformers(tmp_path / "rm"), rel=1e-4, abs=1e-6)
 
 
 def test_an_ensemble_says_how_far_its_members_are_apart(
@@ -171,7 +171,9 @@ def test_an_ensemble_says_how_far_its_members_are_apart(
     reward, _ = opened(settings, {"reward.from": str(tmp_path / "rms")})
     scores_B = reward.score(sampled(tiny_tokenizer()))
     one, other = (by_transformers(tmp_path / "rms" / name) for name in ("member-0", "member-1"))
-    assert scores_B.tolist() == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-4)
+    assert scores_B.tolist() == pytest.approx(
+        [(a + b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-4, abs=1e-6
+    )
     spread_B = cast(Any, reward.source).disagreement_B
     assert spread_B.tolist() == pytest.approx([abs(a - b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-3)
     reward.score(sampled(tiny_tokenizer()))
@@ -198,7 +200,7 @@ def test_the_models_of_a_mix_are_found_by_their_place_in_the_recipe(
     reward, _ = opened(settings, {"reward.parts.style.from": str(tmp_path / "rm")})
     style = by_transformers(tmp_path / "rm")
     expected = [2 * style[0] - len(ANSWERS[0][0]), 2 * style[1] - len(ANSWERS[1][0])]
-    assert reward.score(sampled(tiny_tokenizer())).tolist() == pytest.approx(expected, rel=1e-4)
+    assert reward.score(sampled(tiny_tokenizer())).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert [tally.source for tally in reward.tallies] == ["reward.style", "reward.brief"]
 
 
@@ -206,7 +208,7 @@ def test_longer_texts_lose_their_beginning_as_in_training(opened: Open, tmp_path
     save(reward_model(seed=3, max_length=24), tmp_path / "rm")
     reward, events = opened("reward", {"reward": str(tmp_path / "rm")}, max_tokens=25)
     assert reward.score(sampled(tiny_tokenizer())).tolist() == pytest.approx(
-        by_transformers(tmp_path / "rm", last=24), rel=1e-4
+        by_transformers(tmp_path / "rm", last=24), rel=1e-4, abs=1e-6
     )
     place = tmp_path / "rm"
     assert events == [
@@ -227,7 +229,7 @@ def test_a_model_that_refuses_long_texts_is_asked_before_anything_is_sampled(ope
     reward, events = opened("reward", inputs, max_tokens=99)
     assert events == []
     expected = by_transformers(tmp_path / "rm")
-    assert reward.score(sampled(tiny_tokenizer())).tolist() == pytest.approx(expected, rel=1e-4)
+    assert reward.score(sampled(tiny_tokenizer())).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_where_lengths_are_unknown_a_refused_text_has_no_score(opened: Open, tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_where_lengths_are_unknown_a_refused_text_has_no_score(opened: Open, tmp
     reward, events = opened("reward", {"reward": str(tmp_path / "rm")})
     scores = reward.score(sampled(tiny_tokenizer())).tolist()
     assert events[0][1] == "reward.on_text"
-    assert scores[0] == pytest.approx(by_transformers(tmp_path / "rm")[0], rel=1e-4)
+    assert scores[0] == pytest.approx(by_transformers(tmp_path / "rm")[0], rel=1e-4, abs=1e-6)
     assert math.isnan(scores[1])
     assert "69 tokens is longer than the window of 68" in next(iter(reward.tallies[0].report().reasons))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,7 +18,8 @@ from kedge.models.adapters import base_of
 from kedge.models.ensemble import Ensemble, Member, load_reward
 from kedge.models.load import DTypeName
 from kedge.models.reward_files import ENSEMBLE
-from kedge.models.reward_model import RewardFacts
+from kedge.models.reward_model import RewardFacts, RewardModel
+from kedge.models.roles.reward import reward_role
 from kedge.models.settings import Combine, MeanOfMembers
 from kedge.pipeline.reward_data import Encoder
 from kedge.pipeline.training import pick_device
@@ -55,6 +56,15 @@ def load_judge(reward: str, *, device: str) -> Judge:
     members = loaded.members if is_many else (loaded,)
     combine = loaded.combine if is_many else MeanOfMembers()
     return judge_of(str(place), members, combine, base=base_of(members[0].model))
+
+
+def load_standing(reward: str, *, device: str, compiled: bool = False) -> Judge:
+    """The same judge for a stage that asks it often: it scores packed rows, which must be padded on the right."""
+    judge = load_judge(reward, device=device)
+    members = tuple(
+        reward_role(one, compiled=compiled) if isinstance(one, RewardModel) else one for one in judge.members
+    )
+    return replace(judge, members=members)
 
 
 def judge_of(place: str, members: tuple[Member, ...], combine: Combine, *, base: PreTrainedModel) -> Judge:

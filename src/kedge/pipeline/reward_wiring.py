@@ -26,7 +26,7 @@ from kedge.data.examples import Message, Role
 from kedge.data.template import encode_conversation, encode_prompt, stop_ids, template_hash
 from kedge.models.ensemble import Ensemble, Scorer, combined, disagreement
 from kedge.pipeline.context import Context
-from kedge.pipeline.judge import Judge, load_judge, template_findings
+from kedge.pipeline.judge import Judge, load_standing, template_findings
 from kedge.rewards.build import Reward, Wiring, build
 from kedge.rewards.context import Context as RewardContext
 from kedge.rewards.failures import Guarded, Tally
@@ -61,7 +61,7 @@ def open_reward(
     read = partial(answers_of, cases=cases, decode=partial(decoded, tokenizer))
 
     def open_model(source: ModelSource, tally: Tally) -> RewardSource:
-        judge = load(source.place) if load else load_judge(source.place, device=device)
+        judge = load(source.place) if load else load_standing(source.place, device=device)
         _check_window(context, judge, tally.source, max_tokens)
         for finding in template_findings(judge):
             context.event("warning", "reward.template", f"{tally.source}: {finding.message}", **finding.evidence)

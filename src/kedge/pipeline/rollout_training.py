@@ -31,7 +31,7 @@ from kedge.models.roles.trunk import trunk
 from kedge.pipeline import training
 from kedge.pipeline.context import Context
 from kedge.pipeline.interrupt import Interrupt, interruptible
-from kedge.pipeline.judge import Judge, find_judge, judge_of, load_judge
+from kedge.pipeline.judge import Judge, find_judge, judge_of, load_standing
 from kedge.pipeline.lookout import Lookout
 from kedge.pipeline.prompt_book import PromptBook, read_prompts
 from kedge.pipeline.reward_wiring import decoded, open_reward
@@ -140,7 +140,8 @@ def _session(
         _, field = _first_model(settings.reward, "reward")
         is_shared = held.shared_judge is not None and place == context.input(field)
         if held.shared_judge is None or not is_shared:
-            return load_judge(place, device=training.pick_device(context.device))
+            device = training.pick_device(context.device)
+            return load_standing(place, device=device, compiled=settings.hold.compile)
         return judge_of(place, held.shared_judge.members, held.shared_judge.combine, base=base_of(held.model))
 
     def source(wanted: RewardSettings | str, field: str) -> Reward:

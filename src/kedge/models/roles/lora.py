@@ -34,7 +34,7 @@ from kedge.models.roles.hold import (
 )
 from kedge.models.roles.memory import RoleMemory, of_role
 from kedge.models.roles.policy import Policy
-from kedge.models.roles.reward import SharedReward
+from kedge.models.roles.reward import RewardRole
 from kedge.models.shared_reward import SharedMembers, load_body_adapter, load_head, members_on
 from kedge.models.stepper import Stepper
 
@@ -99,12 +99,12 @@ def _judge(wanted: Wanted, model: PeftModel, members: SharedMembers | None) -> S
         return None
     assert wanted.reward is not None
     tokenizer = tokenizer_of(wanted.reward)
-    judges: list[SharedReward] = []
+    judges: list[RewardRole] = []
     for index, (folder, facts) in enumerate(zip(members.folders, members.facts, strict=True)):
         name = f"reward-{index}"
         load_body_adapter(model, folder, name=name)
         head_KD = load_head(folder).to(wanted.device)
-        judges.append(SharedReward(body=Adapted(model, name), head_KD=head_KD, tokenizer=tokenizer, facts=facts))
+        judges.append(RewardRole(body=Adapted(model, name), head_KD=head_KD, tokenizer=tokenizer, facts=facts))
     return SharedJudge(members=tuple(judges), combine=members.combine)
 
 

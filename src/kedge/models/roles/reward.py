@@ -1,4 +1,4 @@
-"""The reward role where it shares weights with the others: a scorer over a body, as a member of a judge.
+"""The reward role: a scorer over a body, as a member of a judge. It reads packed rows, and the last layer only at ends.
 
 Shape letters: B sequences, T token positions, K objectives, D width.
 """
@@ -8,18 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
 from kedge.core.loss import widen
+from kedge.models.adapters import base_of
+from kedge.models.compiling import compile_layers
 from kedge.models.heads import last_token
-from kedge.models.reward_model import RewardFacts
-from kedge.models.roles.bodies import Body
+from kedge.models.reward_model import RewardFacts, RewardModel, head_of
+from kedge.models.roles.bodies import Adapted, Body, Whole, without_dropout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedReward:
+class RewardRole:
     """Reads what `kedge.models.reward_model.RewardModel` reads, and says the same."""
 
     body: Body
@@ -43,3 +46,16 @@ class SharedReward:
             last_BD = self.body.hidden(tokens_BT.to(self.device), mask_BT, last_token(mask_BT))
         scores_BK = linear(widen(last_BD), self.head_KD)
         return self.facts.normaliser(scores_BK) if normalised else scores_BK
+
+
+def reward_role(member: RewardModel, *, compiled: bool) -> RewardRole:
+    """A reward model with weights of its own, which from now on scores and does not learn."""
+    model = member.model
+    member.activate()
+    head_KD = head_of(model).weight.detach().clone()
+    without_dropout(model.eval())
+    model.requires_grad_(False)  # after `activate`, which makes an adapter trainable
+    if compiled:
+        compile_layers(base_of(model))
+    body = Adapted(model, member.adapter) if isinstance(model, PeftModel) else Whole(model)
+    return RewardRole(body=body, head_KD=head_KD, tokenizer=member.tokenizer, facts=member.facts)

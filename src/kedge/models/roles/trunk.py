@@ -33,7 +33,7 @@ from kedge.models.roles.hold import (
     width_of,
 )
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
-from kedge.models.roles.reward import SharedReward
+from kedge.models.roles.reward import RewardRole
 from kedge.models.settings import Combine, MeanOfMembers
 
 _NOTE = (
@@ -102,7 +102,7 @@ def _members(wanted: Wanted, model: PreTrainedModel, layers: int) -> tuple[tuple
 
 def _judge(cut: Cut, members: Sequence[RewardModel], tops: Sequence[PreTrainedModel], combine: Combine) -> SharedJudge:
     judges = tuple(
-        SharedReward(
+        RewardRole(
             body=Topped(cut, top, names=top),
             head_KD=head_of(plain(member)).weight.detach().clone(),
             tokenizer=member.tokenizer,
