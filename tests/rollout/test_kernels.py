@@ -17,6 +17,7 @@ from kedge.models.settings import LoraSettings
 from kedge.rollout.cache import RowCache, for_decoding
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.local import LocalGenerator
+from kedge.rollout.merged import StandIns, is_adapted
 from kedge.rollout.prompts import repeated
 from kedge.rollout.sampling import draw, folded
 from kedge.rollout.settings import SamplingSettings
@@ -196,13 +197,12 @@ def _with_adapter(model: Any) -> Any:
 
 @torch.no_grad()
 def _add_adapter(plain: Any, adapted: Any) -> None:
-    """Into the matrices of a model like the base, as `rollout.merged` says it."""
-    module: Any
-    for name, module in base_of(adapted).named_modules():
-        if hasattr(module, "lora_A"):
-            a_RK, b_NR = module.lora_A["actor"].weight.float(), module.lora_B["actor"].weight.float()
-            wide_NK = torch.addmm(module.base_layer.weight.float(), b_NR, a_RK, alpha=module.scaling["actor"])
-            plain.get_submodule(name).weight.copy_(wide_NK)
+    """Into the matrices of a model like the base, rounded by the lots that `rollout.merged` draws."""
+    base = base_of(adapted)
+    names = [name for name, module in base.named_modules() if is_adapted(module)]
+    with StandIns().within(base):
+        for name in names:
+            plain.get_submodule(name).weight.copy_(base.get_submodule(name).weight)
 
 
 @pytest.mark.slow
