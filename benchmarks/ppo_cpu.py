@@ -18,7 +18,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from peers.case import Case, Measured, measure, write_models
+import torch
+
+from peers.case import Case, Measured, config_of, measure, write_models
+from peers.floor import floor, measured_rates, weights_of
 
 SIDES = ("trl", "separate", "lora", "trunk", "trunk-3")
 WAYS = ("sampled", "compiled")
@@ -49,6 +52,7 @@ def main() -> None:
                 found[side].append(one_side(side, replace(case, profile=args.profile if is_last else 0)))
     prefix = "cpu/" if args.clock == "cpu" else ""
     show({side: fastest(many, prefix) for side, many in found.items()}, case)
+    show_floor(case)
     for side, many in found.items():
         show_costs(side, many[-1])
 
@@ -99,6 +103,17 @@ def show(sides: dict[str, dict[str, float]], case: Case) -> None:
         seconds = " ".join(f"{best[phase]:8.2f}" for phase in PHASES)
         print(f"{side:{width}}  {seconds} {tokens / best['step']:>9,.0f} {best['peak']:>9.2f}", end="")
         print("   " + " ".join(f"{peer[phase] / best[phase]:6.2f}x" for phase in PHASES) if peer else "")
+
+
+def show_floor(case: Case) -> None:
+    """What the operations of `separate` take at the rate of a large product of matrices, with as many threads."""
+    torch.set_num_threads(case.threads or torch.get_num_threads())
+    rates = measured_rates("cpu")
+    lengths = [case.new_tokens] * case.rows
+    shape = weights_of(config_of(case.shape))
+    least = floor(shape, rates, lengths, prompt=case.prompt_tokens, epochs=case.epochs, minibatches=case.minibatches)
+    told = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in least.items())
+    print(f"the floor of separate: {told}, whole {sum(least.values()):.2f} s at {rates.matrix / 1e9:.0f} GFLOP/s")
 
 
 def show_costs(side: str, found: Measured) -> None:

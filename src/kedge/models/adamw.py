@@ -60,14 +60,12 @@ class ByTorch:
         self, weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.AdamW
     ) -> None:
         self._weights, self._masters, self._optimiser = list(weights), list(masters), optimiser
-        both = zip(weights, masters, strict=True)
-        self._copied = [(weight, master) for weight, master in both if weight is not master]
 
     def clear(self) -> None:
         self._optimiser.zero_grad(set_to_none=True)
 
     def add(self, loss: Tensor) -> None:
-        if not self._copied:
+        if not _copied(self._weights, self._masters):
             loss.backward()
             return
         waiting = [
@@ -95,11 +93,8 @@ class ByTorch:
         self._optimiser.step()
         self.publish()
 
-    @torch.no_grad()
     def publish(self) -> None:
-        if self._copied:
-            weights, masters = zip(*self._copied, strict=True)
-            _torch._foreach_copy_(weights, masters)
+        _publish(self._weights, self._masters)
 
 
 class InOnePass:
@@ -110,7 +105,6 @@ class InOnePass:
     ) -> None:
         self._weights, self._masters, self._optimiser = list(weights), list(masters), optimiser
         self._sums: list[Tensor | None] = []
-        self.publish = ByTorch(weights, masters, optimiser).publish
         self.clear()
 
     def clear(self) -> None:
@@ -160,6 +154,9 @@ class InOnePass:
             move(moved, group, scale=scale)
         self.clear()  # the memory of the gradients is free for the next role
 
+    def publish(self) -> None:
+        _publish(self._weights, self._masters)
+
     def _state(self, master: nn.Parameter) -> dict[str, Tensor]:
         """As torch's optimiser has it, made when it is first needed; its step is counted on the host."""
         state: dict[str, Tensor] = self._optimiser.state[master]
@@ -169,6 +166,17 @@ class InOnePass:
         elif state["step"].is_cuda:
             state["step"] = state["step"].cpu()
         return state
+
+
+def _copied(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:
+    """The weights that have a master beside them, with it."""
+    return [(weight, master) for weight, master in zip(weights, masters, strict=True) if weight is not master]
+
+
+@torch.no_grad()
+def _publish(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> None:
+    if copied := _copied(weights, masters):
+        _torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
 
 
 def _gradients(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor | None]:

@@ -50,7 +50,7 @@ class ModelSource(Section):
     """A reward stage, or a folder."""
     objective: str | None = None
     """Which of its objectives; needed where it has several."""
-    rows: int = Field(default=16, ge=1)
+    rows: int = Field(default=64, ge=1)
     """Answers in memory at once."""
 
 
