@@ -20,7 +20,8 @@ from kedge.models.tiny import IM_END, make_tiny, tiny_model, tiny_tokenizer
 from kedge.pipeline import answering
 from kedge.pipeline.answering import Answering, answer
 from kedge.pipeline.divergence import log_ratios
-from kedge.pipeline.sampling import asked_prompts, checked_device, find_model, refuse_target, rows_of, sampling_from
+from kedge.pipeline.sampling import asked_prompts, find_model, refuse_target, rows_of, sampling_from
+from kedge.pipeline.training import checked_device
 from kedge.rollout.settings import SamplingSettings
 
 PROMPTS: list[Messages] = [

@@ -42,6 +42,7 @@ def sample(
     """Sample answers; the same seed gives the same ones."""
     from kedge.pipeline import best_of_sampling, sampling
     from kedge.pipeline.answering import Answering, answer
+    from kedge.pipeline.training import checked_device
 
     sampling.refuse_target(to)
     judge = best_of_sampling.judge_for(best_of, reward, answers, device=device)
@@ -61,7 +62,7 @@ def sample(
         answers=answers,
         seed=seed,
         chat_template=chat_template,
-        device=sampling.checked_device(device),
+        device=checked_device(device),
         dtype=dtype,
     )
     with counter(f"of {len(asked) * answers:,} answers", is_quiet=as_json) as progress:

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import torch
-
-from kedge.core.errors import ConfigError, ModelError
+from kedge.core.errors import ModelError
 from kedge.core.findings import Finding
 from kedge.data.template import template_hash
 from kedge.models.adapters import base_of
@@ -22,7 +20,7 @@ from kedge.models.reward_model import RewardFacts, RewardModel
 from kedge.models.roles.reward import reward_role
 from kedge.models.settings import Combine, MeanOfMembers
 from kedge.pipeline.reward_data import Encoder
-from kedge.pipeline.training import pick_device
+from kedge.pipeline.training import checked_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +49,7 @@ class Judge:
 def load_judge(reward: str, *, device: str) -> Judge:
     """The judge in a folder: of a model, an ensemble, or a run or stage that made one."""
     place = find_judge(reward)
-    loaded = load_reward(place, dtype=_dtype(place), device=_device(device))
+    loaded = load_reward(place, dtype=_dtype(place), device=checked_device(device))
     is_many = isinstance(loaded, Ensemble)
     members = loaded.members if is_many else (loaded,)
     combine = loaded.combine if is_many else MeanOfMembers()
@@ -134,13 +132,3 @@ def _config(folder: Path) -> dict[str, Any]:
         return json.loads((folder / "config.json").read_text())
     except ValueError as error:
         raise ModelError(f"{folder}: its config.json is damaged: {error}") from error
-
-
-def _device(wanted: str) -> str:
-    try:
-        device = torch.device(pick_device(wanted))
-    except RuntimeError as error:
-        raise ConfigError(f"--device {wanted}: there is no such device; auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {wanted}: torch finds no GPU here; use cpu")
-    return str(device)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from pydantic import ValidationError
 
 from kedge.core.errors import ConfigError, ModelError
@@ -15,7 +14,6 @@ from kedge.data.examples import Message, Messages, Prompt
 from kedge.data.reading import read
 from kedge.data.writing import WRITABLE, row_writer
 from kedge.pipeline.answering import Answered
-from kedge.pipeline.training import pick_device
 from kedge.rollout.settings import SamplingSettings
 
 
@@ -57,16 +55,6 @@ def sampling_from(values: Mapping[str, Any]) -> SamplingSettings:
             if one["loc"]
         ]
         raise ConfigError("; ".join(told)) from error
-
-
-def checked_device(wanted: str) -> str:
-    try:
-        device = torch.device(pick_device(wanted))
-    except RuntimeError as error:
-        raise ConfigError(f"--device {wanted}: there is no such device; auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {wanted}: torch finds no GPU here; use cpu")
-    return str(device)
 
 
 def refuse_target(to: Path | None) -> None:

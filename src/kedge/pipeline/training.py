@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from kedge.core.errors import ConfigError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.models.learner import Learner
 from kedge.pipeline.context import Context
@@ -23,6 +24,17 @@ BatchT = TypeVar("BatchT")
 def pick_device(wanted: str) -> str:
     """`auto` is the GPU where there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def checked_device(wanted: str) -> str:
+    """The same for `--device`, with words for one that is not there."""
+    try:
+        device = torch.device(pick_device(wanted))
+    except RuntimeError as error:
+        raise ConfigError(f"--device {wanted}: there is no such device; auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {wanted}: torch finds no GPU here; use cpu")
+    return str(device)
 
 
 class Meter:
