@@ -267,3 +267,9 @@ def test_the_memory_table_counts_what_learns(wanted: Wanted) -> None:
     assert 0 < adapted["actor"].learns < weights / 4
     shared = {row.role: row for row in trunk(wanted).memory}
     assert shared["trunk"].own_bytes + shared["actor"].own_bytes == 4 * weights
+
+
+def test_more_rows_are_asked_at_once_where_learning_holds_more_than_one_layer(wanted: Wanted) -> None:
+    on_gpu = replace(wanted, device="cuda:1", rows=4)
+    found = [one.still_rows for one in (wanted, on_gpu, replace(on_gpu, recompute=True))]
+    assert found == [wanted.rows, 16, 4]

@@ -25,14 +25,16 @@ from kedge.models.stepper import Objective, Stepper, Sums, Term
 
 
 class Critic:
-    def __init__(self, body: Body, head: nn.Linear, stepper: Stepper, *, rows: int) -> None:
-        self._body, self._head, self.stepper, self._rows = body, head, stepper, rows
+    def __init__(self, body: Body, head: nn.Linear, stepper: Stepper, *, rows: int, still_rows: int) -> None:
+        """`rows` sequences are learnt from at once, `still_rows` asked."""
+        self._body, self._head, self.stepper = body, head, stepper
+        self._rows, self._still_rows = rows, still_rows
 
     @torch.no_grad()
     def values(self, rollouts: Rollouts) -> Tensor:
         """`values_BT` on the response as the critic is now, 0 elsewhere; without gradient."""
         with self._body.active(), self.stepper.autocast():
-            return each(rollouts, self._rows, self._values)
+            return each(rollouts, self._still_rows, self._values)
 
     def update(self, targets: ValueTargets, loss: ValueLoss, *, per: Per) -> dict[str, float]:
         """One optimiser step."""

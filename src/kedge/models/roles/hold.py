@@ -35,6 +35,10 @@ from kedge.models.stepper import Stepper
 
 RoleKind = Literal["separate", "lora", "trunk"]
 
+_STILL_ON_GPU = 4
+"""So many times the rows are asked at once without gradients on a GPU: they hold one layer's activations instead of all
+layers', so this takes less memory than learning does, and each launch does four times the work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
@@ -65,6 +69,12 @@ class Wanted:
     seed: int
     compile: bool = False
     """Compile the layers of every role."""
+
+    @property
+    def still_rows(self) -> int:
+        """Rows at once where nothing is learnt. With `recompute`, learning too holds one layer's activations."""
+        is_ample = torch.device(self.device).type == "cuda" and not self.recompute
+        return self.rows * (_STILL_ON_GPU if is_ample else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +137,7 @@ def make_policy(wanted: Wanted, body: Body, head: Callable[[], Tensor]) -> Polic
         stepper,
         temperature=wanted.temperature,
         rows=wanted.rows,
+        still_rows=wanted.still_rows,
         compiled=wanted.compile,
         imitation=wanted.imitation,
         average=None if wanted.ema is None else Average(stepper.weights(), wanted.ema),
@@ -135,9 +146,8 @@ def make_policy(wanted: Wanted, body: Body, head: Callable[[], Tensor]) -> Polic
 
 def make_critic(wanted: Wanted, settings: OptimiserSettings, body: Body, head: nn.Linear) -> Critic:
     named = [*body.trainable(), *((f"value_head.{name}", one) for name, one in head.named_parameters())]
-    return Critic(
-        body, head, Stepper(named, settings, total_steps=wanted.critic_steps, owner="critic"), rows=wanted.rows
-    )
+    stepper = Stepper(named, settings, total_steps=wanted.critic_steps, owner="critic")
+    return Critic(body, head, stepper, rows=wanted.rows, still_rows=wanted.still_rows)
 
 
 def make_reference(wanted: Wanted, body: Body, head: Callable[[], Tensor], policy: Policy) -> Reference:
@@ -147,7 +157,7 @@ def make_reference(wanted: Wanted, body: Body, head: Callable[[], Tensor], polic
         body,
         head,
         temperature=wanted.temperature,
-        rows=wanted.rows,
+        rows=wanted.still_rows,
         compiled=wanted.compile,
         autocast=autocast,
     )

@@ -82,16 +82,17 @@ class Policy:
         *,
         temperature: float,
         rows: int,
+        still_rows: int,
         compiled: bool,
         imitation: Imitation | None = None,
         average: Average | None = None,
     ) -> None:
-        """`rows` sequences are in memory at once. `average` follows the weights after every step."""
+        """`rows` sequences are learnt from at once, `still_rows` asked. `average` follows the weights."""
         self._body, self._head, self.stepper = body, head, stepper
         self._temperature, self._rows, self._compiled = temperature, rows, compiled
         self._imitation, self._average = imitation, average
         self._still = Reference(
-            body, head, temperature=temperature, rows=rows, compiled=compiled, autocast=stepper.autocast
+            body, head, temperature=temperature, rows=still_rows, compiled=compiled, autocast=stepper.autocast
         )
 
     def logprobs(self, rollouts: Rollouts) -> Tensor:

@@ -15,10 +15,6 @@ from kedge.core.records import Experience, Rollouts, ValueTargets, take, trimmed
 
 RecordT = TypeVar("RecordT", Rollouts, Experience, ValueTargets)
 
-_STILL_ON_GPU = 4
-"""So many times as many rows are asked at once without gradients on a GPU. They hold one layer's activations instead of
-all layers', so this takes less memory than learning does, and each launch does four times the work."""
-
 
 def micro_batches(record: RecordT, rows: int) -> list[RecordT]:
     """At most `rows` rows each; which rows share one changes speed and memory, never the sum of their losses."""
@@ -26,9 +22,7 @@ def micro_batches(record: RecordT, rows: int) -> list[RecordT]:
 
 
 def each(rollouts: Rollouts, rows: int, ask: Callable[[Rollouts], Tensor]) -> Tensor:
-    """`ask`, without gradients, of every micro-batch, as one (B, T) tensor in the order of `rollouts`; 0 where nobody
-    was asked. On a GPU micro-batches are larger than those that are learnt from."""
-    rows *= _STILL_ON_GPU if rollouts.tokens_BT.is_cuda else 1
+    """`ask` of every micro-batch, as one (B, T) tensor in the order of `rollouts`; 0 where nobody was asked."""
     answer_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
     for index_R, part in _parts(rollouts, rows):
         found_RT = ask(part)
