@@ -94,7 +94,7 @@ class LocalGenerator:
         places = next(size for size in self._buckets if size >= min(self._buckets[-1], len(prompts.tokens)))
         sampler = self._sampler()
         self.path, _ = self._choose()  # adapters may have come since
-        with for_decoding(self._model), self._plain_layers():
+        with self._on_its_device(), for_decoding(self._model), self._plain_layers():
             decoding = Decoding(
                 self._model,
                 self._steps(sampler, places, max(map(len, prompts.tokens)) + self._settings.max_new_tokens),
@@ -133,6 +133,11 @@ class LocalGenerator:
             return "eager", "the package triton is not installed"
         reason = obstacle(self._model)
         return ("graph", reason) if reason else ("fused", "")
+
+    def _on_its_device(self) -> AbstractContextManager[object]:
+        """Kernels and graphs are those of the current GPU, which need not be the model's."""
+        device = self._model.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _plain_layers(self) -> AbstractContextManager[None]:
         """The kernels read one matrix a layer: within, layers with adapters are such layers."""

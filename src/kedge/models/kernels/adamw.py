@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -55,23 +56,24 @@ def _move(moved: Sequence[Moved], settings: Mapping[str, Any], *, scale: float, 
     ).to(device, non_blocking=True)
     sizes_K, which_P, first_P = _programs(tuple(one.master.numel() for one in moved), device)
     beta1, beta2 = settings["betas"]
-    _adamw[(len(which_P),)](
-        addresses_K5,
-        sizes_K,
-        which_P,
-        first_P,
-        scale,
-        1 - beta1,
-        1 - beta2,
-        settings["eps"],
-        1 - settings["lr"] * settings["weight_decay"],
-        settings["lr"] / (1 - beta1**step),
-        (1 - beta2**step) ** -0.5,
-        HAS_COPY=has_copy,
-        IS_NARROW=gradients[0].dtype == torch.bfloat16,
-        BLOCK=_BLOCK,
-        num_warps=8,
-    )
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton launches on the current one
+        _adamw[(len(which_P),)](
+            addresses_K5,
+            sizes_K,
+            which_P,
+            first_P,
+            scale,
+            1 - beta1,
+            1 - beta2,
+            settings["eps"],
+            1 - settings["lr"] * settings["weight_decay"],
+            settings["lr"] / (1 - beta1**step),
+            (1 - beta2**step) ** -0.5,
+            HAS_COPY=has_copy,
+            IS_NARROW=gradients[0].dtype == torch.bfloat16,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
 
 
 def _readable(gradient: Tensor) -> Tensor:
