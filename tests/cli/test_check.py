@@ -92,6 +92,34 @@ def test_an_override_counts_as_if_it_were_written(kedge: Kedge) -> None:
     assert "not fit to run: 1 fatal" in done.out
 
 
+@pytest.mark.parametrize(
+    ("method", "kind", "problem"),
+    [
+        ("dpo", "thumbs", "holds thumbs, recognised by prompt, completion, label; pairs are needed here"),
+        ("kto", "rankings", "holds rankings, recognised by prompt, answers, rank; thumbs are needed here"),
+        ("kto", "thumbs", ""),
+        ("kto", "pairs", ""),
+        ("dpo", "rankings", ""),
+    ],
+)
+def test_what_a_preference_method_can_learn_from_depends_on_it(
+    kedge: Kedge, folder: Path, method: str, kind: str, problem: str
+) -> None:
+    rows = {
+        "thumbs": [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 2 == 0} for n in range(20)],
+        "pairs": [{"prompt": f"q{n}", "chosen": "yes", "rejected": "no"} for n in range(20)],
+        "rankings": [{"prompt": f"q{n}", "answers": ["yes", "no"], "rank": [1, 2]} for n in range(20)],
+    }
+    (folder / "judged.jsonl").write_text("\n".join(map(json.dumps, rows[kind])))
+    (folder / "learn.yaml").write_text(
+        "kedge: 1\nname: learn\nmodel: tiny\n"
+        f"stages:\n  p: {{kind: preference, method: {method}, data: judged.jsonl}}\n"
+    )
+    done = kedge("check", "learn.yaml")
+    assert done.code == (2 if problem else 0), done.out + done.err
+    assert problem in done.out
+
+
 def test_a_ppo_recipe_tells_the_arithmetic_of_an_iteration(kedge: Kedge, folder: Path) -> None:
     (folder / "ppo.yaml").write_text(
         SFT + "  rm: {kind: reward, data: data/pairs.jsonl}\n"

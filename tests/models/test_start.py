@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from kedge.core.errors import ModelError
@@ -43,6 +44,19 @@ def test_positions_that_are_learnt_are_embeddings_too() -> None:
     assert {name.split(".")[1] for name in trainable_names(model)} == {"h", "ln_f"}
     assert {name.split(".")[2] for name in trainable_names(model) if ".h." in name} == {"2"}
     assert [id(one) for one in blocks_of(model)] == [id(one) for one in model.transformer.h]
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, dropout=0.5)], ids=["full", "lora"])
+def test_a_model_without_dropout_says_the_same_each_time(tmp_path: Path, lora: LoraSettings | None) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    for keeps_dropout in (True, False):
+        model = start_causal(str(tmp_path), lora=lora, device="cpu", seed=1, keeps_dropout=keeps_dropout).train()
+        first, again = (model(input_ids=TOKENS_BT).logits for _ in range(2))
+        assert torch.equal(first, again) is not keeps_dropout  # that of adapters too: they begin as nothing
+        own = [one.p for name, one in model.named_modules() if ".lora_dropout" in name and isinstance(one, nn.Dropout)]
+        assert bool(own) is (lora is not None)
+        assert set(own) <= {0.5}
 
 
 def test_one_block_at_least_learns(tiny: Path) -> None:

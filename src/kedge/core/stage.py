@@ -41,8 +41,9 @@ class Stage:
     """`makes` maps an output's name to its kind; the first one is what the bare stage name stands for.
 
     The settings have a field `kind` that names the stage. `explain` says their arithmetic in plain words, `check`
-    looks for trouble that types cannot express, `window` is the most tokens that an example may have, and
-    `run(context, settings)` does the work and returns the path of each output (`kedge.pipeline.context.Context`).
+    looks for trouble that types cannot express, `window` is the most tokens that an example may have, `inputs` has the
+    kinds of those inputs that can have fewer than their marks say, by field, and `run(context, settings)` does the
+    work and returns the path of each output (`kedge.pipeline.context.Context`).
     A stage without `run` can be checked only.
     """
 
@@ -52,4 +53,5 @@ class Stage:
     explain: Callable[[Any], Sequence[str]]
     check: Callable[[Any], Iterable[Finding]] = lambda settings: ()
     window: Callable[[Any], int | None] = lambda settings: None
+    inputs: Callable[[Any], Mapping[str, tuple[ArtifactKind, ...]]] = lambda settings: {}
     run: Callable[[Any, Any], Mapping[str, Path]] | None = None

@@ -16,14 +16,31 @@ from kedge.models.reward_files import whole_folder
 from kedge.models.settings import LoraSettings
 
 
-def start_causal(source: str, *, lora: LoraSettings | None, device: str, seed: int) -> Module:
-    """All weights of a model, or adapters on a frozen base.
+def start_causal(
+    source: str, *, lora: LoraSettings | None, device: str, seed: int, keeps_dropout: bool = True
+) -> Module:
+    """All weights of a model, or adapters on a frozen base, whose own dropout is in their settings.
 
     Weights that learn are float32, whatever they multiply in: in bfloat16 small updates would be rounded away.
     """
-    if lora is None:
-        return load_causal(source, dtype="float32", device=device)
-    return with_lora(load_causal(source, device=device, bits=lora.base_bits), lora, name="policy", seed=seed)
+    base = (
+        load_causal(source, device=device, bits=lora.base_bits)
+        if lora
+        else load_causal(source, dtype="float32", device=device)
+    )
+    if not keeps_dropout:
+        without_dropout(base)
+    return with_lora(base, lora, name="policy", seed=seed) if lora else base
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Turn dropout off for good: where log-probs are compared, they must be the same each time they are asked for."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def freeze_lowest(model: PreTrainedModel, count: int) -> None:

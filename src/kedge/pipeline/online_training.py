@@ -55,7 +55,9 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
     """All rounds, from where the run was; then the policy is looked at and saved."""
     torch.manual_seed(context.seed)
     device = training.pick_device(context.device)
-    model = start_causal(context.input("from"), lora=settings.lora, device=device, seed=context.seed)
+    model = start_causal(
+        context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
+    )
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, TDPO))
     drawing = online.drawing(samples=settings.samples)
     asker = asker_for(context, drawing, model, start, device=device, under="online.")

@@ -43,7 +43,9 @@ def train_preference(context: Context, settings: PreferenceSettings) -> Path:
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
     data, held = given_data(context, settings, tokenizer)
     device = training.pick_device(context.device)
-    model = start_causal(context.input("from"), lora=settings.lora, device=device, seed=context.seed)
+    model = start_causal(
+        context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
+    )
     lesson = Lesson(
         data=data,
         held=held,

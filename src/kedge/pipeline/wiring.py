@@ -83,6 +83,7 @@ def inputs_of(settings: Section) -> Iterator[tuple[tuple[str, ...], Input, Any]]
 
 def _links_of(name: str, recipe: Recipe, faults: list[str]) -> list[Link]:
     links: list[Link] = []
+    narrowed = recipe.kinds[name].inputs(recipe.stages[name])
     for where, mark, value in inputs_of(recipe.stages[name]):
         if value is None and "model" in mark.kinds and where == ("from",):
             value = recipe.settings.model
@@ -91,14 +92,23 @@ def _links_of(name: str, recipe: Recipe, faults: list[str]) -> list[Link]:
         folder = (place.file or recipe.file).parent
         listed = [] if value is None else [value] if isinstance(value, str) else list(value)
         for one in cast("list[str]", listed):
-            links.append(_link(name, ".".join(where), mark, one, folder, recipe, faults))
+            field = ".".join(where)
+            links.append(_link(name, field, narrowed.get(field, mark.kinds), one, folder, recipe, faults))
     return links
 
 
-def _link(name: str, field: str, mark: Input, value: str, folder: Path, recipe: Recipe, faults: list[str]) -> Link:
+def _link(
+    name: str,
+    field: str,
+    kinds: tuple[ArtifactKind, ...],
+    value: str,
+    folder: Path,
+    recipe: Recipe,
+    faults: list[str],
+) -> Link:
     head, dot, output = value.partition(".")
     if head not in recipe.stages or (dot and output not in recipe.kinds[head].makes and (folder / value).is_file()):
-        link = Link(field=field, kinds=mark.kinds, value=value, folder=folder)
+        link = Link(field=field, kinds=kinds, value=value, folder=folder)
         if link.is_data and not Path(link.source()).exists() and "/" not in value:
             hint = did_you_mean(head, [other for other in recipe.stages if other != name])
             if hint:
@@ -108,9 +118,9 @@ def _link(name: str, field: str, mark: Input, value: str, folder: Path, recipe: 
     output = output or next(iter(makes))
     if output not in makes:
         faults.append(f"{name}.{field}: {head} makes {', '.join(makes)}, not {output!r}{did_you_mean(output, makes)}")
-    elif not _fits(makes[output], mark.kinds):
-        faults.append(f"{name}.{field}: needs {' or '.join(mark.kinds)}, but {head}.{output} is {makes[output]}")
-    return Link(field=field, kinds=mark.kinds, value=value, folder=folder, stage=head, output=output)
+    elif not _fits(makes[output], kinds):
+        faults.append(f"{name}.{field}: needs {' or '.join(kinds)}, but {head}.{output} is {makes[output]}")
+    return Link(field=field, kinds=kinds, value=value, folder=folder, stage=head, output=output)
 
 
 def _fits(made: ArtifactKind, wanted: Sequence[ArtifactKind]) -> bool:

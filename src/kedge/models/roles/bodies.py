@@ -127,15 +127,5 @@ def _restore(trainable: list[tuple[nn.Parameter, bool]]) -> None:
             one.requires_grad_(flag)
 
 
-def without_dropout(model: nn.Module) -> None:
-    """Turn dropout off for good: in PPO a log-prob must be the same each time it is asked for."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-
-
 def device_of(body: Body) -> torch.device:
     return body.trainable()[0][1].device

@@ -25,12 +25,12 @@ from kedge.models.ensemble import Ensemble, Member, load_reward
 from kedge.models.load import DTypeName
 from kedge.models.reward_model import RewardModel, head_of
 from kedge.models.roles.average import Average
-from kedge.models.roles.bodies import Body, without_dropout
+from kedge.models.roles.bodies import Body
 from kedge.models.roles.critic import Critic, NoCritic, head_from_scores, value_head
 from kedge.models.roles.memory import RoleMemory
 from kedge.models.roles.policy import Imitation, Policy, Reference
 from kedge.models.settings import Combine, LoraSettings
-from kedge.models.start import save_causal
+from kedge.models.start import save_causal, without_dropout
 from kedge.models.stepper import Stepper
 
 RoleKind = Literal["separate", "lora", "trunk"]

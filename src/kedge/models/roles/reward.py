@@ -18,7 +18,8 @@ from kedge.models.adapters import base_of
 from kedge.models.compiling import compile_layers
 from kedge.models.heads import last_token
 from kedge.models.reward_model import RewardFacts, RewardModel, head_of
-from kedge.models.roles.bodies import Adapted, Body, Whole, without_dropout
+from kedge.models.roles.bodies import Adapted, Body, Whole
+from kedge.models.start import without_dropout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, Stage
+from kedge.core.stage import ArtifactKind, Input, Stage
 from kedge.models.preference_settings import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
 from kedge.models.settings import LoraSettings
 from kedge.pipeline.context import Context
@@ -152,6 +152,12 @@ def check(settings: PreferenceSettings) -> Iterator[Finding]:
         )
 
 
+def inputs(settings: PreferenceSettings) -> Mapping[str, tuple[ArtifactKind, ...]]:
+    """KTO learns from single answers, of which a pair is two; all others compare answers."""
+    kinds: tuple[ArtifactKind, ...] = ("thumbs", "pairs") if isinstance(settings.method, KTO) else ("pairs", "rankings")
+    return {"data": kinds, "heldout": kinds}
+
+
 def run(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     if settings.online is not None:
         from kedge.pipeline.online_training import train_online
@@ -169,5 +175,6 @@ STAGE = Stage(
     explain=explain,
     check=check,
     window=lambda settings: settings.max_length,
+    inputs=inputs,
     run=run,
 )
