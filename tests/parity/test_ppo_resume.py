@@ -119,9 +119,9 @@ def assert_same(found: Path, expected: Path) -> None:
     assert [path.name for path in (found / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 
-def wait_for_lines(journal: Path, count: int, *, seconds: float = 60.0) -> None:
+def wait_for_lines(journal: Path, count: int, *, having: bytes = b"\n", seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
-    while not journal.exists() or journal.read_bytes().count(b"\n") < count:
+    while (journal.read_bytes() if journal.exists() else b"").count(having) < count:
         assert time.monotonic() < until, f"{journal} does not grow"
         time.sleep(0.001)
 
@@ -161,8 +161,10 @@ def test_killed_three_times_at_any_moment_it_is_the_same_run(
     roles: str, seed: int, home: Path, whole: Whole, kedge: Any, tmp_path: Path
 ) -> None:
     pick, resumed = Random(seed), ["--no-check"]
-    for count in (1, 3, 5):
+    for number, count in enumerate((1, 3, 5)):
         process = kedge.start("run", home / f"{roles}.yaml", "--runs", tmp_path, *resumed)
+        # What the one before it logged may be lines enough: it must have gone on from there.
+        wait_for_lines(tmp_path / roles / "train/events.jsonl", number, having=b'"run.resumed"')
         wait_for_lines(tmp_path / roles / "train/metrics.jsonl", count)
         time.sleep(pick.uniform(0.0, 0.15))
         assert kedge.kill(process) == -signal.SIGKILL
