@@ -69,7 +69,7 @@ class Update:
         self._case, self._held = case, held
         self._prompts = case.prompts()
         sampling = SamplingSettings(max_new_tokens=case.new_tokens)
-        self._generator = LocalGenerator(
+        self.generator: Any = LocalGenerator(
             base_of(held.model), sampling, stop_ids=case.stop_ids(), pad=PAD, max_rows=case.rows
         )
         self._cfg = PPOConfig(
@@ -78,7 +78,7 @@ class Update:
             minibatches=case.minibatches,
             max_new_tokens=case.new_tokens,
         )
-        self._roles = PPORoles(
+        self.roles = PPORoles(
             policy=held.policy, critic=held.critic, reference=held.reference, reward=reward_of(case, held)
         )
         self._steering = steering_for(self._cfg.kl)
@@ -86,12 +86,12 @@ class Update:
         self.watch = Stopwatch(case.device)
 
     def generated(self, number: int) -> Rollouts:
-        return self._generator.generate(self._asked(number), seed=number)
+        return self.generator.generate(self._asked(number), seed=number)
 
     def __call__(self, number: int) -> None:
         self.rollouts = self.generated(number)
         self.watch.close("generate")
-        iteration(self.rollouts, self._roles, self._cfg, self._steering, self, number=number, seed=number)
+        iteration(self.rollouts, self.roles, self._cfg, self._steering, self, number=number, seed=number)
         self._held.forget()
         self.watch.close("update")
         self.watch.end()
