@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from kedge.trainers.ppo import PPORoles
 from peers.case import Case, write_models
 from peers.kedge_side import HOLD, Update, wanted_for
+from peers.options import add_sizes, case_of, sized
 
 MARK = "role "
 """Stands before what is ours among the profiler's events."""
@@ -34,20 +35,7 @@ MARK = "role "
 def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory() as home:
-        case = Case(
-            home=home,
-            shape=args.shape,
-            rows=args.rows,
-            prompt_tokens=args.prompt_tokens,
-            new_tokens=args.new_tokens,
-            is_unequal=args.lengths == "unequal",
-            epochs=1,
-            minibatches=4,
-            updates=args.updates,
-            micro_batch=args.micro_batch,
-            roles=args.roles,
-            compile=args.compile,
-        )
+        case = case_of(args, home, roles=args.roles)
         write_models(Path(home), case.shape, case.dtype, with_lora=case.roles == "lora")
         clock = Clock(case.device)
         update = Update(case, HOLD[case.roles](wanted_for(case)))
@@ -138,20 +126,10 @@ def show(seconds: dict[str, float], updates: int, kernels: list[tuple[str, str, 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=["0.5b", "1.5b", "tiny"], default="0.5b")
+    add_sizes(parser, updates=4, micro_batch=32)
     parser.add_argument("--roles", choices=list(HOLD), default="separate")
-    parser.add_argument("--rows", type=int, default=128)
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--lengths", choices=["equal", "unequal"], default="equal")
-    parser.add_argument("--updates", type=int, default=4, help="the first warms up")
-    parser.add_argument("--micro-batch", type=int, default=32)
-    parser.add_argument("--compile", action="store_true", help="compile the layers of the roles")
     parser.add_argument("--kernels", type=int, default=20, help="so many of the largest are listed")
-    args = parser.parse_args()
-    if args.updates < 2:
-        parser.error(f"--updates {args.updates}: the first one warms up, so at least 2 are needed")
-    return args
+    return sized(parser)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import torch
 
 from peers.case import Case, Measured, OutOfMemory, config_of, measure, write_models
 from peers.floor import floor, measured_rates, weights_of
+from peers.options import MINIBATCHES, add_sizes, case_of, sized
 
 PHASES = ("generate", "judge", "update")
-MINIBATCHES = 4
 TRL_TOKENS = 12_288
 """Of one micro-batch of TRL's at first: its B×T×V logits leave no room for more at 0.5B on 139 GiB."""
 
@@ -30,21 +30,7 @@ TRL_TOKENS = 12_288
 def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory() as home:
-        case = Case(
-            home=home,
-            shape=args.shape,
-            rows=args.rows,
-            prompt_tokens=args.prompt_tokens,
-            new_tokens=args.new_tokens,
-            is_unequal=args.lengths == "unequal",
-            epochs=1,
-            minibatches=MINIBATCHES,
-            updates=args.updates,
-            micro_batch=args.micro_batch,
-            trl_rollout=args.trl_rollout,
-            compile=args.compile,
-            profile=10 if args.profile else 0,
-        )
+        case = case_of(args, home, trl_rollout=args.trl_rollout, profile=10 if args.profile else 0)
         write_models(Path(home), case.shape, case.dtype)
         print(
             f"{case.shape}, {case.dtype}, {case.rows} rows of {case.prompt_tokens} + {case.new_tokens} tokens "
@@ -172,24 +158,15 @@ def check_gaps(kedge: Measured, *, is_narrow: bool) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=["0.5b", "1.5b", "tiny"], default="0.5b")
-    parser.add_argument("--rows", type=int, default=128)
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--lengths", choices=["equal", "unequal"], default="equal")
+    add_sizes(parser, updates=3, micro_batch=16)
     parser.add_argument("--who", choices=["both", "kedge", "trl"], default="both")
-    parser.add_argument("--updates", type=int, default=3, help="the first warms up, the others are averaged")
-    parser.add_argument("--micro-batch", type=int, default=16, help="rows that Kedge has in memory at once")
     parser.add_argument("--trl-rows", type=int, help="rows an update of TRL, where all of them are known not to fit")
     parser.add_argument("--trl-micro-batch", type=int, help="rows that TRL learns from at once; else what fits")
     parser.add_argument(
         "--trl-rollout", type=int, help="rows that TRL generates at once (its default: 64); all if absent"
     )
-    parser.add_argument("--compile", action="store_true", help="compile the layers of Kedge's roles")
     parser.add_argument("--profile", action="store_true", help="the ten kernels of one update that take longest")
-    args = parser.parse_args()
-    if args.updates < 2:
-        parser.error(f"--updates {args.updates}: the first one warms up, so at least 2 are needed")
+    args = sized(parser)
     rows = args.trl_rows or args.rows
     if args.who != "kedge" and (rows % MINIBATCHES or rows // MINIBATCHES % (args.trl_micro_batch or 1)):
         parser.error(f"TRL needs rows that are {MINIBATCHES} minibatches of whole micro-batches, found {rows} rows")

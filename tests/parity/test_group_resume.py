@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kedge.models.tiny import make_tiny
+from kedge.testing.journals import records, wait_for
 
 RECIPE = """
 kedge: 1
@@ -54,20 +54,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def lines(journal: Path) -> list[dict[str, Any]]:
-    """Records without what a clock gave them."""
-    records = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    timed = ("at", "tokens/per_second", "time/")
-    return [{name: value for name, value in one.items() if not name.startswith(timed)} for one in records]
-
-
-def wait_for_lines(journal: Path, count: int) -> None:
-    until = time.monotonic() + 120
-    while not journal.exists() or journal.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < until, f"{journal} does not grow"
-        time.sleep(0.0005)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dapo", "remax"])
 def test_killed_and_resumed_it_is_the_same_run(method: str, home: Path, kedge: Any, tmp_path: Path) -> None:
@@ -77,13 +63,13 @@ def test_killed_and_resumed_it_is_the_same_run(method: str, home: Path, kedge: A
     resumed: list[str] = []
     for count in (1, 4, 7):  # before the first checkpoint, and behind each of the next two
         process = kedge.start(*command, tmp_path / "cut", *resumed)
-        wait_for_lines(cut / "metrics.jsonl", count)
+        wait_for(cut / "metrics.jsonl", count)
         assert kedge.kill(process) == -signal.SIGKILL
         resumed = ["--resume"]
     assert kedge.run(*command, tmp_path / "cut", "--resume") == 0, kedge.output.read_text()
     for journal in ("metrics.jsonl", "samples.jsonl"):
-        assert lines(cut / journal) == lines(whole / journal)
-    metrics = lines(whole / "metrics.jsonl")
+        assert records(cut / journal) == records(whole / journal)
+    metrics = records(whole / "metrics.jsonl")
     assert len(metrics) == 8
     if method == "dapo":  # so that the place among the prompts is not where the number of a batch says
         assert any(one["group/rounds"] > 1 for one in metrics[:3])

@@ -19,6 +19,7 @@ import pytest
 from kedge.models.tiny import make_tiny
 from kedge.runs.folder import Run, status_of
 from kedge.testing import toy
+from kedge.testing.journals import records, wait_for
 
 Whole = Callable[..., tuple[Path, int]]
 ROLES = ("separate", "lora", "trunk")
@@ -102,28 +103,14 @@ def whole(home: Path, kedge: Any) -> Whole:
     return run
 
 
-def lines(journal: Path) -> list[dict[str, Any]]:
-    """Records without what a clock gave them."""
-    records = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    timed = ("at", "tokens/per_second", "time/")
-    return [{name: value for name, value in one.items() if not name.startswith(timed)} for one in records]
-
-
 def assert_same(found: Path, expected: Path) -> None:
     for journal in ("metrics.jsonl", "samples.jsonl"):
-        assert lines(found / journal) == lines(expected / journal)
-    assert [one["step"] for one in lines(expected / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+        assert records(found / journal) == records(expected / journal)
+    assert [one["step"] for one in records(expected / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     weights = "model/model.safetensors"
     assert (found / weights).read_bytes() == (expected / weights).read_bytes()
     assert status_of(found) == "done"
     assert [path.name for path in (found / "checkpoints").iterdir() if path.name.startswith(".")] == []
-
-
-def wait_for_lines(journal: Path, count: int, *, having: bytes = b"\n", seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while (journal.read_bytes() if journal.exists() else b"").count(having) < count:
-        assert time.monotonic() < until, f"{journal} does not grow"
-        time.sleep(0.001)
 
 
 QUICK = {("separate", "generation", 1), ("lora", "update", 1), ("trunk", "system", 1)}
@@ -164,14 +151,14 @@ def test_killed_three_times_at_any_moment_it_is_the_same_run(
     for number, count in enumerate((1, 3, 5)):
         process = kedge.start("run", home / f"{roles}.yaml", "--runs", tmp_path, *resumed)
         # What the one before it logged may be lines enough: it must have gone on from there.
-        wait_for_lines(tmp_path / roles / "train/events.jsonl", number, having=b'"run.resumed"')
-        wait_for_lines(tmp_path / roles / "train/metrics.jsonl", count)
+        wait_for(tmp_path / roles / "train/events.jsonl", number, having=b'"run.resumed"')
+        wait_for(tmp_path / roles / "train/metrics.jsonl", count)
         time.sleep(pick.uniform(0.0, 0.15))
         assert kedge.kill(process) == -signal.SIGKILL
         resumed = ["--resume"]
     assert kedge.run("run", home / f"{roles}.yaml", "--runs", tmp_path, "--resume") == 0, kedge.output.read_text()
     assert_same(tmp_path / roles / "train", whole(roles)[0])
-    codes = [one["code"] for one in lines(tmp_path / roles / "train/events.jsonl")]
+    codes = [one["code"] for one in records(tmp_path / roles / "train/events.jsonl")]
     assert codes.count("run.resumed") == 3
 
 
@@ -180,7 +167,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_gives_the_same_run(
     home: Path, whole: Whole, kedge: Any, tmp_path: Path
 ) -> None:
     process = kedge.start("run", home / "separate.yaml", "--runs", tmp_path, "--no-check")
-    wait_for_lines(tmp_path / "separate/train/metrics.jsonl", 5)
+    wait_for(tmp_path / "separate/train/metrics.jsonl", 5)
     assert kedge.kill(process) == -signal.SIGKILL
     run = Run.open(tmp_path / "separate/train", for_writing=False)
     newest = run.checkpoints.path(run.checkpoints.steps()[-1]) / "state.safetensors"
@@ -189,7 +176,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_gives_the_same_run(
     newest.write_bytes(content)
     assert kedge.run("run", home / "separate.yaml", "--runs", tmp_path, "--resume") == 0, kedge.output.read_text()
     assert_same(tmp_path / "separate/train", whole("separate")[0])
-    assert "checkpoint.damaged" in [one["code"] for one in lines(tmp_path / "separate/train/events.jsonl")]
+    assert "checkpoint.damaged" in [one["code"] for one in records(tmp_path / "separate/train/events.jsonl")]
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -198,14 +185,14 @@ def test_ctrl_c_once_saves_and_twice_stops_at_once(
 ) -> None:
     stage = tmp_path / "separate/train"
     process = kedge.start("run", home / "separate.yaml", "--runs", tmp_path, "--no-check")
-    wait_for_lines(stage / "metrics.jsonl", 1)
+    wait_for(stage / "metrics.jsonl", 1)
     for _ in range(times):
         os.kill(process, signal.SIGINT)
         time.sleep(0.005)
     assert kedge.wait() == 130
     assert (status_of(stage), status_of(stage.parent)) == ("interrupted", "interrupted")
-    done = len(lines(stage / "metrics.jsonl"))
-    codes = [one["code"] for one in lines(stage / "events.jsonl")]
+    done = len(records(stage / "metrics.jsonl"))
+    codes = [one["code"] for one in records(stage / "events.jsonl")]
     if times == 1:
         assert Run.open(stage, for_writing=False).checkpoints.steps()[-1] == done
         assert codes == ["run.interrupted"]
@@ -214,5 +201,5 @@ def test_ctrl_c_once_saves_and_twice_stops_at_once(
 
 
 def test_an_uninterrupted_run_never_says_that_it_was_resumed(whole: Whole) -> None:
-    codes = {one["code"] for one in lines(whole("separate")[0] / "events.jsonl")}
+    codes = {one["code"] for one in records(whole("separate")[0] / "events.jsonl")}
     assert not codes & {"run.resumed", "run.cleared", "checkpoint.damaged"}

@@ -19,6 +19,7 @@ from kedge.models.tiny import make_tiny
 from kedge.runs.folder import Run
 from kedge.runs.state import load_state
 from kedge.testing import toy
+from kedge.testing.journals import records, wait_for
 
 SFT = """
     kind: sft
@@ -89,35 +90,18 @@ def whole(home: Path, kedge: Any) -> Callable[[str], Path]:
     return run
 
 
-def lines(journal: Path) -> list[dict[str, Any]]:
-    """Records without what a clock gave them."""
-    if not journal.exists():
-        return []
-    timed = ("at", "time/step", "tokens/per_second")
-    records = [json.loads(line) for line in journal.read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name not in timed} for record in records]
-
-
 def weights(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*.safetensors"))}
 
 
 def assert_same(found: Path, expected: Path) -> None:
     for journal in ("metrics.jsonl", "samples.jsonl"):
-        assert lines(found / journal) == lines(expected / journal)
+        assert records(found / journal) == records(expected / journal)
     assert weights(found / "model") == weights(expected / "model")
     assert weights(expected / "model")
     assert Run.open(found, for_writing=False).status == "done"
     hidden = [path.name for path in (found / "checkpoints").iterdir() if path.name.startswith(".")]
     assert hidden == []
-
-
-def wait_for_lines(journal: Path, count: int, *, seconds: float = 60.0) -> None:
-    """Until the run has logged so many steps."""
-    until = time.monotonic() + seconds
-    while not journal.exists() or journal.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < until, f"{journal} does not grow"
-        time.sleep(0.0005)
 
 
 def kill_points(pick: Random, steps: int, count: int) -> Iterator[tuple[int, float]]:
@@ -132,7 +116,7 @@ def kill_often(kedge: Any, home: Path, name: str, runs: Path, pick: Random, step
     resumed: list[str] = []
     for count, delay in kill_points(pick, steps, kills):
         process = kedge.start("run", home / f"{name}.yaml", "--runs", runs, "--no-check", *resumed)
-        wait_for_lines(runs / name / "train/metrics.jsonl", count)
+        wait_for(runs / name / "train/metrics.jsonl", count)
         time.sleep(delay)
         assert kedge.kill(process) == -signal.SIGKILL
         resumed = ["--resume"]
@@ -147,11 +131,11 @@ def test_killed_three_times_and_resumed_it_is_the_same_run(
     name: str, seed: int, home: Path, whole: Callable[[str], Path], kedge: Any, tmp_path: Path
 ) -> None:
     expected = whole(name)
-    steps = len(lines(expected / "metrics.jsonl"))
+    steps = len(records(expected / "metrics.jsonl"))
     assert steps == {"sft": 30, "reward": 51}[name.removesuffix("-lora")]  # 200 pairs in two folds of unequal size
     kill_often(kedge, home, name, tmp_path, Random(seed), steps, 3)
     assert_same(tmp_path / name / "train", expected)
-    codes = [event["code"] for event in lines(tmp_path / name / "train/events.jsonl")]
+    codes = [event["code"] for event in records(tmp_path / name / "train/events.jsonl")]
     assert codes.count("run.resumed") >= 3
 
 
@@ -160,13 +144,13 @@ def test_a_run_that_stops_early_is_the_same_after_a_kill(
     name: str, home: Path, whole: Callable[[str], Path], kedge: Any, tmp_path: Path
 ) -> None:
     expected = whole(name)
-    logged = lines(expected / "metrics.jsonl")
+    logged = records(expected / "metrics.jsonl")
     assert 2 < len(logged) < {"sft-impatient": 30, "reward-impatient": 51}[name]
     # Killed at the last step of the first learner, when its patience is at an end.
     ends = expected / "finished/member-0"
     end = load_state(ends)["last_step"] if ends.exists() else len(logged)
     process = kedge.start("run", home / f"{name}.yaml", "--runs", tmp_path, "--no-check")
-    wait_for_lines(tmp_path / name / "train/metrics.jsonl", end)
+    wait_for(tmp_path / name / "train/metrics.jsonl", end)
     assert kedge.kill(process) == -signal.SIGKILL
     assert kedge.run("run", home / f"{name}.yaml", "--runs", tmp_path, "--resume") == 0, kedge.output.read_text()
     assert_same(tmp_path / name / "train", expected)
@@ -198,7 +182,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_gives_the_same_run(
 ) -> None:
     expected = whole(name)
     process = kedge.start("run", home / f"{name}.yaml", "--runs", tmp_path, "--no-check")
-    wait_for_lines(tmp_path / name / "train/metrics.jsonl", 20)
+    wait_for(tmp_path / name / "train/metrics.jsonl", 20)
     assert kedge.kill(process) == -signal.SIGKILL
     run = Run.open(tmp_path / name / "train", for_writing=False)
     older, newest = run.checkpoints.steps()[-2:]
@@ -208,7 +192,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_gives_the_same_run(
     file.write_bytes(content)
     assert kedge.run("run", home / f"{name}.yaml", "--runs", tmp_path, "--resume") == 0, kedge.output.read_text()
     assert_same(tmp_path / name / "train", expected)
-    events = lines(tmp_path / name / "train/events.jsonl")
+    events = records(tmp_path / name / "train/events.jsonl")
     assert [event["evidence"]["resumed_at"] for event in events if event["code"] == "run.resumed"] == [older]
     (damaged,) = [event for event in events if event["code"] == "checkpoint.damaged"]
     assert f"step-{newest:06d}" in damaged["message"]
@@ -216,7 +200,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_gives_the_same_run(
 
 def test_an_uninterrupted_run_never_says_that_it_was_resumed(whole: Callable[[str], Path]) -> None:
     for name in ("sft", "reward", "reward-lora", "sft-impatient", "reward-impatient"):
-        codes = {event["code"] for event in lines(whole(name) / "events.jsonl")}
+        codes = {event["code"] for event in records(whole(name) / "events.jsonl")}
         assert not codes & {"run.resumed", "run.cleared", "checkpoint.damaged"}
 
 
@@ -226,7 +210,7 @@ def test_the_command_itself_is_killed_and_resumed(home: Path, whole: Callable[[s
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen([*command, "--no-check"], env=environment, stdout=subprocess.DEVNULL)
     try:
-        wait_for_lines(tmp_path / "sft-lora/train/metrics.jsonl", 11)
+        wait_for(tmp_path / "sft-lora/train/metrics.jsonl", 11)
     finally:
         child.kill()
         child.wait()

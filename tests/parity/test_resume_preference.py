@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kedge.models.tiny import make_tiny
 from kedge.testing import toy
+from kedge.testing.journals import records, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RECIPE = """
@@ -86,34 +85,20 @@ def start(home: Path) -> Callable[..., subprocess.Popen[bytes]]:
     return begin
 
 
-def lines(journal: Path) -> list[dict[str, Any]]:
-    """Records without what a clock gave them."""
-    timed = ("at", "time/step", "time/generate", "tokens/per_second")
-    records = [json.loads(line) for line in journal.read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name not in timed} for record in records]
-
-
-def wait_for_lines(journal: Path, count: int) -> None:
-    until = time.monotonic() + 120
-    while not journal.exists() or journal.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < until, f"{journal} does not grow"
-        time.sleep(0.0005)
-
-
 @pytest.mark.parametrize("name", EXTRA)
 def test_killed_and_resumed_it_is_the_same_run(
     name: str, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     assert start(name, tmp_path / "whole", "--no-check").wait() == 0
     whole = tmp_path / "whole" / name / "train"
-    total = len(lines(whole / "metrics.jsonl"))
+    total = len(records(whole / "metrics.jsonl"))
     assert total > 20
     resumed: list[str] = []
     # before the first checkpoint, between two (online: in the first round), in the middle, near the end
     for count in (1, 8, total // 2, total - 3):
         child = start(name, tmp_path / "cut", "--no-check", *resumed)
         try:
-            wait_for_lines(tmp_path / "cut" / name / "train/metrics.jsonl", count)
+            wait_for(tmp_path / "cut" / name / "train/metrics.jsonl", count)
         finally:
             child.kill()
             ended = child.wait()
@@ -122,5 +107,5 @@ def test_killed_and_resumed_it_is_the_same_run(
     assert start(name, tmp_path / "cut", "--resume").wait() == 0
     cut = tmp_path / "cut" / name / "train"
     for journal in ("metrics.jsonl", "samples.jsonl"):
-        assert lines(cut / journal) == lines(whole / journal)
+        assert records(cut / journal) == records(whole / journal)
     assert (cut / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
