@@ -109,14 +109,18 @@ def test_the_micro_batch_changes_nothing(roles: str, run_ppo: RunPPO, records: R
         assert answers[0] == answers[1]
 
 
-def test_layers_are_compiled_when_asked(run_ppo: RunPPO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every model of the roles, and only then; what a compiler makes of them is not this test's business."""
+def test_layers_are_compiled_when_asked(
+    run_ppo: RunPPO, ppo_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every model of the four roles, and only then; what a compiler makes of them is not this test's business."""
     compiled: list[Any] = []
-    monkeypatch.setattr("kedge.models.roles.hold.compile_layers", compiled.append)
-    run_ppo(tmp_path / "off", **ONE)
+    for place in ("hold", "reward"):
+        monkeypatch.setattr(f"kedge.models.roles.{place}.compile_layers", compiled.append)
+    settings = {**ONE, "roles": "separate", "reward": str(ppo_home / "judge")}
+    run_ppo(tmp_path / "off", **settings)
     assert compiled == []
-    run_ppo(tmp_path / "on", **ONE, roles="separate", hold={"compile": True})
-    assert len({id(model) for model in compiled}) == 3
+    run_ppo(tmp_path / "on", **settings, hold={"compile": True})
+    assert len({id(model) for model in compiled}) == 4
 
 
 def test_samples_are_written_when_asked(run_ppo: RunPPO, records: Records, tmp_path: Path) -> None:
