@@ -14,13 +14,13 @@ from tempfile import mkdtemp
 
 import torch
 
+from kedge.commands.compare import compare_runs
 from kedge.core import plugins
 from kedge.demo.model import make_model
 from kedge.demo.recipe import GOLD
 from kedge.demo.world import Sizes, write
-from kedge.pipeline.comparing import compare_runs
-from kedge.pipeline.recipe import load_recipe
-from kedge.pipeline.runner import run_recipe
+from kedge.recipe.runner import run_recipe
+from kedge.recipe.schema import load_recipe
 
 SEED = 7
 HEAD = """

@@ -20,8 +20,8 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from kedge.core.records import Rollouts
-from kedge.models import heads
-from kedge.models.adapters import base_of, with_lora
+from kedge.models.forward import heads
+from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import Prompts, repeated

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kedge.commands.demo import run_demo
 from kedge.demo.world import best_accuracy
-from kedge.pipeline.demonstration import run_demo
 
 LEAST_WINS, MOST_POINTS = 0.70, 0.03
 

@@ -23,13 +23,13 @@ from typing import Any, cast
 
 import torch
 
+from kedge.commands.doctor import history_of
 from kedge.core.errors import KedgeError
 from kedge.demo.recipe import HEAD, PREPARE, REWARD, SFT, write_demo
 from kedge.monitor.doctor import diagnose
 from kedge.monitor.doctor.ppo import replayed
-from kedge.pipeline.doctoring import history_of
-from kedge.pipeline.recipe import load_recipe
-from kedge.pipeline.runner import run_recipe
+from kedge.recipe.runner import run_recipe
+from kedge.recipe.schema import load_recipe
 from kedge.runs.folder import status_of
 from kedge.runs.manifest import MANIFEST_NAME
 from planted_faults import FAULTS, HEALTHY, REWARDS, Case, planted

@@ -19,10 +19,11 @@ from torch import Tensor
 from kedge.core.loss import ItemLoss
 from kedge.core.protocols import CriticRole, Metrics, PolicyLoss, PolicyRole, ReferenceRole, RewardSource
 from kedge.core.records import Experience, Rollouts, num_rows
-from kedge.pipeline import ppo_training, rollout_training
-from kedge.pipeline.rollout_session import Session
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
+from kedge.stages.ppo import train as ppo_training
+from kedge.stages.rl import training as rollout_training
+from kedge.stages.rl.session import Session
 from kedge.trainers.ppo import PPORoles
 
 Wrap = Callable[[PPORoles], PPORoles]

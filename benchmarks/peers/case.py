@@ -154,10 +154,10 @@ def write_models(home: Path, shape: str, dtype: DType, *, with_lora: bool = Fals
     """A policy from a seed, and reward models on it: whole, and with `with_lora` as an adapter."""
     from transformers import Qwen2ForCausalLM
 
-    from kedge.models.ensemble import lora_members
-    from kedge.models.reward_files import build, save
+    from kedge.models.loading.tiny import tiny_tokenizer
+    from kedge.models.reward.ensemble import lora_members
+    from kedge.models.reward.reward_files import build, save
     from kedge.models.settings import LoraSettings
-    from kedge.models.tiny import tiny_tokenizer
 
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts, take
-from kedge.models import heads
-from kedge.models.adapters import base_of
-from kedge.models.ensemble import load_reward
-from kedge.models.reward_model import RewardModel
-from kedge.models.roles.hold import Held, Wanted
+from kedge.models.forward import heads
+from kedge.models.forward.lora import base_of
+from kedge.models.reward.ensemble import load_reward
+from kedge.models.reward.reward_model import RewardModel
+from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.reward import reward_role
 from kedge.models.roles.separate import separate
@@ -32,9 +32,9 @@ from kedge.rewards.settings import ModelSource
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
+from kedge.trainers.controllers import steering_for
 from kedge.trainers.ppo import PPORoles, iteration
-from kedge.trainers.ppo_settings import PolicyLossSettings, PPOConfig
-from kedge.trainers.steering import steering_for
+from kedge.trainers.settings import PolicyLossSettings, PPOConfig
 from peers.case import LORA, PAD, TRUNK, Case, Measured, Stopwatch, answer, asked, peak_gib
 
 HOLD = {"separate": separate, "lora": lora, "trunk": trunk}
@@ -65,7 +65,7 @@ def main() -> None:
 class Update:
     """One update after the other, with what each of them took."""
 
-    def __init__(self, case: Case, held: Held) -> None:
+    def __init__(self, case: Case, held: RoleSet) -> None:
         self._case, self._held = case, held
         self._prompts = case.prompts()
         sampling = SamplingSettings(max_new_tokens=case.new_tokens)
@@ -108,7 +108,7 @@ class Update:
         return repeated(self._prompts[number * rows : (number + 1) * rows], ids=range(rows), answers=1)
 
 
-def reward_of(case: Case, held: Held) -> OnTokens:
+def reward_of(case: Case, held: RoleSet) -> OnTokens:
     """On the policy's weights where they are shared, else a model of its own."""
     place = Path(case.home) / TRUNK
     scorer: Scorer = held.shared_judge.members[0] if held.shared_judge else own_reward(case, place)
@@ -122,11 +122,11 @@ def own_reward(case: Case, place: Path) -> Scorer:
     return reward_role(loaded, compiled=case.compile)
 
 
-def wanted_for(case: Case) -> Wanted:
+def wanted_for(case: Case) -> RoleSpec:
     # TRL's rate and constant schedule; what is learnt does not change the work.
     optimiser = OptimiserSettings(lr=1e-6, eps=1e-5, schedule="constant", warmup=0.0)
     steps = case.epochs * case.minibatches * (case.updates + 1)
-    return Wanted(
+    return RoleSpec(
         base=str(Path(case.home) / "policy"),
         reward=Path(case.home) / (LORA if case.roles == "lora" else TRUNK),
         objective=None,
@@ -149,7 +149,7 @@ def wanted_for(case: Case) -> Wanted:
     )
 
 
-def gaps(held: Held, rollouts: Rollouts) -> dict[str, float]:
+def gaps(held: RoleSet, rollouts: Rollouts) -> dict[str, float]:
     """Mean and largest distance in nats, on response tokens: generator to trainer on all rows, and of each of them
     to a float32 copy of the policy on a few."""
     trained_BT = held.policy.logprobs(rollouts)

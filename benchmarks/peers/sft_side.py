@@ -8,10 +8,10 @@ import torch
 
 from kedge.core.batches import Batch
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.adapters import base_of
-from kedge.models.learner import Learner
-from kedge.models.objectives import imitation
-from kedge.models.start import start_causal
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.start import start_causal
+from kedge.models.training.learner import Learner
+from kedge.models.training.objectives import imitation
 from peers.case import SHAPES, Measured, Stopwatch, answer, asked, peak_gib
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from kedge.pipeline.reporting import write_report
+from kedge.report.writing import write_report
 
 OpenPage = Callable[..., Page]
 pytestmark = pytest.mark.browser

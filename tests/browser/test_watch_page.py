@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from kedge.pipeline import watching
+from kedge.commands import watch as watching
 from kedge.runs.folder import Run
 from kedge.runs.manifest import new_manifest
 

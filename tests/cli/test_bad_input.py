@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
 from kedge.runs.folder import Run, status_of
 from kedge.testing import toy
 

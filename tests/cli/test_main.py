@@ -45,7 +45,7 @@ def test_a_recipe_loads_without_torch(tmp_path: Path) -> None:
     recipe.write_text("kedge: 1\nname: a\nmodel: tiny\nstages: {sft: {kind: sft, data: d.jsonl}}\n")
     code = (
         "import sys; from pathlib import Path\n"
-        "from kedge.pipeline.recipe import load_recipe, recipe_schema\n"
+        "from kedge.recipe.schema import load_recipe, recipe_schema\n"
         f"load_recipe(Path({str(recipe)!r})); recipe_schema()\n"
         "print('torch' in sys.modules)\n"
     )
@@ -70,7 +70,7 @@ def test_a_full_disk_is_a_failure_in_one_line(kedge: Kedge, monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "/somewhere/file")
 
-    monkeypatch.setattr("kedge.pipeline.templates.write_template", full)
+    monkeypatch.setattr("kedge.recipe.templates.write_template", full)
     done = kedge("new", "tiny")
     assert done.code == 1
     assert done.err.strip() == "error: /somewhere/file: No space left on device"

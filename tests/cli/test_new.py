@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.data.reading import load, prompt_key
-from kedge.pipeline.templates import START, free_folder, template_folder
+from kedge.recipe.templates import START, free_folder, template_folder
 
 Kedge = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
 
 Kedge = Callable[..., Any]
 SHORT = ("--max-new-tokens", "8", "--dtype", "float32", "--device", "cpu")

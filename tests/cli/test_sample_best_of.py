@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kedge.data.template import template_hash
-from kedge.models.reward_files import build, save
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
+from kedge.models.reward.reward_files import build, save
 
 Kedge = Callable[..., Any]
 SHORT = ("--max-new-tokens", "6", "--dtype", "float32", "--device", "cpu")

@@ -21,11 +21,11 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from kedge.cli import score as command
 from kedge.data.reading import load
 from kedge.data.template import template_hash
-from kedge.models.ensemble import Ensemble, save_ensemble
-from kedge.models.reward_files import build, save
-from kedge.models.reward_model import Normaliser, RewardModel
+from kedge.models.loading.tiny import make_tiny
+from kedge.models.reward.ensemble import Ensemble, save_ensemble
+from kedge.models.reward.reward_files import build, save
+from kedge.models.reward.reward_model import Normaliser, RewardModel
 from kedge.models.settings import WorstMember
-from kedge.models.tiny import make_tiny
 
 Kedge = Callable[..., Any]
 

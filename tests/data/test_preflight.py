@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 from kedge.core.chatml import CHATML
 from kedge.core.findings import Finding
 from kedge.data.preflight import preflight
-from kedge.models.tiny import tiny_tokenizer
+from kedge.models.loading.tiny import tiny_tokenizer
 
 UNMARKED = CHATML.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 

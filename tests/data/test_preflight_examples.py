@@ -4,7 +4,7 @@ from kedge.core.chatml import CHATML
 from kedge.core.findings import Finding
 from kedge.data.examples import Demonstration, Message, Origin, Pair, Prompt, Ranking, Thumb
 from kedge.data.preflight_examples import measure, preflight_examples
-from kedge.models.tiny import tiny_tokenizer
+from kedge.models.loading.tiny import tiny_tokenizer
 
 # tiny: a user turn takes 8 tokens and its content, the opening of an answer 11, an answer its content and 2
 ASK = (Message("user", "Hi"),)

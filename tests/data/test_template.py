@@ -22,7 +22,7 @@ from kedge.data.template import (
     stop_ids,
     template_hash,
 )
-from kedge.models.tiny import tiny_tokenizer
+from kedge.models.loading.tiny import tiny_tokenizer
 
 TALK: Messages = (
     Message("system", "Be brief."),

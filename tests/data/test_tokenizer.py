@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from kedge.core.errors import ModelError
 from kedge.data.tokenizer import load_tokenizer, padding_id, special_ids, tokens_of, tokens_with_spans
-from kedge.models.tiny import tiny_tokenizer
+from kedge.models.loading.tiny import tiny_tokenizer
 
 
 @pytest.fixture

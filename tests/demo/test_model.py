@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kedge.data.tokenizer import load_tokenizer
 from kedge.demo.model import CONTEXT, make_model, word_model, word_tokenizer
 from kedge.demo.world import Sizes, make
-from kedge.models.load import load_causal
+from kedge.models.loading.load import load_causal
 
 TOKENIZER = word_tokenizer()
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from kedge.commands.demo import run_demo
 from kedge.demo.truth import read_reply
 from kedge.demo.world import best_accuracy
-from kedge.pipeline.demonstration import run_demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

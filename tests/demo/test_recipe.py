@@ -11,8 +11,8 @@ import pytest
 
 from kedge.demo.recipe import Version, write_demo
 from kedge.demo.world import Sizes
-from kedge.pipeline.recipe import load_recipe
-from kedge.pipeline.wiring import connect
+from kedge.recipe.schema import load_recipe
+from kedge.recipe.wiring import connect
 
 SMALL = Sizes(demonstrations=40, pairs=40, prompts=5, heldout=5)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kedge.commands.narrator import typical
 from kedge.demo import story
 from kedge.demo.recipe import STAGES
-from kedge.pipeline.narrator import typical
 
 
 def summary(truth: float, proxy: float, kl: float | None, length: float) -> dict[str, Any]:

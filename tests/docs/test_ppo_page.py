@@ -10,8 +10,8 @@ import pytest
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.monitor.detectors.settings import DetectorSettings
-from kedge.pipeline.stages.ppo import PPOSettings
-from kedge.trainers.ppo_settings import PPOConfig
+from kedge.stages.ppo.settings import PPOSettings
+from kedge.trainers.settings import PPOConfig
 
 PAGE = (Path(__file__).parents[2] / "docs/ppo.md").read_text(encoding="utf-8")
 ELSEWHERE = {"optimiser", "lora", "checkpoints", "kind", "iterations", "trunk_layers"}

@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kedge.cli.main import main
-from kedge.models.tiny import IM_END, IM_START, PAD, tiny_tokenizer
+from kedge.models.loading.tiny import IM_END, IM_START, PAD, tiny_tokenizer
 from kedge.testing import toy
 
 MakeWords = Callable[..., None]

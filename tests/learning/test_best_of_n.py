@@ -14,8 +14,8 @@ import torch
 
 from kedge.data.examples import Message
 from kedge.data.template import encode_prompt
-from kedge.models.load import load_causal
-from kedge.models.tiny import tiny_model, tiny_tokenizer
+from kedge.models.loading.load import load_causal
+from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
 from kedge.testing import toy
 
 RULES = """

@@ -15,14 +15,14 @@ import pytest
 from kedge.data.examples import Message
 from kedge.data.template import encode_prompt, stop_ids
 from kedge.data.tokenizer import padding_id
-from kedge.models.load import load_causal
-from kedge.models.tiny import make_tiny
-from kedge.pipeline.reward_wiring import decoded
-from kedge.pipeline.tokenizers import tokenizer_for
+from kedge.models.loading.load import load_causal
+from kedge.models.loading.tiny import make_tiny
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
-from kedge.trainers.ppo_metrics import sampled_tokens
+from kedge.stages.rl.reward import decoded
+from kedge.stages.shared.tokenizer import tokenizer_for
+from kedge.trainers.metrics import sampled_tokens
 
 RECIPE = """
 kedge: 1

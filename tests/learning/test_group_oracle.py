@@ -21,22 +21,22 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Origin, Prompt
-from kedge.models.adapters import base_of
-from kedge.models.roles.hold import Held, Wanted
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
+from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.separate import separate
 from kedge.models.settings import LoraSettings
-from kedge.models.tiny import tiny_model, tiny_tokenizer
-from kedge.pipeline.group_drawing import Drawing
-from kedge.pipeline.prompt_book import PromptBook
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runtime.local import LocalRuntime
+from kedge.stages.group.dynamic_sampling import Drawing
+from kedge.stages.rl.prompts import PromptDataset
+from kedge.trainers.controllers import steering_for
+from kedge.trainers.evaluated import Judged, Scored
 from kedge.trainers.group import GroupRoles, iteration
 from kedge.trainers.group_methods import METHODS, Credit
 from kedge.trainers.group_settings import TRAITS, GroupConfig
-from kedge.trainers.judging import Judged, Scored
 from kedge.trainers.loop import train
-from kedge.trainers.steering import steering_for
 
 PROMPT, OTHER, BETA, ROWS, STEPS = [72, 105], [81, 40], 0.5, 256, 240
 
@@ -62,12 +62,12 @@ class Silent:
 
 
 @torch.no_grad()
-def answers_of(held: Held, prompt: list[int] = PROMPT) -> Tensor:
+def answers_of(held: RoleSet, prompt: list[int] = PROMPT) -> Tensor:
     """Log-probabilities of the first token of an answer."""
     return base_of(held.model)(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
 
 
-def held_in(folder: Path, *, steps: int) -> Held:
+def held_in(folder: Path, *, steps: int) -> RoleSet:
     """A tiny model whose answers are far from uniform and differ from prompt to prompt."""
     model = tiny_model(seed=1, hidden=32, layers=2)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def held_in(folder: Path, *, steps: int) -> Held:
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return separate(
-        Wanted(
+        RoleSpec(
             base=str(folder),
             reward=None,
             objective=None,
@@ -98,7 +98,7 @@ def held_in(folder: Path, *, steps: int) -> Held:
     )
 
 
-def drawing_of(held: Held, reward: Payoffs, *, answers: int) -> Drawing:
+def drawing_of(held: RoleSet, reward: Payoffs, *, answers: int) -> Drawing:
     """One prompt, answered ROWS times an iteration: as one group, or by groups of one."""
 
     def generator(**how: Any) -> LocalGenerator:
@@ -106,12 +106,14 @@ def drawing_of(held: Held, reward: Payoffs, *, answers: int) -> Drawing:
         return LocalGenerator(base_of(held.model), sampling, stop_ids=[258], pad=256, max_rows=ROWS)
 
     prompt = Prompt(prompt=(Message("user", "Hi"),), origin=Origin("here", 1))
-    book = PromptBook(prompts=[prompt], tokens=[PROMPT], batch=ROWS // answers, answers=answers, seed=0)
+    book = PromptDataset(prompts=[prompt], tokens=[PROMPT], batch=ROWS // answers, answers=answers, seed=0)
     greedy = generator(top_k=1)
     return Drawing(book, generator(), reward, greedy=greedy, max_rounds=None, seed=0, clock=Clock())
 
 
-def learn(held: Held, reward: Payoffs, method: str, *, kl: dict[str, Any], iterations: int, minibatches: int) -> None:
+def learn(
+    held: RoleSet, reward: Payoffs, method: str, *, kl: dict[str, Any], iterations: int, minibatches: int
+) -> None:
     cfg = GroupConfig.model_validate(
         {"method": method, "kl": {**TRAITS[method].kl, **kl}, "minibatches": minibatches, "max_new_tokens": 1}
     )

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kedge.models.reward_files import load
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
+from kedge.models.reward.reward_files import load
 from kedge.runs.folder import status_of
 
 WORDS = ("red", "blue", "old", "new", "big", "low")

@@ -14,23 +14,23 @@ from kedge.core.errors import NumericsError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
-from kedge.models.adapters import base_of
-from kedge.models.roles.hold import Held, Wanted
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
+from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
-from kedge.models.tiny import tiny_model, tiny_tokenizer
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.stream import stream
 from kedge.runtime.local import LocalRuntime
-from kedge.trainers.judging import Judged
+from kedge.trainers.controllers import steering_for
+from kedge.trainers.evaluated import Judged
 from kedge.trainers.loop import train
 from kedge.trainers.ppo import PPORoles, iteration
-from kedge.trainers.ppo_settings import CreditSettings, KLSettings, PPOConfig
-from kedge.trainers.steering import steering_for
+from kedge.trainers.settings import CreditSettings, KLSettings, PPOConfig
 
 PROMPT, OTHER, BETA = [72, 105], [81, 40], 0.5
 STEPS, ANSWERS = 240, 256
@@ -59,7 +59,7 @@ class Silent:
 
 
 @torch.no_grad()
-def answers_of(held: Held, prompt: Sequence[int] = PROMPT) -> Tensor:
+def answers_of(held: RoleSet, prompt: Sequence[int] = PROMPT) -> Tensor:
     model = base_of(held.model)
     return model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
 
@@ -76,10 +76,12 @@ def opinionated(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hold", "lr"), [(separate, 3e-3), (lora, 1e-2), (trunk, 3e-3)])
-def test_ppo_reaches_the_optimum_of_reward_minus_kl(hold: Callable[[Wanted], Held], lr: float, tmp_path: Path) -> None:
+def test_ppo_reaches_the_optimum_of_reward_minus_kl(
+    hold: Callable[[RoleSpec], RoleSet], lr: float, tmp_path: Path
+) -> None:
     optimiser = OptimiserSettings(lr=lr, eps=1e-5, schedule="linear", warmup=0.0)
     held = hold(
-        Wanted(
+        RoleSpec(
             base=str(opinionated(tmp_path / "model")),
             reward=None,
             objective=None,

@@ -17,10 +17,10 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.data.answer_batching import Answers, answer_batches
 from kedge.data.batching import TokenSequence, step_rows
 from kedge.data.tokenizer import load_tokenizer
-from kedge.models.learner import Learner
-from kedge.models.load import load_causal
-from kedge.models.preference_objectives import preference_objective
-from kedge.models.preference_settings import DPO, NAMES
+from kedge.models.loading.load import load_causal
+from kedge.models.training.learner import Learner
+from kedge.models.training.preference_methods import DPO, NAMES
+from kedge.models.training.preference_objectives import preference_objective
 from kedge.testing import toy
 
 ARMS, PROMPT = 6, 0

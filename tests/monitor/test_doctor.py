@@ -17,7 +17,7 @@ from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
 from kedge.monitor.doctor.ppo_causes import SUSPECTS
 from kedge.monitor.doctor.ppo_events import SAID
 from kedge.monitor.doctor.recipes import in_tuning_order
-from kedge.pipeline.stages.ppo import PPOSettings
+from kedge.stages.ppo.settings import PPOSettings
 
 Steady = Callable[..., list[dict[str, float]]]
 ROOT = Path(__file__).parents[2]

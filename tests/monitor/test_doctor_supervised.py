@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kedge.monitor.doctor import Diagnosis, History, diagnose
-from kedge.pipeline.stages.sft import SFTSettings
+from kedge.stages.sft.settings import SFTSettings
 
 
 def named(diagnosis: Diagnosis) -> str:

@@ -18,11 +18,11 @@ import pytest
 # of an optimiser step. How many it made goes to the file `counted`.
 _FORKING = """
 import itertools, json, os, signal, sys
-import kedge.pipeline.ppo_training, kedge.pipeline.reward_training, kedge.pipeline.sft_training
-import kedge.pipeline.checking
+import kedge.stages.ppo.train, kedge.stages.reward.train, kedge.stages.sft.train
+import kedge.commands.check
 from kedge.cli.main import main
-from kedge.models.adamw import ByTorch
-from kedge.models.stepper import Stepper
+from kedge.models.training.adamw import TorchAdamW
+from kedge.models.training.train_step import TrainStep
 from kedge.rollout.steps import EagerSteps
 
 made = itertools.count(1)
@@ -30,7 +30,7 @@ system = ("open", "write", "ftruncate", "fsync", "mkdir", "rename", "replace", "
 places = {
     "system": [(os, name) for name in system],
     "generation": [(EagerSteps, "step")],
-    "update": [(Stepper, "_accumulate"), (ByTorch, "publish")],
+    "update": [(TrainStep, "_accumulate"), (TorchAdamW, "publish")],
 }
 
 def count_calls(limit, watched):

@@ -158,7 +158,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def _write_inputs(home: Path) -> None:
-    from kedge.models.tiny import make_tiny
+    from kedge.models.loading.tiny import make_tiny
     from kedge.testing import toy
 
     make_tiny(home / "tiny", hidden=32, layers=2)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
 from kedge.testing.journals import records, wait_for
 
 RECIPE = """

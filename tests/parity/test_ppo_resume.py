@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
 from kedge.runs.folder import Run, status_of
 from kedge.testing import toy
 from kedge.testing.journals import records, wait_for

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
 from kedge.runs.folder import Run
 from kedge.runs.state import load_state
 from kedge.testing import toy

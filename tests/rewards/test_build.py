@@ -19,8 +19,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, DataError, RewardError
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts, take
-from kedge.models.reward_files import build as build_reward
-from kedge.models.tiny import make_tiny
+from kedge.models.loading.tiny import make_tiny
+from kedge.models.reward.reward_files import build as build_reward
 from kedge.rewards import verifiable
 from kedge.rewards.build import Wiring, build, mixed
 from kedge.rewards.context import Context

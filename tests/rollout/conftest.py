@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from kedge.models.tiny import tiny_model
+from kedge.models.loading.tiny import tiny_model
 
 _ALL = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15

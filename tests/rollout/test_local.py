@@ -23,10 +23,10 @@ from transformers import (
 
 from kedge.core.errors import ConfigError, DataError, ModelError, NumericsError
 from kedge.core.records import Rollouts
-from kedge.models import heads
-from kedge.models.adapters import base_of, with_lora
+from kedge.models.forward import heads
+from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
-from kedge.models.tiny import tiny_model
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from kedge.models.adapters import base_of, with_lora
+from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
-from kedge.models.tiny import tiny_model
 from kedge.rollout.graphs import what_graphs_remember
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.merged import StandIns

@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 
 from kedge.core.errors import ModelError
 from kedge.core.records import Rollouts
-from kedge.models.adapters import base_of, with_lora
+from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
-from kedge.models.tiny import tiny_model
 from kedge.rollout.graphs import what_graphs_remember
 from kedge.rollout.local import LocalGenerator, Path
 from kedge.rollout.prompts import repeated

@@ -20,13 +20,13 @@ from kedge.core.loss import ItemLoss
 from kedge.core.per import Per
 from kedge.core.protocols import Metrics, PolicyLoss
 from kedge.core.records import Experience, Rollouts, take
-from kedge.trainers.group import GroupRoles, iteration, surrogate
+from kedge.trainers.controllers import KLExceeded, Steering, steering_for
+from kedge.trainers.evaluated import Greedy, Judged, Scored
+from kedge.trainers.group import GroupRoles, actor_loss, iteration
 from kedge.trainers.group_methods import METHODS
 from kedge.trainers.group_settings import NAMES, TRAITS, GroupConfig
-from kedge.trainers.judging import Greedy, Judged, Scored
 from kedge.trainers.loop import train
-from kedge.trainers.ppo_settings import KLSettings, ScoreSettings
-from kedge.trainers.steering import KLExceeded, Steering, steering_for
+from kedge.trainers.settings import KLSettings, ScoreSettings
 
 NAN = math.nan
 LENGTHS = [2, 1, 3, 1]
@@ -162,7 +162,7 @@ def moved(name: str, *, coef: float) -> Tensor:
     )
     logp_BT = old_BT + on_tokens(*MOVED)
     cfg = config(name, entropy=0.1)
-    return surrogate(logp_BT, torch.full(mask_BT.shape, 2.0), experience, cfg=cfg, coef=coef).loss_BT[mask_BT]
+    return actor_loss(logp_BT, torch.full(mask_BT.shape, 2.0), experience, cfg=cfg, coef=coef).loss_BT[mask_BT]
 
 
 E = math.exp

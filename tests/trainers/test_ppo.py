@@ -18,12 +18,12 @@ from kedge.core.loss import ItemLoss
 from kedge.core.per import Per
 from kedge.core.protocols import Metrics, PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
-from kedge.trainers.judging import Judged, check_finite, with_scores
+from kedge.trainers.controllers import KLExceeded, Steering, steering_for
+from kedge.trainers.evaluated import Judged, check_finite, with_scores
 from kedge.trainers.loop import minibatches, train
-from kedge.trainers.ppo import PPORoles, iteration, surrogate
-from kedge.trainers.ppo_metrics import correlation, foresight, mean_of
-from kedge.trainers.ppo_settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
-from kedge.trainers.steering import KLExceeded, Steering, steering_for
+from kedge.trainers.metrics import correlation, explained_variance, mean_of
+from kedge.trainers.ppo import PPORoles, actor_loss, iteration
+from kedge.trainers.settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
 
 NAN = math.nan
 
@@ -196,7 +196,7 @@ def test_the_entropy_bonus_and_the_clips_reach_the_loss() -> None:
         advantages_BT=torch.tensor([[0.0, 0.0, 1.0, 1.0, -1.0]]),
     )
     logp_BT = torch.tensor([[1.0, 1.0, 1.4, 2.0, 4.0]]).log()
-    item = surrogate(logp_BT, torch.full((1, 5), 2.0), experience, cfg=cfg, coef=9.0)
+    item = actor_loss(logp_BT, torch.full((1, 5), 2.0), experience, cfg=cfg, coef=9.0)
     # gains: 1.4 (free, below 1.5), 1.5 (clipped above), -2 (dual clip of -4); each with 0.3 * 2 of entropy
     assert_close(item.loss_BT[0, 2:], torch.tensor([-1.4, -1.5, 2.0]) - 0.6)
 
@@ -366,9 +366,9 @@ def test_explained_variance_by_hand() -> None:
         old_values_BT=torch.tensor([[9.0, 9.0, 1.0, 2.0]]),
         returns_BT=torch.tensor([[7.0, 7.0, 1.0, 3.0]]),
     )
-    assert foresight(targets) == {"value/explained_variance": 0.75}
+    assert explained_variance(targets) == {"value/explained_variance": 0.75}
     flat = replace(targets, returns_BT=torch.ones(1, 4))
-    assert foresight(flat) == {"value/explained_variance": 0.0}
+    assert explained_variance(flat) == {"value/explained_variance": 0.0}
 
 
 def test_facts_over_steps() -> None:

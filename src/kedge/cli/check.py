@@ -14,7 +14,7 @@ from kedge.core.errors import ConfigError, KedgeError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kedge.pipeline.checking import RecipeReport
+    from kedge.commands.check import RecipeReport
 
 
 def check(
@@ -25,7 +25,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Check recipes, their data and models; explain the batch arithmetic. Exit 2 if one is unfit."""
-    from kedge.pipeline.recipe import recipe_schema
+    from kedge.recipe.schema import recipe_schema
 
     if schema:
         print_json(recipe_schema())
@@ -43,8 +43,8 @@ def check(
 
 def _check_one(file: Path, overrides: list[str], show_masks: bool, as_json: bool) -> tuple[dict[str, Any], bool]:
     """One report, shown; a recipe that cannot even be loaded does not keep the others from being checked."""
-    from kedge.pipeline.checking import check_recipe, masked_examples
-    from kedge.pipeline.recipe import load_recipe
+    from kedge.commands.check import check_recipe, masked_examples
+    from kedge.recipe.schema import load_recipe
 
     console = out()
     try:

@@ -16,7 +16,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable numbers and curves.")] = False,
 ) -> None:
     """Put runs side by side: reward against KL, win rates, length, time, tokens, memory."""
-    from kedge.pipeline.comparing import compare_runs
+    from kedge.commands.compare import compare_runs
 
     found = compare_runs(runs)
     if to is not None:

@@ -29,7 +29,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Audit files: lengths, duplicates, contradictions, length bias, leakage. Exit 2 on fatal findings."""
-    from kedge.pipeline.datafiles import check_files, render, save_html
+    from kedge.commands.data import check_files, render, save_html
 
     with counter("examples read", is_quiet=as_json) as progress:
         audit = check_files(
@@ -63,7 +63,7 @@ def convert(
     max_broken: MaxBroken = 0.01,
 ) -> None:
     """Write a file in the canonical form, or as another kind of examples."""
-    from kedge.pipeline.datafiles import convert_file
+    from kedge.commands.data import convert_file
 
     with writing(to or Path()):
         done = convert_file(file, to, kind=kind, max_broken=max_broken)
@@ -85,7 +85,7 @@ def split(
     max_broken: MaxBroken = 0.01,
 ) -> None:
     """Split files into train and held-out parts that share no prompt."""
-    from kedge.pipeline.datafiles import split_files
+    from kedge.commands.data import split_files
 
     with writing(to):
         done = split_files(files, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken)

@@ -29,8 +29,8 @@ def demo(
     folder: Annotated[Path, typer.Option("--folder", help="Where to put it all.")] = Path("runs/demo"),
 ) -> None:
     """The whole loop in about two minutes: data, SFT, reward model, PPO, evaluation, report."""
-    from kedge.pipeline.demonstration import run_demo, run_folder, run_real
-    from kedge.pipeline.templates import free_folder
+    from kedge.commands.demo import run_demo, run_folder, run_real
+    from kedge.recipe.templates import free_folder
 
     if is_all + overoptimise + real > 1:
         raise ConfigError("--all, --overoptimise and --real are different demos: give one of them")

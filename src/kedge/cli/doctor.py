@@ -13,7 +13,7 @@ from kedge.cli.screen import out, print_json, tell
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kedge.pipeline.doctoring import Examined
+    from kedge.commands.doctor import Examined
 
 _COLOURS = {"warning": "yellow", "fatal": "red"}
 
@@ -23,7 +23,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Say what is wrong with a run, since when and why, and what to change in its recipe."""
-    from kedge.pipeline.doctoring import examine, next_command
+    from kedge.commands.doctor import examine, next_command
 
     examined = examine(run)
     if as_json:
@@ -38,7 +38,7 @@ def doctor(
 
 
 def _print(console: Console, examined: Examined) -> None:
-    from kedge.pipeline.doctoring import recipe_diff
+    from kedge.commands.doctor import recipe_diff
 
     found = examined.diagnosis
     mark = "[green]✓[/]" if found.is_healthy else "[yellow]![/]"

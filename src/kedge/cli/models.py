@@ -17,7 +17,7 @@ app = typer.Typer(name="models", help="Built-in models: list, fetch, check.", no
 @app.command("list")
 def list_models() -> None:
     """The short names that a recipe's `model:` may use."""
-    from kedge.pipeline.modelfiles import built_in
+    from kedge.commands.models import built_in
 
     table = Table("alias", "what it is", "ready", box=None, pad_edge=False)
     for alias, summary, is_ready in built_in():
@@ -28,7 +28,7 @@ def list_models() -> None:
 @app.command()
 def fetch(alias: Annotated[str, typer.Argument(help="A built-in model, for example smollm2-135m.")]) -> None:
     """Install the weights of a built-in model and convert them, once."""
-    from kedge.pipeline.modelfiles import fetch_model
+    from kedge.commands.models import fetch_model
 
     out().print(f"{alias}: {fetch_model(alias)}", soft_wrap=True)
 
@@ -36,7 +36,7 @@ def fetch(alias: Annotated[str, typer.Argument(help="A built-in model, for examp
 @app.command()
 def check(model: Annotated[str, typer.Argument(help="An alias, a folder, or a hub id.")]) -> None:
     """Size, window, tokenizer and chat template of a model. Exit 2 when it is not fit for use."""
-    from kedge.pipeline.checking import check_model
+    from kedge.commands.check import check_model
 
     report = check_model(model)
     console = out()

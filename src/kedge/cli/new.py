@@ -17,7 +17,7 @@ def new(
     folder: Annotated[Path, typer.Option("--to", help="Where to write it.")] = Path(),
 ) -> None:
     """Write a ready recipe, with the data it needs where we ship some."""
-    from kedge.pipeline.templates import START, templates, write_template
+    from kedge.recipe.templates import START, templates, write_template
 
     console = out()
     if template is None:

@@ -17,7 +17,7 @@ def report(
     is_opened: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML page about a run: what happened, curves, samples, events, lineage, cost."""
-    from kedge.pipeline.reporting import write_report
+    from kedge.report.writing import write_report
 
     with writing(to or run):
         written = write_report(run, to)

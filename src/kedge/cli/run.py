@@ -21,9 +21,9 @@ def run(
     no_check: Annotated[bool, typer.Option("--no-check", help="Start without what kedge check does first.")] = False,
 ) -> None:
     """Run a recipe; everything it makes is in runs/NAME."""
-    from kedge.pipeline.checking import refuse_unfit
-    from kedge.pipeline.recipe import load_recipe
-    from kedge.pipeline.runner import run_recipe
+    from kedge.commands.check import refuse_unfit
+    from kedge.recipe.runner import run_recipe
+    from kedge.recipe.schema import load_recipe
 
     console = out()
     loaded = load_recipe(recipe, overrides or ())
@@ -48,7 +48,7 @@ def live_view(console: Console, folder: Path) -> Generator[None]:
         return
     from rich.live import Live
 
-    from kedge.pipeline.watching import beside
+    from kedge.commands.watch import beside
 
     live = Live(console=console, transient=True, auto_refresh=False)
     with live, beside(folder, lambda shown: live.update(shown, refresh=True)):

@@ -40,9 +40,10 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable answers.")] = False,
 ) -> None:
     """Sample answers; the same seed gives the same ones."""
-    from kedge.pipeline import best_of_sampling, sampling
-    from kedge.pipeline.answering import Answering, answer
-    from kedge.pipeline.training import checked_device
+    from kedge.commands import best_of as best_of_sampling
+    from kedge.commands import sample as sampling
+    from kedge.stages.rl.answering import Answering, answer
+    from kedge.stages.shared.loop import checked_device
 
     sampling.refuse_target(to)
     judge = best_of_sampling.judge_for(best_of, reward, answers, device=device)

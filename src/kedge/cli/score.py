@@ -23,8 +23,9 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable summary.")] = False,
 ) -> None:
     """Score the answers in a file with a reward model."""
-    from kedge.pipeline import score_summary, scoring
-    from kedge.pipeline.judge import load_judge
+    from kedge.commands import score as scoring
+    from kedge.commands import score_summary
+    from kedge.stages.rl.judge import load_judge
 
     target = scoring.target_for(file, to)
     kind = scoring.kind_to_score(file)

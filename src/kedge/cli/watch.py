@@ -18,7 +18,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")] = 0,
 ) -> None:
     """Follow runs until they end: numbers, newest samples, events."""
-    from kedge.pipeline import watching
+    from kedge.commands import watch as watching
 
     console = out()
 

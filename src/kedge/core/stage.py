@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from kedge.core.findings import Finding
@@ -36,15 +37,19 @@ class MayChange:
     """Marks a settings field that steers a run without changing its results: a resumed run may have another value."""
 
 
+RunStage = Callable[[Any, Any], Mapping[str, Path]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """`makes` maps an output's name to its kind; the first one is what the bare stage name stands for.
 
     The settings have a field `kind` that names the stage. `explain` says their arithmetic in plain words, `check`
     looks for trouble that types cannot express, `window` is the most tokens that an example may have, `inputs` has the
-    kinds of those inputs that can have fewer than their marks say, by field, and `run(context, settings)` does the
-    work and returns the path of each output (`kedge.pipeline.context.Context`).
-    A stage without `run` can be checked only.
+    kinds of those inputs that can have fewer than their marks say, by field. `run(context, settings)` does the work and
+    returns the path of each output (`kedge.stages.shared.context.Context`); it is given as a function, or by its name
+    `package.module:function`, so that a recipe is checked without importing torch. A stage without `run` can be checked
+    only.
     """
 
     summary: str
@@ -54,4 +59,8 @@ class Stage:
     check: Callable[[Any], Iterable[Finding]] = lambda settings: ()
     window: Callable[[Any], int | None] = lambda settings: None
     inputs: Callable[[Any], Mapping[str, tuple[ArtifactKind, ...]]] = lambda settings: {}
-    run: Callable[[Any, Any], Mapping[str, Path]] | None = None
+    run: RunStage | str | None = None
+
+    def load_run(self) -> RunStage | None:
+        """The function behind `run`, imported now: only a stage that runs needs torch."""
+        return resolve_name(self.run) if isinstance(self.run, str) else self.run

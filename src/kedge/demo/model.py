@@ -16,9 +16,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from kedge.core.chatml import CHATML
 from kedge.demo import phrases
-from kedge.models.cache import build_once
-from kedge.models.load import no_bars
-from kedge.models.tiny import IM_END, IM_START, PAD
+from kedge.models.loading.cache import build_once
+from kedge.models.loading.load import no_bars
+from kedge.models.loading.tiny import IM_END, IM_START, PAD
 
 CONTEXT = 128
 """Tokens of prompt and reply together."""

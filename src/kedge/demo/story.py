@@ -1,6 +1,6 @@
 """What the demo says: a few sentences before each step, and numbers put into words after it.
 
-Pure text. When it is said, and where the numbers come from, is `kedge.pipeline.narrator`.
+Pure text. When it is said, and where the numbers come from, is `kedge.commands.narrator`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from kedge.rewards.verdicts import Source, Verdict, unscored
 
 
 class Scorer(Protocol):
-    """The part of `kedge.models.ensemble.Scorer` that is needed here: without it, no transformers."""
+    """The part of `kedge.models.reward.ensemble.Scorer` that is needed here: without it, no transformers."""
 
     @property
     def objectives(self) -> tuple[str, ...]: ...

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.models.compiling import uncompiled
+from kedge.models.forward.compiling import uncompiled
 
 _ATTENTION = "kedge_grouped"
 _REFUSED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from kedge.core.errors import NumericsError
 from kedge.core.records import Rollouts
-from kedge.models import heads
+from kedge.models.forward import heads
 from kedge.rollout.prompts import Prompts
 from kedge.rollout.sampling import row_keys
 from kedge.rollout.slots import ALIVE, COLUMN, DRAWN, KEY, PLACE, TOKEN, no_rows

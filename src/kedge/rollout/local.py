@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from kedge.core.errors import ConfigError, DataError, ModelError
 from kedge.core.records import Rollouts
-from kedge.models import heads
+from kedge.models.forward import heads
 from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding
 from kedge.rollout.families import obstacle

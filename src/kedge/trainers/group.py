@@ -16,13 +16,13 @@ from kedge.algorithms import estimate
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import Metrics, PolicyRole, ReferenceRole, Runtime
 from kedge.core.records import Experience, num_rows, take
+from kedge.trainers.controllers import Steering, hold_to_budget
+from kedge.trainers.evaluated import Judged, Scored, check_finite, with_scores
 from kedge.trainers.group_methods import METHODS, Credit
 from kedge.trainers.group_settings import TRAITS, GroupConfig, Traits
-from kedge.trainers.judging import Judged, Scored, check_finite, with_scores
 from kedge.trainers.loop import minibatches
-from kedge.trainers.ppo_metrics import facts_of, mean_of, prefixed
-from kedge.trainers.steering import Steering, hold_to_budget
-from kedge.trainers.terms import with_terms
+from kedge.trainers.metrics import facts_of, mean_of, prefixed
+from kedge.trainers.terms import add_kl_and_entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def iteration(
     # 3. learn
     steps = list[Metrics]()
     for rows in minibatches(num_rows(experience), cfg, seed=seed):
-        policy = roles.policy.update(take(experience, rows), partial(surrogate, cfg=cfg, coef=coef), per=method.per)
+        policy = roles.policy.update(take(experience, rows), partial(actor_loss, cfg=cfg, coef=coef), per=method.per)
         steps.append(prefixed("policy", policy))
         if cfg.stop_at_kl is not None and policy["approx_kl"] > cfg.stop_at_kl:
             break
@@ -96,12 +96,12 @@ def credit_of(scored: Scored, judged: Judged, cfg: GroupConfig, steering: Steeri
     return credit if steering.returns.count else replace(credit, baseline=credit.returns_B.mean().item())
 
 
-def surrogate(
+def actor_loss(
     logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cfg: GroupConfig, coef: float
 ) -> ItemLoss:
     """The policy's loss: the method's own, the entropy bonus, and the KL where it is paid in the loss."""
     method = METHODS[cfg.method.kind]
-    item = with_terms(
+    item = add_kl_and_entropy(
         method.loss(cfg.method, logp_BT, experience),
         logp_BT,
         entropy_BT,

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from kedge.core.settings import Section
 from kedge.core.suggest import did_you_mean
-from kedge.trainers.ppo_settings import KLSettings, ScoreSettings
+from kedge.trainers.settings import KLSettings, ScoreSettings
 
 
 class GRPO(Section):

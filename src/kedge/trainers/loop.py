@@ -14,7 +14,7 @@ from torch import Tensor
 from kedge.core.errors import NumericsError
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
-from kedge.trainers.judging import Judged, Scored
+from kedge.trainers.evaluated import Judged, Scored
 
 BatchT = TypeVar("BatchT", Rollouts, Scored)
 Step = Callable[[BatchT, int], tuple[Judged, Metrics]]

@@ -15,12 +15,12 @@ from kedge.algorithms import estimate, gae, policy_loss, scale, shape_rewards, v
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import CriticRole, Metrics, PolicyRole, ReferenceRole, RewardSource, Runtime
 from kedge.core.records import Experience, Rollouts, ValueTargets, num_rows, take
-from kedge.trainers.judging import Judged, check_finite, with_scores
+from kedge.trainers.controllers import Steering, hold_to_budget
+from kedge.trainers.evaluated import Judged, check_finite, with_scores
 from kedge.trainers.loop import minibatches
-from kedge.trainers.ppo_metrics import facts_of, foresight, mean_of, prefixed
-from kedge.trainers.ppo_settings import PolicyLossSettings, PPOConfig
-from kedge.trainers.steering import Steering, hold_to_budget
-from kedge.trainers.terms import with_terms
+from kedge.trainers.metrics import explained_variance, facts_of, mean_of, prefixed
+from kedge.trainers.settings import PolicyLossSettings, PPOConfig
+from kedge.trainers.terms import add_kl_and_entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +74,19 @@ def iteration(
     # 3. learn
     steps = list[Metrics]()
     for rows in minibatches(num_rows(experience), cfg, seed=seed):
-        critic = roles.critic.update(take(targets, rows), partial(foreseen, cfg=cfg), per=cfg.value.per)
+        critic = roles.critic.update(take(targets, rows), partial(critic_loss, cfg=cfg), per=cfg.value.per)
         steps.append(prefixed("value", critic))
         if number < cfg.critic_warmup:
             continue
-        policy = roles.policy.update(take(experience, rows), partial(surrogate, cfg=cfg, coef=coef), per=cfg.policy.per)
+        policy = roles.policy.update(
+            take(experience, rows), partial(actor_loss, cfg=cfg, coef=coef), per=cfg.policy.per
+        )
         steps.append(prefixed("policy", policy))
         if cfg.policy.stop_at_kl is not None and policy["approx_kl"] > cfg.policy.stop_at_kl:
             break
 
     is_recomputed = cfg.policy.old_logprobs == "recomputed"
-    facts = facts_of(asked, judged, is_recomputed=is_recomputed) | foresight(targets) | {"kl/coef": coef}
+    facts = facts_of(asked, judged, is_recomputed=is_recomputed) | explained_variance(targets) | {"kl/coef": coef}
     steering.note(facts["kl/mean"], num_rows(judged))
     return judged, facts | mean_of(steps)
 
@@ -96,7 +98,7 @@ def old_logprobs(rollouts: Rollouts, policy: PolicyRole, settings: PolicyLossSet
     return policy.logprobs(rollouts)
 
 
-def surrogate(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cfg: PPOConfig, coef: float) -> ItemLoss:
+def actor_loss(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cfg: PPOConfig, coef: float) -> ItemLoss:
     """The policy's loss: the clipped surrogate, the entropy bonus, and the KL where it is paid in the loss."""
     item = policy_loss(
         logp_BT,
@@ -106,9 +108,9 @@ def surrogate(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cf
         clip_high=cfg.policy.clip_high,
         dual_clip=cfg.policy.dual_clip,
     )
-    return with_terms(item, logp_BT, entropy_BT, experience, kl=cfg.kl, coef=coef, entropy=cfg.policy.entropy)
+    return add_kl_and_entropy(item, logp_BT, entropy_BT, experience, kl=cfg.kl, coef=coef, entropy=cfg.policy.entropy)
 
 
-def foreseen(values_BT: Tensor, targets: ValueTargets, *, cfg: PPOConfig) -> ItemLoss:
+def critic_loss(values_BT: Tensor, targets: ValueTargets, *, cfg: PPOConfig) -> ItemLoss:
     """The critic's loss."""
     return value_loss(values_BT, targets.old_values_BT, targets.returns_BT, clip=cfg.value.clip)

@@ -12,10 +12,10 @@ from torch import Tensor
 from kedge.algorithms import estimate
 from kedge.core.loss import ItemLoss
 from kedge.core.records import Experience
-from kedge.trainers.ppo_settings import KLSettings
+from kedge.trainers.settings import KLSettings
 
 
-def with_terms(
+def add_kl_and_entropy(
     item: ItemLoss,
     logp_BT: Tensor,
     entropy_BT: Tensor,

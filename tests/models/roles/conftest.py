@@ -11,15 +11,15 @@ import torch
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts
-from kedge.models.ensemble import lora_members
-from kedge.models.reward_files import build, save
-from kedge.models.reward_model import Normaliser, RewardModel
-from kedge.models.roles.hold import Held, Wanted
+from kedge.models.loading.tiny import make_tiny
+from kedge.models.reward.ensemble import lora_members
+from kedge.models.reward.reward_files import build, save
+from kedge.models.reward.reward_model import Normaliser, RewardModel
+from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
-from kedge.models.tiny import make_tiny
 
 LAYERS = 3
 HOLD = {"separate": separate, "lora": lora, "trunk": trunk}
@@ -57,9 +57,9 @@ def _saved(member: RewardModel, folder: Path, *, moving: str) -> Path:
 
 
 @pytest.fixture
-def wanted(base: Path) -> Wanted:
+def wanted(base: Path) -> RoleSpec:
     optimiser = OptimiserSettings(lr=3e-3, eps=1e-5, schedule="constant", warmup=0.0)
-    return Wanted(
+    return RoleSpec(
         base=str(base),
         reward=None,
         objective=None,
@@ -82,7 +82,7 @@ def wanted(base: Path) -> Wanted:
 
 
 @pytest.fixture(params=list(HOLD))
-def hold(request: pytest.FixtureRequest) -> Callable[[Wanted], Held]:
+def hold(request: pytest.FixtureRequest) -> Callable[[RoleSpec], RoleSet]:
     return HOLD[request.param]
 
 

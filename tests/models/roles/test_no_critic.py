@@ -10,15 +10,17 @@ import torch
 
 from kedge.core.loss import ItemLoss
 from kedge.core.records import Rollouts, ValueTargets
-from kedge.models.roles.hold import Held, Wanted
+from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 
-Hold = Callable[[Wanted], Held]
+Hold = Callable[[RoleSpec], RoleSet]
 
 
-def test_the_other_roles_are_those_that_a_critic_stands_beside(hold: Hold, wanted: Wanted, rollouts: Rollouts) -> None:
+def test_the_other_roles_are_those_that_a_critic_stands_beside(
+    hold: Hold, wanted: RoleSpec, rollouts: Rollouts
+) -> None:
     with_critic, without = hold(wanted), hold(replace(wanted, critic=None))
     assert torch.equal(without.policy.logprobs(rollouts), with_critic.policy.logprobs(rollouts))
     assert torch.equal(without.reference.logprobs(rollouts), with_critic.reference.logprobs(rollouts))
@@ -26,7 +28,7 @@ def test_the_other_roles_are_those_that_a_critic_stands_beside(hold: Hold, wante
     assert without.policy.stepper.weights().keys() == with_critic.policy.stepper.weights().keys()
 
 
-def test_it_takes_no_memory_and_no_room_in_a_checkpoint(hold: Hold, wanted: Wanted, rollouts: Rollouts) -> None:
+def test_it_takes_no_memory_and_no_room_in_a_checkpoint(hold: Hold, wanted: RoleSpec, rollouts: Rollouts) -> None:
     held = hold(replace(wanted, critic=None))
     assert "critic" not in [row.role for row in held.memory]
     assert not [name for name, _ in held.model.named_parameters() if "critic" in name]
@@ -38,12 +40,12 @@ def test_it_takes_no_memory_and_no_room_in_a_checkpoint(hold: Hold, wanted: Want
     assert held.critic.update(targets, lambda values_BT, _: ItemLoss(loss_BT=values_BT, stats_BT={}), per="token") == {}
 
 
-def test_with_a_critic_the_table_has_its_line_in_place(hold: Hold, wanted: Wanted) -> None:
+def test_with_a_critic_the_table_has_its_line_in_place(hold: Hold, wanted: RoleSpec) -> None:
     roles = [row.role for row in hold(wanted).memory]
     assert roles[roles.index("actor") + 1 :] == ["critic", "reference"]
 
 
-def test_a_reward_that_shares_weights_still_does(wanted: Wanted, lora_reward: Path, frozen_reward: Path) -> None:
+def test_a_reward_that_shares_weights_still_does(wanted: RoleSpec, lora_reward: Path, frozen_reward: Path) -> None:
     for hold, reward in ((lora, lora_reward), (trunk, frozen_reward)):
         held = hold(replace(wanted, critic=None, reward=reward))
         assert held.shared_judge is not None

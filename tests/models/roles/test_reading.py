@@ -29,16 +29,16 @@ from transformers import (
 
 from kedge.core.loss import ItemLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
-from kedge.models.compiling import compile_layers
-from kedge.models.packed_attention import NAME, attention_of_transformers
-from kedge.models.packing import Layout, lay_out
-from kedge.models.roles import reading
-from kedge.models.roles.bodies import Whole
-from kedge.models.roles.hold import Held, Wanted
-from kedge.models.roles.reading import reader_of
-from kedge.models.tiny import tiny_model
+from kedge.models.forward import reader as reading
+from kedge.models.forward.compiling import compile_layers
+from kedge.models.forward.packed_attention import NAME, attention_of_transformers
+from kedge.models.forward.packing import Layout, lay_out
+from kedge.models.forward.reader import reader_of
+from kedge.models.loading.tiny import tiny_model
+from kedge.models.roles.backbones import FullBackbone
+from kedge.models.roles.build import RoleSet, RoleSpec
 
-Hold = Callable[[Wanted], Held]
+Hold = Callable[[RoleSpec], RoleSet]
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -80,7 +80,7 @@ def squared(values_BT: Tensor, targets: ValueTargets) -> ItemLoss:
     return ItemLoss(loss_BT=(values_BT - targets.returns_BT).square(), stats_BT={})
 
 
-def gradients(held: Held, rollouts: Rollouts) -> dict[str, Tensor]:
+def gradients(held: RoleSet, rollouts: Rollouts) -> dict[str, Tensor]:
     """Of one step of the policy and of two of the critic: its head starts at zero and lets nothing through at first."""
     zeros_BT = torch.zeros(rollouts.tokens_BT.shape)
     wish_BT = torch.linspace(-1, 2, zeros_BT.numel()).reshape(zeros_BT.shape)
@@ -95,7 +95,7 @@ def gradients(held: Held, rollouts: Rollouts) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_packed_and_padded_roles_say_and_learn_the_same(
-    hold: Hold, wanted: Wanted, ragged: Rollouts, recompute: bool, monkeypatch: pytest.MonkeyPatch
+    hold: Hold, wanted: RoleSpec, ragged: Rollouts, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = wanted.actor.model_copy(update={"clip": 1e9})
     wanted = replace(wanted, recompute=recompute, actor=wide, critic=wide)
@@ -166,7 +166,7 @@ def test_a_gpu_reads_in_bfloat16_what_float32_would_within_what_bfloat16_explain
     narrow = deepcopy(model).bfloat16().cuda()
     if is_compiled:
         compile_layers(narrow)
-    body = Whole(narrow)
+    body = FullBackbone(narrow)
     reader: Any = body._reader
     assert (reader.is_packed, reader.has_tail) == (True, True)
     given = [x.cuda() for x in (ragged.tokens_BT, ragged.attention_mask_BT, ragged.response_mask_BT)]
@@ -224,7 +224,7 @@ def test_compiled_layers_say_the_same_and_new_lengths_need_no_new_program(
     counters.clear()
     plain, model = tiny_model(hidden=32), tiny_model(hidden=32)
     compile_layers(model)
-    bodies = Whole(plain), Whole(model)
+    bodies = FullBackbone(plain), FullBackbone(model)
     made: list[int] = []
     for number, lengths in enumerate(batches):
         rng = torch.Generator().manual_seed(number)

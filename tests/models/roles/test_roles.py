@@ -17,20 +17,20 @@ from transformers import AutoModelForCausalLM
 from kedge.core.errors import CheckpointError, ModelError
 from kedge.core.loss import ItemLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets, take
-from kedge.models.adapters import base_of
-from kedge.models.identity import module_hash
-from kedge.models.load import load_causal
-from kedge.models.reward_files import load
-from kedge.models.roles.hold import Held, Wanted
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.hashing import module_hash
+from kedge.models.loading.load import load_causal
+from kedge.models.loading.tiny import tiny_tokenizer
+from kedge.models.reward.reward_files import load
+from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
-from kedge.models.tiny import tiny_tokenizer
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 
-Hold = Callable[[Wanted], Held]
+Hold = Callable[[RoleSpec], RoleSet]
 
 
 def likelihood(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience) -> ItemLoss:
@@ -66,7 +66,7 @@ def by_transformers(folder: str, rollouts: Rollouts, temperature: float) -> Tens
 
 
 def test_before_the_first_step_policy_and_reference_are_the_model_itself(
-    hold: Hold, wanted: Wanted, rollouts: Rollouts
+    hold: Hold, wanted: RoleSpec, rollouts: Rollouts
 ) -> None:
     held = hold(wanted)
     policy_BT, reference_BT = held.policy.logprobs(rollouts), held.reference.logprobs(rollouts)
@@ -74,7 +74,7 @@ def test_before_the_first_step_policy_and_reference_are_the_model_itself(
     assert_close(policy_BT, by_transformers(wanted.base, rollouts, 0.7), rtol=1e-4, atol=1e-5)
 
 
-def test_the_model_that_samples_and_the_role_that_learns_agree(hold: Hold, wanted: Wanted) -> None:
+def test_the_model_that_samples_and_the_role_that_learns_agree(hold: Hold, wanted: RoleSpec) -> None:
     held = hold(replace(wanted, actor=wanted.actor.model_copy(update={"lr": 0.05})))
     generator = LocalGenerator(
         base_of(held.model), SamplingSettings(max_new_tokens=6, temperature=0.7), stop_ids=[258], pad=256, max_rows=4
@@ -89,12 +89,12 @@ def test_the_model_that_samples_and_the_role_that_learns_agree(hold: Hold, wante
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_micro_batches_and_the_order_of_rows_do_not_change_the_gradient(
-    hold: Hold, wanted: Wanted, rollouts: Rollouts, rows: int
+    hold: Hold, wanted: RoleSpec, rollouts: Rollouts, rows: int
 ) -> None:
     optimiser = wanted.actor.model_copy(update={"clip": 1e9})
     wide = replace(wanted, actor=optimiser, critic=optimiser, rows=16)
 
-    def gradients(held: Held, order_B: Tensor) -> dict[str, Tensor]:
+    def gradients(held: RoleSet, order_B: Tensor) -> dict[str, Tensor]:
         held.policy.update(take(experience_of(rollouts), order_B), likelihood, per="sequence")
         held.critic.update(take(targets_of(rollouts), order_B), squared, per="token")
         named = [*held.policy.stepper.named, *held.critic.stepper.named]
@@ -108,7 +108,7 @@ def test_micro_batches_and_the_order_of_rows_do_not_change_the_gradient(
         assert_close(cut[name], grad, rtol=1e-4, atol=1e-6)
 
 
-def test_state_brings_everything_back(hold: Hold, wanted: Wanted, rollouts: Rollouts) -> None:
+def test_state_brings_everything_back(hold: Hold, wanted: RoleSpec, rollouts: Rollouts) -> None:
     wanted = replace(wanted, ema=0.5)
     held = hold(wanted)
     for _ in range(2):
@@ -125,14 +125,14 @@ def test_state_brings_everything_back(hold: Hold, wanted: Wanted, rollouts: Roll
         assert torch.equal(one, again.policy.final_weights()[name])
 
 
-def test_another_reference_is_refused(hold: Hold, wanted: Wanted) -> None:
+def test_another_reference_is_refused(hold: Hold, wanted: RoleSpec) -> None:
     held = hold(wanted)
     with pytest.raises(CheckpointError, match="reference of this run had the content hash deadbeef"):
         held.load({**held.state(), "reference": "deadbeef"})
 
 
 def test_what_is_saved_is_the_policy_and_with_an_average_the_average(
-    hold: Hold, wanted: Wanted, rollouts: Rollouts, tmp_path: Path
+    hold: Hold, wanted: RoleSpec, rollouts: Rollouts, tmp_path: Path
 ) -> None:
     held, averaged = hold(wanted), hold(replace(wanted, ema=0.75))
     before = {name: one.clone() for name, one in averaged.policy.stepper.weights().items()}
@@ -153,7 +153,7 @@ def test_what_is_saved_is_the_policy_and_with_an_average_the_average(
     assert not torch.allclose(moved, by_transformers(str(tmp_path / "last"), rollouts, 0.7))
 
 
-def test_the_critic_learns_alone_and_the_policy_alone(hold: Hold, wanted: Wanted, rollouts: Rollouts) -> None:
+def test_the_critic_learns_alone_and_the_policy_alone(hold: Hold, wanted: RoleSpec, rollouts: Rollouts) -> None:
     held = hold(wanted)
     policy_BT, values_BT = held.policy.logprobs(rollouts), held.critic.values(rollouts)
     assert not values_BT.any()  # a head of zeros
@@ -166,7 +166,7 @@ def test_the_critic_learns_alone_and_the_policy_alone(hold: Hold, wanted: Wanted
     assert torch.equal(held.reference.logprobs(rollouts), policy_BT)
 
 
-def test_lora_leaves_the_base_alone(wanted: Wanted, rollouts: Rollouts) -> None:
+def test_lora_leaves_the_base_alone(wanted: RoleSpec, rollouts: Rollouts) -> None:
     held = lora(wanted)
     plain = separate(wanted)
     for _ in range(20):
@@ -177,7 +177,7 @@ def test_lora_leaves_the_base_alone(wanted: Wanted, rollouts: Rollouts) -> None:
     assert not torch.allclose(held.policy.logprobs(rollouts), plain.reference.logprobs(rollouts))
 
 
-def test_the_trunk_stays_and_is_computed_once_for_all(wanted: Wanted, rollouts: Rollouts) -> None:
+def test_the_trunk_stays_and_is_computed_once_for_all(wanted: RoleSpec, rollouts: Rollouts) -> None:
     held = trunk(wanted)
     lower = {name: one.clone() for name, one in held.model.named_parameters() if ".layers.0." in name}
     calls: list[int] = []
@@ -197,14 +197,14 @@ def test_the_trunk_stays_and_is_computed_once_for_all(wanted: Wanted, rollouts: 
     assert len(lower) == 9
 
 
-def test_a_trunk_of_all_layers_is_refused(wanted: Wanted) -> None:
+def test_a_trunk_of_all_layers_is_refused(wanted: RoleSpec) -> None:
     with pytest.raises(ModelError, match="found 3 shared layers, expected 1 to 2"):
         trunk(replace(wanted, trunk_layers=3))
 
 
 @pytest.mark.parametrize(("way", "reward"), [(lora, "lora_reward"), (trunk, "frozen_reward")])
 def test_a_reward_model_that_shares_weights_scores_as_by_itself(
-    way: Hold, reward: str, wanted: Wanted, rollouts: Rollouts, request: pytest.FixtureRequest
+    way: Hold, reward: str, wanted: RoleSpec, rollouts: Rollouts, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(reward)
     held = way(replace(wanted, reward=folder))
@@ -224,7 +224,7 @@ def test_a_reward_model_that_shares_weights_scores_as_by_itself(
     [(separate, "lora_reward"), (separate, "frozen_reward"), (lora, "lora_reward"), (trunk, "frozen_reward")],
 )
 def test_the_critic_starts_as_the_reward_model(
-    way: Hold, reward: str, wanted: Wanted, rollouts: Rollouts, request: pytest.FixtureRequest
+    way: Hold, reward: str, wanted: RoleSpec, rollouts: Rollouts, request: pytest.FixtureRequest
 ) -> None:
     """The value of a prefix is the normalised score that it would have as a text of its own."""
     folder: Path = request.getfixturevalue(reward)
@@ -238,14 +238,14 @@ def test_the_critic_starts_as_the_reward_model(
 
 @pytest.mark.parametrize(("way", "reward"), [(lora, "frozen_reward"), (trunk, "lora_reward")])
 def test_a_reward_model_of_other_weights_is_held_by_itself_and_the_note_says_so(
-    way: Hold, reward: str, wanted: Wanted, request: pytest.FixtureRequest
+    way: Hold, reward: str, wanted: RoleSpec, request: pytest.FixtureRequest
 ) -> None:
     held = way(replace(wanted, reward=request.getfixturevalue(reward)))
     assert held.shared_judge is None
     assert "is held as a model of its own" in held.notes[0]
 
 
-def test_recomputed_activations_give_the_same_step(hold: Hold, wanted: Wanted, rollouts: Rollouts) -> None:
+def test_recomputed_activations_give_the_same_step(hold: Hold, wanted: RoleSpec, rollouts: Rollouts) -> None:
     plain, frugal = hold(wanted), hold(replace(wanted, recompute=True))
     for held in (plain, frugal):
         held.policy.update(experience_of(rollouts), likelihood, per="token")
@@ -254,7 +254,7 @@ def test_recomputed_activations_give_the_same_step(hold: Hold, wanted: Wanted, r
     assert_close(frugal.critic.values(rollouts), plain.critic.values(rollouts), rtol=1e-5, atol=1e-6)
 
 
-def test_the_memory_table_counts_what_learns(wanted: Wanted) -> None:
+def test_the_memory_table_counts_what_learns(wanted: RoleSpec) -> None:
     by_role = {row.role: row for row in separate(wanted).memory}
     weights = sum(one.numel() for one in load_causal(wanted.base, dtype="float32").parameters())
     assert by_role["actor"].learns == weights
@@ -269,7 +269,7 @@ def test_the_memory_table_counts_what_learns(wanted: Wanted) -> None:
     assert shared["trunk"].own_bytes + shared["actor"].own_bytes == 4 * weights
 
 
-def test_more_rows_are_asked_at_once_where_learning_holds_more_than_one_layer(wanted: Wanted) -> None:
+def test_more_rows_are_asked_at_once_where_learning_holds_more_than_one_layer(wanted: RoleSpec) -> None:
     on_gpu = replace(wanted, device="cuda:1", rows=4)
     found = [one.still_rows for one in (wanted, on_gpu, replace(on_gpu, recompute=True))]
     assert found == [wanted.rows, 16, 4]

@@ -17,15 +17,15 @@ from kedge.core.loss import stat_sums, weight_of, weighted_sum, widen
 from kedge.core.per import Per
 from kedge.core.protocols import ValueLoss
 from kedge.core.records import Rollouts, ValueTargets
-from kedge.models import heads
-from kedge.models.reward_model import RewardFacts
-from kedge.models.roles.bodies import Body
+from kedge.models.forward import heads
+from kedge.models.reward.reward_model import RewardFacts
+from kedge.models.roles.backbones import Backbone
 from kedge.models.roles.rows import each, micro_batches
-from kedge.models.stepper import Objective, Stepper, Sums, Term
+from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 
 
 class Critic:
-    def __init__(self, body: Body, head: nn.Linear, stepper: Stepper, *, rows: int, still_rows: int) -> None:
+    def __init__(self, body: Backbone, head: nn.Linear, stepper: TrainStep, *, rows: int, still_rows: int) -> None:
         """`rows` sequences are learnt from at once, `still_rows` asked."""
         self._body, self._head, self.stepper = body, head, stepper
         self._rows, self._still_rows = rows, still_rows

@@ -13,18 +13,18 @@ from peft import PeftModel
 from torch import nn
 
 from kedge.core.seeds import seed_for
-from kedge.models.adapters import base_of, with_lora
-from kedge.models.base_link import weights_hash
-from kedge.models.identity import module_hash
-from kedge.models.load import load_causal
-from kedge.models.resolve import resolve
-from kedge.models.reward_files import tokenizer_of
-from kedge.models.roles.bodies import Adapted
-from kedge.models.roles.critic import Critic, NoCritic, head_from_scores, value_head
-from kedge.models.roles.hold import (
-    Held,
+from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.loading.hashing import module_hash
+from kedge.models.loading.load import load_causal
+from kedge.models.loading.resolve import resolve
+from kedge.models.reward.base_link import weights_hash
+from kedge.models.reward.reward_files import tokenizer_of
+from kedge.models.reward.shared import SharedMembers, load_body_adapter, load_head, members_on
+from kedge.models.roles.backbones import LoraBackbone
+from kedge.models.roles.build import (
+    RoleSet,
+    RoleSpec,
     SharedJudge,
-    Wanted,
     make_critic,
     make_policy,
     make_reference,
@@ -32,16 +32,16 @@ from kedge.models.roles.hold import (
     prepare,
     width_of,
 )
+from kedge.models.roles.critic import Critic, NoCritic, head_from_scores, value_head
 from kedge.models.roles.memory import RoleMemory, of_role
 from kedge.models.roles.policy import Policy
 from kedge.models.roles.reward import RewardRole
-from kedge.models.shared_reward import SharedMembers, load_body_adapter, load_head, members_on
-from kedge.models.stepper import Stepper
+from kedge.models.training.train_step import TrainStep
 
 POLICY, CRITIC = "policy", "critic"
 
 
-def lora(wanted: Wanted) -> Held:
+def lora(wanted: RoleSpec) -> RoleSet:
     base = load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device, bits=wanted.lora.base_bits)
     members = _shared_members(wanted)
     model = with_lora(base, wanted.lora, name=POLICY, seed=seed_for(wanted.seed, POLICY))
@@ -53,11 +53,11 @@ def lora(wanted: Wanted) -> Held:
     critic = (
         make_critic(wanted, wanted.critic, _learning(model, CRITIC), value) if wanted.critic and value else NoCritic()
     )
-    return Held(
+    return RoleSet(
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(wanted, Adapted(model, None), output_head(base), policy),
+        reference=make_reference(wanted, LoraBackbone(model, None), output_head(base), policy),
         shared_judge=judge,
         memory=_memory(model, policy, critic, judge),
         notes=[] if judge or not wanted.reward else [_NOTE.format(wanted.reward)],
@@ -71,12 +71,12 @@ _NOTE = (
 )
 
 
-def _shared_members(wanted: Wanted) -> SharedMembers | None:
+def _shared_members(wanted: RoleSpec) -> SharedMembers | None:
     place = resolve(wanted.base)
     return members_on(wanted.reward, weights_hash(place)) if wanted.reward and isinstance(place, Path) else None
 
 
-def _add_critic(wanted: Wanted, model: PeftModel, members: SharedMembers | None) -> nn.Linear:
+def _add_critic(wanted: RoleSpec, model: PeftModel, members: SharedMembers | None) -> nn.Linear:
     """The critic's adapter, put on the model, and its head: the reward's where it shares the base, else new ones."""
     if members is None or not wanted.critic_from_reward:
         with_lora(model, wanted.lora, name=CRITIC, seed=seed_for(wanted.seed, CRITIC))
@@ -86,15 +86,15 @@ def _add_critic(wanted: Wanted, model: PeftModel, members: SharedMembers | None)
     return head_from_scores(load_head(folder).to(wanted.device), facts, wanted.objective)
 
 
-def _learning(model: PeftModel, adapter: str) -> Adapted:
+def _learning(model: PeftModel, adapter: str) -> LoraBackbone:
     """An adapter that learns."""
-    body = Adapted(model, adapter)
+    body = LoraBackbone(model, adapter)
     for _, one in body.trainable():
         one.requires_grad_(True)
     return body
 
 
-def _judge(wanted: Wanted, model: PeftModel, members: SharedMembers | None) -> SharedJudge | None:
+def _judge(wanted: RoleSpec, model: PeftModel, members: SharedMembers | None) -> SharedJudge | None:
     if members is None:
         return None
     assert wanted.reward is not None
@@ -104,7 +104,7 @@ def _judge(wanted: Wanted, model: PeftModel, members: SharedMembers | None) -> S
         name = f"reward-{index}"
         load_body_adapter(model, folder, name=name)
         head_KD = load_head(folder).to(wanted.device)
-        judges.append(RewardRole(body=Adapted(model, name), head_KD=head_KD, tokenizer=tokenizer, facts=facts))
+        judges.append(RewardRole(body=LoraBackbone(model, name), head_KD=head_KD, tokenizer=tokenizer, facts=facts))
     return SharedJudge(members=tuple(judges), combine=members.combine)
 
 
@@ -112,7 +112,7 @@ def _memory(model: PeftModel, policy: Policy, critic: Critic | NoCritic, judge: 
     base = [one for name, one in model.named_parameters() if ".lora_" not in name]
     rewards = [one for name, one in model.named_parameters() if ".reward-" in name]
 
-    def learning(role: str, stepper: Stepper) -> RoleMemory:
+    def learning(role: str, stepper: TrainStep) -> RoleMemory:
         return of_role(role, shared=base, own=[one for _, one in stepper.named], stepper=stepper)
 
     return [

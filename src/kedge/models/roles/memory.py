@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kedge.models.stepper import Stepper
+from kedge.models.training.train_step import TrainStep
 
 _ADAM_BYTES = 8
 """Two float32 moments a weight that learns."""
@@ -31,7 +31,7 @@ class RoleMemory:
 
 
 def of_role(
-    role: str, *, shared: Iterable[Tensor] = (), own: Iterable[Tensor] = (), stepper: Stepper | None = None
+    role: str, *, shared: Iterable[Tensor] = (), own: Iterable[Tensor] = (), stepper: TrainStep | None = None
 ) -> RoleMemory:
     weights = list(stepper.weights().values()) if stepper else []
     copies = stepper.copy_bytes() if stepper else 0

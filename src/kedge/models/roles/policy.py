@@ -18,11 +18,11 @@ from kedge.core.loss import masked, stat_sums, weight_of, weighted_sum
 from kedge.core.per import Per
 from kedge.core.protocols import PolicyLoss
 from kedge.core.records import Experience, Rollouts
-from kedge.models import heads
-from kedge.models.roles.average import Average
-from kedge.models.roles.bodies import Body
+from kedge.models.forward import heads
+from kedge.models.roles.backbones import Backbone
 from kedge.models.roles.rows import each, micro_batches
-from kedge.models.stepper import Objective, Stepper, Sums, Term
+from kedge.models.training.ema import EMA
+from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 
 Head = Callable[[], Tensor]
 """The output matrix (V, D) as it is now."""
@@ -33,7 +33,7 @@ class Reference:
 
     def __init__(
         self,
-        body: Body,
+        body: Backbone,
         head: Head,
         *,
         temperature: float,
@@ -76,16 +76,16 @@ class Policy:
 
     def __init__(
         self,
-        body: Body,
+        body: Backbone,
         head: Head,
-        stepper: Stepper,
+        stepper: TrainStep,
         *,
         temperature: float,
         rows: int,
         still_rows: int,
         compiled: bool,
         imitation: Imitation | None = None,
-        average: Average | None = None,
+        average: EMA | None = None,
     ) -> None:
         """`rows` sequences are learnt from at once, `still_rows` asked. `average` follows the weights."""
         self._body, self._head, self.stepper = body, head, stepper

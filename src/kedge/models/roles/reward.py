@@ -14,19 +14,19 @@ from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
 from kedge.core.loss import widen
-from kedge.models.adapters import base_of
-from kedge.models.compiling import compile_layers
-from kedge.models.heads import last_token
-from kedge.models.reward_model import RewardFacts, RewardModel, head_of
-from kedge.models.roles.bodies import Adapted, Body, Whole
-from kedge.models.start import without_dropout
+from kedge.models.forward.compiling import compile_layers
+from kedge.models.forward.heads import last_token
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.start import without_dropout
+from kedge.models.reward.reward_model import RewardFacts, RewardModel, head_of
+from kedge.models.roles.backbones import Backbone, FullBackbone, LoraBackbone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRole:
-    """Reads what `kedge.models.reward_model.RewardModel` reads, and says the same."""
+    """Reads what `kedge.models.reward.reward_model.RewardModel` reads, and says the same."""
 
-    body: Body
+    body: Backbone
     head_KD: Tensor
     tokenizer: PreTrainedTokenizerBase
     facts: RewardFacts
@@ -58,5 +58,5 @@ def reward_role(member: RewardModel, *, compiled: bool) -> RewardRole:
     model.requires_grad_(False)  # after `activate`, which makes an adapter trainable
     if compiled:
         compile_layers(base_of(model))
-    body = Adapted(model, member.adapter) if isinstance(model, PeftModel) else Whole(model)
+    body = LoraBackbone(model, member.adapter) if isinstance(model, PeftModel) else FullBackbone(model)
     return RewardRole(body=body, head_KD=head_KD, tokenizer=member.tokenizer, facts=member.facts)

@@ -11,18 +11,16 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kedge.models import heads
-from kedge.models.ensemble import Ensemble, load_reward
-from kedge.models.identity import module_hash
-from kedge.models.load import load_causal
-from kedge.models.reward_model import RewardModel, head_of
-from kedge.models.roles.bodies import Topped
-from kedge.models.roles.critic import Critic, NoCritic
-from kedge.models.roles.cutting import Cut, own_top, same_trunk, top_of
-from kedge.models.roles.hold import (
-    Held,
+from kedge.models.forward import heads
+from kedge.models.loading.hashing import module_hash
+from kedge.models.loading.load import load_causal
+from kedge.models.reward.ensemble import Ensemble, load_reward
+from kedge.models.reward.reward_model import RewardModel, head_of
+from kedge.models.roles.backbones import TrunkBackbone
+from kedge.models.roles.build import (
+    RoleSet,
+    RoleSpec,
     SharedJudge,
-    Wanted,
     critic_head,
     make_critic,
     make_policy,
@@ -32,8 +30,10 @@ from kedge.models.roles.hold import (
     prepare,
     width_of,
 )
+from kedge.models.roles.critic import Critic, NoCritic
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 from kedge.models.roles.reward import RewardRole
+from kedge.models.roles.shared_trunk import SharedTrunk, own_top, same_trunk, top_of
 from kedge.models.settings import Combine, MeanOfMembers
 
 _NOTE = (
@@ -42,26 +42,26 @@ _NOTE = (
 )
 
 
-def trunk(wanted: Wanted) -> Held:
+def trunk(wanted: RoleSpec) -> RoleSet:
     model = load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device)
     identity = module_hash(model)
     prepare(wanted, model, learns=True, recomputes=True)
     layers = wanted.trunk_layers or max(1, model.config.get_text_config().num_hidden_layers // 2)
-    cut = Cut(model, layers)
+    cut = SharedTrunk(model, layers)
     members, combine = _members(wanted, model, layers)
     still, still_head = own_top(model, layers), _own_head(model)
     prepare(wanted, still, learns=False)
-    policy = make_policy(wanted, Topped(cut, top_of(model, layers), names=model), output_head(model))
+    policy = make_policy(wanted, TrunkBackbone(cut, top_of(model, layers), names=model), output_head(model))
     shared = [one for one in model.parameters() if not one.requires_grad]
     critic, seen = _critic(wanted, cut, members, model, shared)
     tops = [top_of(plain(member), layers) for member in members]
     for top in tops:
         prepare(wanted, top, learns=False)
-    return Held(
+    return RoleSet(
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(wanted, Topped(cut, still, names=still), still_head, policy),
+        reference=make_reference(wanted, TrunkBackbone(cut, still, names=still), still_head, policy),
         shared_judge=_judge(cut, members, tops, combine) if members else None,
         memory=[
             of_role("trunk", own=shared),
@@ -77,7 +77,7 @@ def trunk(wanted: Wanted) -> Held:
 
 
 def _critic(
-    wanted: Wanted, cut: Cut, members: Sequence[RewardModel], model: PreTrainedModel, shared: Sequence[Tensor]
+    wanted: RoleSpec, cut: SharedTrunk, members: Sequence[RewardModel], model: PreTrainedModel, shared: Sequence[Tensor]
 ) -> tuple[Critic | NoCritic, list[RoleMemory]]:
     """A top of its own, from the reward's where it shares the trunk; with its line of the memory table."""
     if wanted.critic is None:
@@ -86,11 +86,11 @@ def _critic(
     seer = own_top(plain(first) if first else model, cut.layers)
     prepare(wanted, seer, learns=True, recomputes=True)
     head = critic_head(wanted, first, width_of(model))
-    critic = make_critic(wanted, wanted.critic, Topped(cut, seer, names=seer), head)
+    critic = make_critic(wanted, wanted.critic, TrunkBackbone(cut, seer, names=seer), head)
     return critic, [of_role("critic", shared=shared, own=parameters_of(seer), stepper=critic.stepper)]
 
 
-def _members(wanted: Wanted, model: PreTrainedModel, layers: int) -> tuple[tuple[RewardModel, ...], Combine]:
+def _members(wanted: RoleSpec, model: PreTrainedModel, layers: int) -> tuple[tuple[RewardModel, ...], Combine]:
     """The members of the reward model if all of them share the trunk, else none."""
     if wanted.reward is None:
         return (), MeanOfMembers()
@@ -100,10 +100,12 @@ def _members(wanted: Wanted, model: PreTrainedModel, layers: int) -> tuple[tuple
     return (members if fits else ()), combine
 
 
-def _judge(cut: Cut, members: Sequence[RewardModel], tops: Sequence[PreTrainedModel], combine: Combine) -> SharedJudge:
+def _judge(
+    cut: SharedTrunk, members: Sequence[RewardModel], tops: Sequence[PreTrainedModel], combine: Combine
+) -> SharedJudge:
     judges = tuple(
         RewardRole(
-            body=Topped(cut, top, names=top),
+            body=TrunkBackbone(cut, top, names=top),
             head_KD=head_of(plain(member)).weight.detach().clone(),
             tokenizer=member.tokenizer,
             facts=member.facts,

@@ -11,7 +11,7 @@ from kedge.report.run.cost import cost_of
 from kedge.report.run.telling import ends
 
 MEMORY = "memory/peak_gib"
-"""In the evidence of an event (`kedge.pipeline.memory`), or in metrics: the peak of a stage."""
+"""In the evidence of an event (`kedge.stages.shared.peak_memory`), or in metrics: the peak of a stage."""
 _TRAINED = {"reward": "reward/mean", "gold": "gold/mean", "kl": "kl/mean", "length": "length/mean"}
 _COSTS = ("seconds", "tokens", "memory")
 NAMES = ("reward", "gold", "kl", "wins", "wins_gold", "wins_equal_length", "length", *_COSTS)

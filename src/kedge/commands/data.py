@@ -1,0 +1,101 @@
+"""What `kedge data` does: the audit with a model's tokenizer beside it, and the doors to converting and splitting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from kedge.core.errors import ConfigError
+from kedge.core.files import write_text
+from kedge.core.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from kedge.data.audit import Audit
+    from kedge.data.convert import Converted
+    from kedge.data.split import Split
+
+
+def check_files(
+    files: Sequence[str],
+    *,
+    heldout: Sequence[str] = (),
+    evaluation: Sequence[str] = (),
+    model: str | None = None,
+    window: int | None = None,
+    max_broken: float = 0.01,
+    near_threshold: float = 0.8,
+    progress: Callable[[int], None] | None = None,
+) -> Audit:
+    """Audit files; with a model, also count its tokens, look for its control tokens and check its template."""
+    from kedge.data.audit import audit
+
+    if model is None and window is not None:
+        raise ConfigError(f"--window {window}: tokens can only be counted with a tokenizer; name one with --model")
+    if model is None:
+        return audit(
+            files,
+            heldout=heldout,
+            evaluation=evaluation,
+            max_broken=max_broken,
+            near_threshold=near_threshold,
+            progress=progress,
+        )
+    from kedge.data.preflight import preflight
+    from kedge.data.preflight_examples import measure
+    from kedge.data.tokenizer import load_tokenizer
+    from kedge.models.loading.describe import describe
+    from kedge.models.loading.resolve import resolve
+
+    facts = describe(model)
+    tokenizer = load_tokenizer(resolve(model))
+    found = audit(
+        files,
+        heldout=heldout,
+        evaluation=evaluation,
+        measure=measure(tokenizer),
+        window=window or facts.window,
+        special_tokens=tuple(tokenizer.all_special_tokens),
+        max_broken=max_broken,
+        near_threshold=near_threshold,
+        progress=progress,
+    )
+    about_model = preflight(tokenizer, config_vocab_size=facts.vocab_size, window=facts.window)
+    return found.with_findings(about_model)
+
+
+def render(audit: Audit) -> RenderableType:
+    """The audit for a terminal."""
+    from kedge.data.audit import render_terminal
+
+    return render_terminal(audit)
+
+
+def save_html(audit: Audit, file: Path) -> None:
+    """The audit as one page that opens offline."""
+    from kedge.data.audit import render_html
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, render_html(audit))
+
+
+def convert_file(source: str, to: Path | None, *, kind: str | None, max_broken: float) -> Converted:
+    """Convert one file; without a target, into `<stem>.<kind>.jsonl` here."""
+    from kedge.data.convert import convert
+    from kedge.data.examples import Kind
+    from kedge.data.reading import recognised
+    from kedge.data.sources import stem_of
+
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    if kind is not None and kind not in kinds:
+        raise ConfigError(f"--kind {kind}: there is no such kind{did_you_mean(kind, kinds)}; one of {', '.join(kinds)}")
+    target = to or Path(f"{stem_of(source)}.{kind or recognised(source, None).kind}.jsonl")
+    return convert(source, target, kind=kind, max_broken=max_broken)
+
+
+def split_files(sources: Sequence[str], to: Path, *, heldout: float, seed: int, by: str, max_broken: float) -> Split:
+    from kedge.data.split import split
+
+    return split(sources, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken)

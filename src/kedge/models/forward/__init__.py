@@ -1,0 +1,1 @@
+"""Forward passes: packed rows, attention, log-probs and values from hidden states, adapters."""

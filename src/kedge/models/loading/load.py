@@ -1,0 +1,116 @@
+"""Load a causal language model from a folder or the hub: safetensors only, remote code only when asked for.
+
+Every weight must come from the files: a model that would start with a random head is refused. Placing a model on
+several devices and adding adapters happen elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from kedge.core.errors import ModelError
+from kedge.models.forward.lora import quantisation
+from kedge.models.loading.resolve import resolve
+from kedge.models.settings import BaseBits
+
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_causal(
+    model: str | Path,
+    *,
+    dtype: DTypeName = "auto",
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    attn: str | None = None,
+    bits: BaseBits = 16,
+) -> PreTrainedModel:
+    """The model, in evaluation mode on `device`. `attn` names an attention of transformers; None lets it choose."""
+    how = quantisation(bits, device)
+    source = resolve(model)
+    loader: Any = AutoModelForCausalLM
+    try:
+        with no_bars() if isinstance(source, Path) else nullcontext():
+            loaded, report = loader.from_pretrained(
+                source,
+                dtype=dtype_for(dtype, device),
+                attn_implementation=attn,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **how,
+            )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(explain(str(source), error)) from error
+    _check_complete(str(source), report)
+    return (loaded if "device_map" in how else loaded.to(device)).eval()
+
+
+def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:
+    return pick_dtype(device) if name == "auto" else _DTYPES[name]
+
+
+def pick_dtype(device: str | torch.device) -> torch.dtype:
+    """The fast type that trains safely: bfloat16 where the hardware multiplies it, float32 elsewhere.
+
+    On a CPU without AVX512-bf16 or AMX, bfloat16 is emulated and about ten times slower than float32.
+    """
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    if kind == "cpu" and _cpu_flags() & {"avx512_bf16", "amx_bf16"}:
+        return torch.bfloat16
+    return torch.float32
+
+
+@contextmanager
+def no_bars() -> Generator[None]:
+    """Reading a folder takes seconds, and whoever asked draws the progress of the whole."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    """What this CPU can do, as Linux lists it; empty on other systems."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+def _check_complete(source: str, report: dict[str, Any]) -> None:
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{source}: {len(missing)} weight(s) of a causal language model are not in the files (first: "
+            f"'{missing[0]}') and would start as random numbers. Is this a reward model, or a folder saved half-way?"
+        )
+
+
+def explain(source: str, error: Exception) -> str:
+    """What went wrong with loading `source`, in words, with what to do."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return f"{source} brings its own Python code, which is not run unless you ask: set trust_remote_code: true"
+    if Path(source).is_dir():
+        return f"{source}: cannot be loaded as a causal language model: {text}"
+    if "safetensors" in text:
+        return f"hub model '{source}' has no safetensors weights, and pickled ones are not read: {text}"
+    return (
+        f"hub model '{source}' could not be loaded (no network, HF_HUB_OFFLINE set, a private model, a wrong name?); "
+        f"download it to a folder and give its path, or use the alias 'smollm2-135m'. The hub client said: {text}"
+    )

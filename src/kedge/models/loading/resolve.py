@@ -1,0 +1,76 @@
+"""What a recipe's `model:` means: an alias, a folder, or an id on the model hub. No weights are read here.
+
+A folder is checked for its three parts (config, safetensors weights, tokenizer), so that a missing one is named
+before anything heavy starts. Whether a hub id exists is found out by whoever loads it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from kedge.core.errors import ModelError
+from kedge.core.suggest import did_you_mean
+from kedge.models.loading.aliases import ALIASES, folder_of
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def resolve(model: str | Path) -> Path | str:
+    """The folder of `model`, checked; or, for `organisation/name`, the hub id as it is.
+
+    An alias may be converted on first use. A folder that exists wins over a hub id of the same spelling.
+    """
+    if isinstance(model, str) and model in ALIASES:
+        return folder_of(model)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        check_folder(folder)
+        return folder
+    if folder.is_file():
+        raise ModelError(f"{model} is a file; a model is the folder that holds its config.json")
+    if isinstance(model, str) and _HUB_ID.fullmatch(model):
+        return model
+    if isinstance(model, Path) or "/" in model or "\\" in model or model.startswith((".", "~")):
+        raise ModelError(f"no model folder at {folder.absolute()}; expected a folder with config.json and weights")
+    raise ModelError(
+        f"no model named '{model}'{did_you_mean(model, ALIASES)}; use an alias ({', '.join(ALIASES)}), "
+        "a folder (./path/to/model) or a hub id (organisation/name)"
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise for the first part of a model that `folder` lacks."""
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(f"{folder} holds a LoRA adapter, not a model; merge it into its base first")
+        raise ModelError(f"{folder}: no config.json; this is not a model folder in the Hugging Face layout")
+    _check_weights(folder)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(
+            f"{folder}: no tokenizer.json; copy the tokenizer files of the model that this one was trained from"
+        )
+
+
+def _check_weights(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        missing = [name for name in shards if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(
+                f"{folder}: {len(missing)} of {len(shards)} weight files named in {index.name} are missing, "
+                f"first {missing[0]}; download the folder again"
+            )
+    elif not (folder / "model.safetensors").is_file():
+        pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{folder}: only pickled weights ({pickled[0]}), and nothing is unpickled here, because a pickle can "
+                "run code; on a machine where you trust the file, load it with transformers and save it again: "
+                "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+            )
+        raise ModelError(f"{folder}: no weights; expected model.safetensors or {index.name} with its shards")

@@ -1,0 +1,81 @@
+"""A model made ready to learn, and a causal one saved when it has learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kedge.core.errors import ModelError
+from kedge.models.forward.lora import Module, base_of, is_quantised, merge, merge_anew, with_lora
+from kedge.models.loading.load import load_causal, no_bars
+from kedge.models.reward.reward_files import whole_folder
+from kedge.models.settings import LoraSettings
+
+
+def start_causal(
+    source: str, *, lora: LoraSettings | None, device: str, seed: int, keeps_dropout: bool = True
+) -> Module:
+    """All weights of a model, or adapters on a frozen base, whose own dropout is in their settings.
+
+    Weights that learn are float32, whatever they multiply in: in bfloat16 small updates would be rounded away.
+    """
+    base = (
+        load_causal(source, device=device, bits=lora.base_bits)
+        if lora
+        else load_causal(source, dtype="float32", device=device)
+    )
+    if not keeps_dropout:
+        without_dropout(base)
+    return with_lora(base, lora, name="policy", seed=seed) if lora else base
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Turn dropout off for good: where log-probs are compared, they must be the same each time they are asked for."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def freeze_lowest(model: PreTrainedModel, count: int) -> None:
+    """The embeddings and the lowest `count` transformer blocks do not learn; with 0, everything does."""
+    if not count:
+        return
+    blocks = blocks_of(model)
+    if count >= len(blocks):
+        raise ModelError(
+            f"frozen_layers is {count}, but {model.name_or_path} has {len(blocks)} transformer blocks and one at least "
+            f"must learn; use 0 to {len(blocks) - 1}"
+        )
+    decoder = cast(nn.Module, model.get_decoder())
+    embeddings = [one for one in decoder.children() if isinstance(one, nn.Embedding)]
+    for module in (*embeddings, *blocks[:count]):
+        module.requires_grad_(False)
+
+
+def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The transformer blocks, lowest first."""
+    decoder, count = cast(nn.Module, model.get_decoder()), model.config.get_text_config().num_hidden_layers
+    for found in decoder.children():
+        if isinstance(found, nn.ModuleList) and len(found) == count:
+            return found
+    raise ModelError(f"{type(decoder).__name__}: no list of its {count} transformer blocks was found in it")
+
+
+def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    """Write a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
+    plain = _merged(model) if isinstance(model, PeftModel) else model
+    with whole_folder(folder) as beside, no_bars():
+        plain.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+    return folder
+
+
+def _merged(model: PeftModel) -> PreTrainedModel:
+    return merge_anew(model, load_causal(str(base_of(model).name_or_path))) if is_quantised(model) else merge(model)

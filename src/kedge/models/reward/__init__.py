@@ -1,0 +1,1 @@
+"""Reward models and ensembles, in memory and on disk."""

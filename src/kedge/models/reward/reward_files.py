@@ -1,0 +1,272 @@
+"""Reward models from causal language models and from their own folders, and back to folders.
+
+A saved one is a sequence-classification model in the Hugging Face layout: plain transformers loads it and gives the
+same raw scores. transformers looks for the last token that is not padding, so a reward model's pad token is never one
+that ends a text.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+from kedge.core.errors import ModelError
+from kedge.core.files import fsync_folder, write_json
+from kedge.models.forward.lora import base_of, is_quantised, merge, merge_anew, quantisation, save_adapter
+from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars
+from kedge.models.loading.resolve import resolve
+from kedge.models.reward.base_link import about_base
+from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
+from kedge.models.settings import BaseBits
+
+ENSEMBLE = "ensemble.json"
+ADAPTER, FACTS, BASE = "adapter", "kedge_reward.json", "base.json"
+_HEAD = "score.weight"
+
+
+def build(
+    source: str | Path,
+    *,
+    objectives: Sequence[str] = ("reward",),
+    seed: int,
+    dtype: DTypeName = "auto",
+    device: str | torch.device = "cpu",
+    bits: BaseBits = 16,
+    trust_remote_code: bool = False,
+) -> RewardModel:
+    """A reward model with the backbone of a causal language model and a new head in float32, drawn from the seed."""
+    place = _absolute(resolve(source))
+    config = _config(place, trust_remote_code)
+    if _is_classifier(config):
+        raise ModelError(f"{place} is a reward model already ({_architecture(config)}); load it to train it further")
+    facts = unnormalised(objectives)
+    tokenizer = tokenizer_of(place)
+    pad = padding_token(
+        tokenizer, edge_ids=_edge_ids(tokenizer, config), vocab_size=config.get_text_config().vocab_size
+    )
+    tokenizer.pad_token = pad
+    tokenizer.padding_side = "right"
+    model, missing = _load_classifier(
+        place,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        # Given before the model is made: the embedding of the pad token gets no gradient.
+        pad_token_id=tokenizer.pad_token_id,
+        id2label=dict(enumerate(objectives)),
+        label2id={name: index for index, name in enumerate(objectives)},
+        **quantisation(bits, device),
+    )
+    head = head_of(model)
+    if lost := sorted(missing - {_HEAD}):
+        raise ModelError(f"{place}: {len(lost)} weight(s) of the backbone are not in the files (first: '{lost[0]}')")
+    start_head(head, seed=seed)
+    return RewardModel(model=model, tokenizer=tokenizer, facts=facts)
+
+
+def save(reward: RewardModel, folder: Path) -> None:
+    """Write `folder` as a whole, replacing a model that was there.
+
+    An adapter is merged into its base, so that the folder is a model like any other, and kept in `adapter/` as well:
+    whoever has the base in memory needs nothing else.
+    """
+    model = reward.model
+    plain = _merged(reward, model) if isinstance(model, PeftModel) else model
+    config: Any = plain.config
+    config.kedge_reward = reward.facts.as_dict()
+    with whole_folder(folder) as beside, no_bars():
+        plain.save_pretrained(beside)
+        reward.tokenizer.save_pretrained(beside)
+        if isinstance(model, PeftModel):
+            save_adapter(model, beside / ADAPTER, name=_adapter_of(reward, model))
+            write_json(beside / ADAPTER / FACTS, reward.facts.as_dict())
+            write_json(beside / ADAPTER / BASE, about_base(str(base_of(model).name_or_path), folder / ADAPTER))
+
+
+def load(
+    source: str | Path,
+    *,
+    dtype: DTypeName = "auto",
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+) -> RewardModel:
+    """A saved reward model, or one of somebody else's in the same form; the head is in float32 as it was saved."""
+    if (Path(source) / ENSEMBLE).is_file():
+        raise ModelError(f"{source} is an ensemble of reward models; load it with load_reward")
+    place = _absolute(resolve(source))
+    config = _config(place, trust_remote_code)
+    if not _is_classifier(config):
+        raise ModelError(
+            f"{place} is not a reward model but a {_architecture(config)}: it has no score head. Train one from it "
+            "with a stage of kind reward"
+        )
+    model, missing = _load_classifier(place, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    head = head_of(model)
+    if missing:
+        raise ModelError(
+            f"{place}: {len(missing)} weight(s) are not in the files (first: '{min(missing)}') and would start as "
+            "random numbers; the folder is damaged, or was never a trained reward model"
+        )
+    weight = _saved_head(place) if isinstance(place, Path) else head.weight.detach()
+    head.weight = nn.Parameter(weight.float().to(head.weight.device))
+    stored = getattr(config, "kedge_reward", None)
+    labels = [config.id2label[index] for index in range(head.out_features)]
+    facts = facts_from(stored) if stored else unnormalised(["reward"] if labels == ["LABEL_0"] else labels)
+    return RewardModel(model=model, tokenizer=tokenizer_of(place), facts=facts)
+
+
+def tokenizer_of(place: Path | str) -> PreTrainedTokenizerBase:
+    # AutoTokenizer rebuilds the pre-tokenizer of some families and ignores the one in tokenizer.json.
+    has_own = not isinstance(place, Path) or (place / "tokenizer.json").is_file()
+    loader: Any = PreTrainedTokenizerFast if has_own else AutoTokenizer
+    try:
+        return loader.from_pretrained(place)
+    except Exception as error:  # the tokenizers library raises plain `Exception` for a damaged file
+        raise ModelError(f"the tokenizer of '{place}' cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def padding_token(tokenizer: PreTrainedTokenizerBase, *, edge_ids: Collection[int], vocab_size: int) -> str:
+    """A control token that never begins or ends a text: the tokenizer's own pad if it is one, else another.
+
+    SmolLM2 pads with its end-of-turn token; plain transformers would then read the score one token too early.
+    """
+    template = str(tokenizer.chat_template or "")
+    control = {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    free = [i for i, text in control.items() if i not in edge_ids and i < vocab_size and text not in template]
+    if not free:
+        raise ModelError(
+            f"the tokenizer pads with '{tokenizer.pad_token}', which also ends a text, and has no other control token; "
+            "add a pad token of its own to the tokenizer and the model"
+        )
+    is_worse = {
+        i: (
+            i != tokenizer.pad_token_id,
+            "pad" not in text.lower(),
+            text != "<|endoftext|>",
+            i == tokenizer.unk_token_id,
+        )
+        for i, text in control.items()
+    }
+    return control[min(free, key=lambda i: (is_worse[i], i))]
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Generator[Path]:
+    """A new folder to write into; it takes the place of `folder` at the end, or vanishes on an error.
+
+    A reader never sees half of one. Only a model may be replaced: anything else that is there is left alone.
+    """
+    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE)):
+        raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
+    beside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{part}") for part in ("partial", "old"))
+    for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        for path in beside.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        if folder.exists():
+            folder.rename(old)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    fsync_folder(folder.parent)
+
+
+def _adapter_of(reward: RewardModel, model: PeftModel) -> str:
+    return reward.adapter or cast(str, model.active_adapter)
+
+
+def _merged(reward: RewardModel, model: PeftModel) -> PreTrainedModel:
+    name = _adapter_of(reward, model)
+    if not is_quantised(model):
+        return merge(model, name=name)
+    again = build(str(base_of(model).name_or_path), objectives=reward.objectives, seed=0)
+    return merge_anew(model, base_of(again.model), name=name)
+
+
+def _load_classifier(
+    place: Path | str, *, dtype: DTypeName, device: str | torch.device, **how: Any
+) -> tuple[PreTrainedModel, set[str]]:
+    """The model in evaluation mode, and the names of the weights that were not in the files."""
+    loader: Any = AutoModelForSequenceClassification
+    try:
+        # A missing head is drawn from the global generator, which is put back; its callers decide what that means.
+        with _quiet(), torch.random.fork_rng(devices=[]):
+            model, report = loader.from_pretrained(
+                place, dtype=dtype_for(dtype, device), use_safetensors=True, output_loading_info=True, **how
+            )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise ModelError(f"{place}: cannot be loaded as a sequence-classification model: {text}") from error
+    placed = model if "device_map" in how else model.to(device)
+    return placed.eval(), set(report["missing_keys"])
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """No bars, and no table of missing weights: whoever asked knows which ones are new."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with no_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _config(place: Path | str, trust_remote_code: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        text = f"{place}: its config.json cannot be used: {' '.join(str(error).split())}"
+        raise ModelError(text if isinstance(place, Path) else explain(place, error)) from error
+
+
+def _absolute(place: Path | str) -> Path | str:
+    return place.absolute() if isinstance(place, Path) else place
+
+
+def _architecture(config: Any) -> str:
+    return next(iter(config.architectures or ()), f"model of type {config.model_type}")
+
+
+def _is_classifier(config: Any) -> bool:
+    return _architecture(config).endswith("ForSequenceClassification")
+
+
+def _edge_ids(tokenizer: PreTrainedTokenizerBase, config: Any) -> set[int]:
+    named = config.get_text_config().eos_token_id
+    listed = named if isinstance(named, list) else [named]
+    return {i for i in (tokenizer.eos_token_id, tokenizer.bos_token_id, *listed) if isinstance(i, int)}
+
+
+def _saved_head(folder: Path) -> torch.Tensor:
+    """The head as it is in the files: loading a model in bfloat16 would round it."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            if _HEAD in file.keys():  # noqa: SIM118 (not a mapping)
+                return file.get_tensor(_HEAD)
+    raise ModelError(f"{folder}: no weight named '{_HEAD}' in its safetensors files")

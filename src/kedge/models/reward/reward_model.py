@@ -1,0 +1,241 @@
+"""A reward model: the backbone of a language model, a linear head without bias, and what its scores mean.
+
+The score of a text is read at its last real token, which the mask names; padding and pad ids mean nothing. Building,
+saving and loading are in `reward_files`, several models together in `ensemble`.
+Shape letters: B sequences, T token positions, D width, K objectives, N demonstrations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
+from kedge.core.loss import widen
+from kedge.models.forward.heads import at_last, hidden_states
+from kedge.models.forward.lora import Module, base_of, using
+from kedge.models.settings import Truncate
+
+_STORED = {"objectives", "mean", "std", "template_hash", "max_length", "truncate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normaliser:
+    """(score - mean) / std for each objective, so that demonstrations average 0 with variance 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        sound = all(map(math.isfinite, self.mean)) and all(0 < one < math.inf for one in self.std)
+        if len(self.mean) != len(self.std) or not sound:
+            raise NumericsError(f"a normaliser needs finite means and positive stds, found {self.mean} and {self.std}")
+
+    def __call__(self, scores_BK: Tensor) -> Tensor:
+        """
+        >>> Normaliser(mean=(1.0, -2.0), std=(2.0, 0.5))(torch.tensor([[5.0, -1.0]])).tolist()
+        [[2.0, 2.0]]
+        """
+        return (scores_BK - scores_BK.new_tensor(self.mean)) / scores_BK.new_tensor(self.std)
+
+
+def fit_normaliser(scores_NK: Tensor) -> Normaliser:
+    """The moments of raw scores of demonstrations; the variance is that of the population.
+
+    >>> fit_normaliser(torch.tensor([[1.0, 2.0], [5.0, 3.0]]))
+    Normaliser(mean=(3.0, 2.5), std=(2.0, 0.5))
+    """
+    scores_NK = scores_NK.double()
+    std_K = scores_NK.std(dim=0, correction=0)
+    if not torch.isfinite(scores_NK).all() or not (std_K > 0).all():
+        raise NumericsError(
+            f"scores of {len(scores_NK)} demonstrations cannot be normalised: each objective needs finite scores that "
+            f"differ, found means {scores_NK.mean(dim=0).tolist()} and stds {std_K.tolist()}"
+        )
+    return Normaliser(mean=tuple(scores_NK.mean(dim=0).tolist()), std=tuple(std_K.tolist()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFacts:
+    """What goes with the weights: stored in a saved model's `config.json` under `kedge_reward`."""
+
+    objectives: tuple[str, ...]
+    """What each of the K scores is about (`helpful`, `harmless`)."""
+    normaliser: Normaliser
+    template_hash: str = ""
+    """Identity of the chat template that the model was trained on; empty where it is unknown."""
+    max_length: int | None = None
+    """Longest text in tokens that the model was trained on."""
+    truncate: Truncate = "left"
+    """What was done to longer ones."""
+    seen: tuple[tuple[float, float], ...] = ()
+    """The lowest and the highest normalised score of its training answers, for each objective; empty if unknown."""
+
+    def __post_init__(self) -> None:
+        if not self.objectives or len(set(self.objectives)) < len(self.objectives):
+            raise ModelError(f"objectives: expected one or more different names, found {list(self.objectives)}")
+        if len(self.normaliser.mean) != len(self.objectives):
+            raise ModelError(f"objectives {list(self.objectives)} do not fit the means {list(self.normaliser.mean)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "objectives": list(self.objectives),
+            "mean": list(self.normaliser.mean),
+            "std": list(self.normaliser.std),
+            "template_hash": self.template_hash,
+            "max_length": self.max_length,
+            "truncate": self.truncate,
+            "seen": [list(one) for one in self.seen],
+        }
+
+
+def facts_from(stored: Mapping[str, Any]) -> RewardFacts:
+    """The inverse of `as_dict`."""
+    if lost := _STORED - stored.keys():
+        raise ModelError(f"kedge_reward: {', '.join(sorted(lost))} missing; only {', '.join(sorted(stored))} found")
+    return RewardFacts(
+        objectives=tuple(stored["objectives"]),
+        normaliser=Normaliser(mean=tuple(stored["mean"]), std=tuple(stored["std"])),
+        template_hash=stored["template_hash"],
+        max_length=stored["max_length"],
+        truncate=stored["truncate"],
+        seen=tuple((low, high) for low, high in stored.get("seen", ())),
+    )
+
+
+def unnormalised(objectives: Sequence[str]) -> RewardFacts:
+    """The facts of a model whose scores stand as they are."""
+    neutral = Normaliser(mean=(0.0,) * len(objectives), std=(1.0,) * len(objectives))
+    return RewardFacts(objectives=tuple(objectives), normaliser=neutral)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModel:
+    """Weights, tokenizer and facts. With `adapter`, the weights are shared and that adapter of them is meant."""
+
+    model: Module
+    tokenizer: PreTrainedTokenizerBase
+    facts: RewardFacts
+    adapter: str | None = None
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        return self.facts.objectives
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
+        """`scores_BK` in float32 without gradient, dropout off; plain transformers gives those that are not normalised.
+
+        The weights may be in the middle of training: what is active and trainable is left as it was.
+        """
+        if tokens_BT.shape != attention_mask_BT.shape or not attention_mask_BT.any(dim=1).all():
+            raise ShapeError(
+                f"tokens_BT {tuple(tokens_BT.shape)} and attention_mask_BT {tuple(attention_mask_BT.shape)} must have "
+                "one shape, and every row a real token"
+            )
+        answering = (
+            using(self.model, self.adapter) if isinstance(self.model, PeftModel) and self.adapter else nullcontext()
+        )
+        with answering, _evaluating(self.model), torch.inference_mode():
+            scores_BK = scores(
+                self.model,
+                tokens_BT.to(self.device),
+                attention_mask_BT.to(self.device),
+                is_right_padded=bool(attention_mask_BT[:, 0].all()) and _has_no_holes(attention_mask_BT),
+            )
+        # Computed outside of inference mode, where autograd may use the result as a constant.
+        return self.facts.normaliser(scores_BK) if normalised else scores_BK.clone()
+
+    def activate(self) -> None:
+        """Where several members share one base: from now on this one answers, and it alone is trainable."""
+        if isinstance(self.model, PeftModel) and self.adapter:
+            self.model.set_adapter(self.adapter)
+
+
+def scores(model: Module, tokens_BT: Tensor, attention_mask_BT: Tensor, *, is_right_padded: bool = False) -> Tensor:
+    """`scores_BK`: raw scores with gradient, float32 at least whatever the weights and autocast. One sequence a row."""
+    base = base_of(model)
+    hidden_BTD = hidden_states(base, tokens_BT, attention_mask_BT, is_right_padded=is_right_padded)
+    last_BD = at_last(hidden_BTD, attention_mask_BT)
+    with torch.autocast(last_BD.device.type, enabled=False):
+        return head_of(base)(widen(last_BD))
+
+
+def head_of(model: Module) -> nn.Linear:
+    """The score head; of a model with adapters, that of the active one."""
+    head: Any = getattr(base_of(model), "score", None)
+    if of_adapters := getattr(head, "modules_to_save", None):
+        head = of_adapters[head.active_adapters[0]]
+    if not isinstance(head, nn.Linear):
+        raise ModelError(
+            f"{type(base_of(model)).__name__} has no linear layer named `score`; reward models are made from decoders "
+            "whose sequence-classification class in transformers has one (Llama, Qwen, Gemma, Mistral, Phi, GPT-2, …)"
+        )
+    return head
+
+
+@torch.no_grad()
+def start_head(head: nn.Linear, *, seed: int) -> None:
+    """float32 weights from N(0, 1 / (D + 1)): std 1 / sqrt(D + 1) (Stiennon et al. 2020, appendix B.1)."""
+    shape, width = head.weight.shape, head.in_features
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / math.sqrt(width + 1)
+    head.weight = nn.Parameter(weight.to(head.weight.device))
+
+
+def reward_tokens(
+    tokens: Sequence[int],
+    *,
+    stop_ids: Collection[int],
+    blank_ids: Collection[int] = (),
+    max_length: int,
+    truncate: Truncate = "left",
+) -> list[int]:
+    """A rendered conversation as a reward model reads it: it ends in an end-of-turn token, where the score is read.
+
+    What a template writes after the end of the last turn (ChatML: a newline) is dropped if it is in `blank_ids`. A
+    text longer than `max_length` loses its beginning, or is refused; its end is never cut.
+
+    >>> reward_tokens([1, 50, 51, 2, 9], stop_ids={2}, blank_ids={9}, max_length=3)
+    [50, 51, 2]
+    """
+    end = len(tokens)
+    while end and tokens[end - 1] in blank_ids:
+        end -= 1
+    kept = list(tokens[:end])
+    if not kept or kept[-1] not in stop_ids:
+        raise DataError(
+            f"a text to be scored must end in an end-of-turn token ({sorted(stop_ids)}); "
+            f"this one of {len(tokens)} tokens ends in {list(tokens[-4:])}"
+        )
+    if len(kept) > max_length and truncate == "refuse":
+        raise DataError(
+            f"a text of {len(kept)} tokens is longer than the window of {max_length}; raise max_length, or set "
+            "truncate: left to score it without its beginning"
+        )
+    return kept[-max_length:]
+
+
+def _has_no_holes(attention_mask_BT: Tensor) -> bool:
+    """Once a row's mask ends, it stays so."""
+    return not bool((~attention_mask_BT[:, :-1].bool() & attention_mask_BT[:, 1:].bool()).any())
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Generator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,88 @@
+"""What supervised stages learn: from a module and a batch to a loss and facts, as sums over the batch's items."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kedge.algorithms.reward import all_pairs, bradley_terry, plackett_luce
+from kedge.core.batches import Batch, Comparisons
+from kedge.core.loss import weight_of, weighted_sum
+from kedge.models.forward import heads
+from kedge.models.forward.lora import Module, base_of
+from kedge.models.reward.reward_model import scores
+from kedge.models.training.learner import Objective, Sums
+
+RankingLoss = Literal["plackett_luce", "all_pairs"]
+
+
+def imitation(model: PreTrainedModel) -> Objective[Batch]:
+    """Maximum likelihood of the counted tokens, each token weighing the same in the whole step."""
+    return Objective(
+        weight=lambda batch: float(weight_of(batch.counted_BT, "token")), sums=partial(_imitation_sums, model)
+    )
+
+
+def preference(model: Module, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
+    """Scores that order answers as people did. Comparisons of two use Bradley–Terry with their margin."""
+    return Objective(
+        weight=lambda batch: float(batch.weight_C.double().sum()),
+        sums=partial(_preference_sums, model, ranking=ranking, centre=centre),
+    )
+
+
+def _imitation_sums(model: PreTrainedModel, batch: Batch) -> Sums:
+    batch = batch.to(model.device)
+    hidden_BTD = heads.hidden_states(model, batch.tokens_BT, batch.segment_BT)
+    logp_BT = heads.token_logprobs(
+        heads.lm_head(model), hidden_BTD, batch.tokens_BT, batch.segment_BT, only_BT=batch.counted_BT
+    )
+    return Sums(loss=weighted_sum(-logp_BT, batch.counted_BT, "token"), facts={})
+
+
+def _preference_sums(model: Module, batch: Comparisons, *, ranking: RankingLoss, centre: float) -> Sums:
+    batch = batch.to(base_of(model).device)
+    scores_BO = scores(model, batch.tokens_BT, batch.attention_mask_BT, is_right_padded=True)
+    scores_CK = scores_BO[batch.row_CK, batch.objective_C[:, None]]
+    of_ranking = plackett_luce if ranking == "plackett_luce" else all_pairs
+    of_rankings_C = of_ranking(scores_CK, batch.rank_CK) + centre * _squared_sum(scores_CK, batch.rank_CK)
+    # Asked of each comparison and not of the batch: pairs and rankings may share one, and margins are for pairs.
+    is_pair_C, better_C, worse_C = _pairs(scores_CK, batch.rank_CK)
+    of_pairs_C = bradley_terry(better_C, worse_C, margin_B=batch.margin_C, centre=centre)
+    loss_C = torch.where(is_pair_C, of_pairs_C, of_rankings_C)
+    weight_C = batch.weight_C
+    right_C, gap_C = _order(scores_CK.detach(), batch.rank_CK)
+    return Sums(
+        loss=(loss_C * weight_C).sum(),
+        facts={"accuracy": (right_C * weight_C).sum(), "margin": (gap_C * weight_C).sum()},
+    )
+
+
+def _pairs(scores_CK: Tensor, rank_CK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which comparisons are of two answers, one of them better; and the scores of the first and the last answer."""
+    first_C = torch.where(rank_CK > 0, rank_CK, rank_CK.max() + 1).argmin(dim=1, keepdim=True)
+    last_C = rank_CK.argmax(dim=1, keepdim=True)
+    is_strict_C = (rank_CK.gather(1, first_C) < rank_CK.gather(1, last_C)).squeeze(1)
+    is_pair_C = ((rank_CK > 0).sum(dim=1) == 2) & is_strict_C
+    return is_pair_C, scores_CK.gather(1, first_C).squeeze(1), scores_CK.gather(1, last_C).squeeze(1)
+
+
+def _squared_sum(scores_CK: Tensor, rank_CK: Tensor) -> Tensor:
+    """(Σ scores)² of the answers that are there: the centring penalty of Bradley–Terry for any number of answers."""
+    return torch.where(rank_CK > 0, scores_CK, 0.0).sum(dim=1).square()
+
+
+def _order(scores_CK: Tensor, rank_CK: Tensor) -> tuple[Tensor, Tensor]:
+    """Share of strictly ranked pairs in the right order (equal scores count half), and their mean score gap."""
+    is_pair_CKK = (rank_CK[:, :, None] < rank_CK[:, None, :]) & (rank_CK[:, :, None] > 0)
+    gap_CKK = scores_CK[:, :, None] - scores_CK[:, None, :]
+    right_CKK = (gap_CKK > 0).float() + 0.5 * (gap_CKK == 0).float()
+    num_C = is_pair_CKK.sum(dim=(1, 2)).clamp(min=1)
+    return (
+        torch.where(is_pair_CKK, right_CKK, 0.0).sum(dim=(1, 2)) / num_C,
+        torch.where(is_pair_CKK, gap_CKK, 0.0).sum(dim=(1, 2)) / num_C,
+    )

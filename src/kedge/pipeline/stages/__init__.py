@@ -1,1 +1,0 @@
-"""The built-in stages, one file each, found through the same entry points as anybody's."""

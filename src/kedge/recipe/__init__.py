@@ -1,0 +1,1 @@
+"""Recipes: YAML with line numbers, settings, wiring between stages, templates, and the runner."""

@@ -1,0 +1,134 @@
+"""Pydantic's complaints in the words of a recipe: file, line, field, what was found, what is allowed."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from kedge.core.suggest import did_you_mean
+from kedge.recipe.yaml_source import KeyPath, Tree
+
+Describe = Callable[[Mapping[str, Any], Any], str]
+
+_WORDS: dict[str, Describe] = {
+    "greater_than": lambda ctx, found: f"must be greater than {ctx['gt']:g}, found {found!r}",
+    "greater_than_equal": lambda ctx, found: f"must be at least {ctx['ge']:g}, found {found!r}",
+    "less_than": lambda ctx, found: f"must be less than {ctx['lt']:g}, found {found!r}",
+    "less_than_equal": lambda ctx, found: f"must be at most {ctx['le']:g}, found {found!r}",
+    "literal_error": lambda ctx, found: f"must be {ctx['expected']}, found {found!r}{_near(found, ctx)}",
+    "int_type": lambda _, found: f"must be a whole number, found {found!r}",
+    "int_parsing": lambda _, found: f"must be a whole number, found {found!r}",
+    "int_from_float": lambda _, found: f"must be a whole number, found {found!r}",
+    "float_type": lambda _, found: f"must be a number, found {found!r}",
+    "float_parsing": lambda _, found: f"must be a number, found {found!r}",
+    "finite_number": lambda _, found: f"must be a finite number, found {found!r}",
+    "bool_type": lambda _, found: f"must be true or false, found {found!r}",
+    "bool_parsing": lambda _, found: f"must be true or false, found {found!r}",
+    "string_type": lambda _, found: f"must be text, found {found!r}",
+    "string_too_short": lambda _, found: f"must not be empty, found {found!r}",
+    "string_pattern_mismatch": lambda ctx, found: f"must match {ctx['pattern']}, found {found!r}",
+    "list_type": lambda _, found: f"must be a list, found {found!r}",
+    "dict_type": lambda _, found: f"must be a mapping of settings, found {found!r}",
+    "model_type": lambda _, found: f"must be a mapping of settings, found {found!r}",
+    "model_attributes_type": lambda _, found: f"must be a mapping of settings, found {found!r}",
+    "too_short": lambda ctx, found: f"needs at least {ctx['min_length']} item(s), found {len(found)}",
+    "value_error": lambda ctx, found: str(ctx["error"]),
+    "union_tag_invalid": lambda ctx, _: f"kind must be {_tags(ctx)}, found {ctx['tag']!r}{_near_tag(ctx)}",
+    "union_tag_not_found": lambda ctx, found: f"needs a `kind`, found {found!r}",
+}
+
+
+def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: KeyPath = ()) -> list[tuple[int, str]]:
+    """One (line, text) per problem, without repeats of the same place by the branches of a union."""
+    found: dict[tuple[KeyPath, str], tuple[int, str]] = {}
+    for details in error.errors():
+        if _is_of_another_branch(details):
+            continue
+        path = (*prefix, *_written(details["loc"], section))
+        field = ".".join(str(part) for part in path) or "(top)"
+        text = describe(details, section)
+        found.setdefault((path, text), (tree.place(path).line, f"{tree.where(path)}: {field}: {text}"))
+    return list(found.values())
+
+
+def describe(details: ErrorDetails, section: type[BaseModel]) -> str:
+    """The words for one complaint."""
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "missing":
+        return "is required and missing"
+    if kind == "extra_forbidden":
+        known = known_keys(section, details["loc"][:-1])
+        allowed = f"; allowed: {', '.join(known)}" if known else ""
+        return f"not a setting here{did_you_mean(str(details['loc'][-1]), known) or allowed}"
+    if kind in _WORDS:
+        return _WORDS[kind](context, details["input"])
+    return f"{details['msg']}, found {details['input']!r}"
+
+
+def known_keys(section: type[BaseModel], location: Iterable[str | int]) -> list[str]:
+    """The keys that the section at `location` (seen from `section`) accepts."""
+    current: list[Any] = [section]
+    for part in location:
+        current = [inner for one in current for inner in _step(one, part)] or current
+    return [name for one in current for name in _names(one)]
+
+
+def _is_of_another_branch(details: ErrorDetails) -> bool:
+    """Where text or a mapping may stand, a mapping is not complained about for not being text, nor the reverse."""
+    is_branch = len(details["loc"]) > 1 and details["loc"][-1] == "str"
+    return is_branch and details["type"] == "string_type" and isinstance(details["input"], Mapping)
+
+
+def _tags(context: Mapping[str, Any]) -> str:
+    return str(context["expected_tags"]).replace(", ", " or ")
+
+
+def _near_tag(context: Mapping[str, Any]) -> str:
+    return did_you_mean(str(context["tag"]), [one.strip("'") for one in str(context["expected_tags"]).split(", ")])
+
+
+def _near(found: Any, context: Mapping[str, Any]) -> str:
+    options = str(context["expected"]).replace(" or ", ", ").split(", ")
+    return did_you_mean(str(found), [option.strip("'") for option in options])
+
+
+def _names(model: Any) -> list[str]:
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return []
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def _step(model: Any, part: str | int) -> list[Any]:
+    """The types that a value below `part` may have; a union's tag or a list's index stays where it is."""
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        for name, info in model.model_fields.items():
+            if part in (name, info.alias):
+                return _unwrapped(info.annotation)
+    return []
+
+
+def _unwrapped(annotation: Any) -> list[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _unwrapped(get_args(annotation)[0])
+    if origin in (Union, types.UnionType, list, tuple, dict):
+        return [inner for argument in get_args(annotation) for inner in _unwrapped(argument)]
+    return [] if origin is Literal else [annotation]
+
+
+def _written(location: tuple[str | int, ...], section: type[BaseModel]) -> KeyPath:
+    """Drop from pydantic's location what nobody wrote: class names, union tags, validator names."""
+    kept: list[str | int] = []
+    current: list[Any] = [section]
+    for index, part in enumerate(location):
+        following = [inner for one in current for inner in _step(one, part)]
+        is_key = bool(following) or isinstance(part, int) or any(part in _names(one) for one in current)
+        is_branch = part == "str" or str(part).startswith("tagged-union[")
+        if is_key or (index == len(location) - 1 and not (is_branch and index)):
+            kept.append(part)
+        current = following or current
+    return tuple(kept)

@@ -1,0 +1,167 @@
+"""The recipe: one YAML page for a whole pipeline. Loading, checking of every key, and the schema for editors.
+
+The settings of a stage belong to the stage, which comes through the plugin door: this file knows none by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import Field, ValidationError
+
+from kedge.core import plugins
+from kedge.core.errors import ConfigError, PluginError
+from kedge.core.settings import Section
+from kedge.core.stage import MayChange, Stage
+from kedge.core.suggest import did_you_mean
+from kedge.monitor.alerts import AlertSettings
+from kedge.recipe import problems
+from kedge.recipe.layers import load_layers
+from kedge.recipe.yaml_source import Tree
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+
+
+class RecipeSettings(Section):
+    """The top of a recipe."""
+
+    kedge: Literal[1]
+    """Version of the recipe format."""
+    name: str = Field(pattern=NAME_PATTERN)
+    """Names the run: its folder is runs/NAME."""
+    seed: int = Field(default=0, ge=0)
+    """All randomness of the run comes from this number."""
+    model: str = Field(min_length=1)
+    """The model that stages start from: an alias (`kedge models`), a folder, or a hub id."""
+    chat_template: str | None = None
+    """How messages become text: `chatml`, `plain`, or a Jinja file; the model's own template when absent."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; `auto` takes a GPU where there is one."""
+    trackers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Where metrics go besides the run's own files: tensorboard, wandb, mlflow, with their settings."""
+    alerts: Annotated[AlertSettings | None, MayChange()] = None
+    """Who is told of events while a run goes on: webhooks and commands."""
+    stages: dict[str, dict[str, Any]] = Field(min_length=1)
+    """The steps, by name. Each says its `kind`; an input may name another stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A recipe whose every key has been checked. `tree` remembers where each was written."""
+
+    file: Path
+    settings: RecipeSettings
+    stages: Mapping[str, Section]
+    kinds: Mapping[str, Stage]
+    tree: Tree
+
+    @property
+    def chat_template(self) -> str | None:
+        """The name of a template, or the path of a file that stands beside the recipe that names it."""
+        asked = self.settings.chat_template
+        place = self.tree.place(("chat_template",))
+        beside = (place.file or self.file).parent / asked if asked else None
+        return str(beside) if beside and beside.is_file() else asked
+
+    def resolved(self) -> dict[str, Any]:
+        """The recipe with every default filled in, as JSON: the same values rerun the run."""
+        top = self.settings.model_dump(mode="json", by_alias=True, exclude={"stages"})
+        stages = {name: stage.model_dump(mode="json", by_alias=True) for name, stage in self.stages.items()}
+        return {**top, "stages": stages}
+
+
+def load_recipe(file: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, merge and check a recipe; all problems are reported at once."""
+    tree = load_layers(file, overrides)
+    found: list[tuple[int, str]] = []
+    settings = _validated(RecipeSettings, tree.values, tree, (), found)
+    stages, kinds = dict[str, Section](), dict[str, Stage]()
+    raw_stages: Any = tree.values.get("stages")
+    for name, raw in (cast("dict[str, Any]", raw_stages) if isinstance(raw_stages, dict) else {}).items():
+        stage = _stage_of(name, raw, tree, found)
+        if stage is None:
+            continue
+        section = _validated(stage.settings, raw, tree, ("stages", name), found)
+        if section is not None:
+            stages[name], kinds[name] = section, stage
+    _check_trackers(tree, found)
+    if found or settings is None:
+        found = sorted(dict.fromkeys(found), key=lambda problem: problem[0])
+        listed = "\n".join(f"  {text}" for _, text in found)
+        raise ConfigError(f"{file}: {len(found)} problem(s)\n{listed}")
+    return Recipe(file=file, settings=settings, stages=stages, kinds=kinds, tree=tree)
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema of a recipe with every stage kind that is installed, for completion and checks in editors."""
+    top = RecipeSettings.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = top.pop("$defs", {})
+    variants: list[dict[str, Any]] = []
+    for kind in plugins.names("stages"):
+        stage: Stage = plugins.find("stages", kind)
+        schema = stage.settings.model_json_schema(by_alias=True, ref_template=f"#/$defs/{kind}.{{model}}")
+        for name, definition in schema.pop("$defs", {}).items():
+            definitions[f"{kind}.{name}"] = definition
+        schema["description"] = stage.summary
+        definitions[f"stage.{kind}"] = schema
+        variants.append({"$ref": f"#/$defs/stage.{kind}"})
+    top["properties"]["stages"]["additionalProperties"] = {"oneOf": variants}
+    top["properties"]["extends"] = {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+        "description": "Recipes to start from; what stands here goes over them.",
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **top,
+        "title": "Kedge recipe",
+        "$defs": definitions,
+    }
+
+
+def _stage_of(name: str, raw: Any, tree: Tree, found: list[tuple[int, str]]) -> Stage | None:
+    """The plugin of one stage, or None with the reason noted."""
+
+    def note(path: tuple[str, ...], text: str) -> None:
+        found.append((tree.place(path).line, f"{tree.where(path)}: {'.'.join(path)}: {text}"))
+
+    here = ("stages", name)
+    if not isinstance(raw, dict):
+        return note(here, f"must be a mapping of settings, found {raw!r}")
+    installed = plugins.names("stages")
+    kind = cast("dict[str, Any]", raw).get("kind")
+    if kind is None:
+        return note((*here, "kind"), f"is required and missing; one of {', '.join(installed)}")
+    if kind not in installed:
+        listed = ", ".join(installed) or "none"
+        return note(
+            (*here, "kind"), f"no stage of kind {kind!r}{did_you_mean(str(kind), installed)}; installed: {listed}"
+        )
+    try:
+        return cast(Stage, plugins.find("stages", str(kind)))
+    except PluginError as error:
+        return note(here, str(error))
+
+
+def _check_trackers(tree: Tree, found: list[tuple[int, str]]) -> None:
+    installed = plugins.names("trackers")
+    asked: Any = tree.values.get("trackers")
+    for name in cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}:
+        if name not in installed:
+            path = ("trackers", name)
+            text = f"no such tracker{did_you_mean(name, installed)}; installed: {', '.join(installed)}"
+            found.append((tree.place(path).line, f"{tree.where(path)}: trackers.{name}: {text}"))
+
+
+def _validated(
+    section: type[SectionT], values: Any, tree: Tree, prefix: tuple[str, ...], found: list[tuple[int, str]]
+) -> SectionT | None:
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        found.extend(problems.lines(error, section, tree, prefix))
+        return None

@@ -1,0 +1,64 @@
+"""Ready recipes: listed by the first comment line of each, written out with the data that we ship for them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import kedge
+from kedge.core.errors import ConfigError
+from kedge.core.suggest import did_you_mean
+from kedge.recipe.schema import load_recipe
+from kedge.recipe.wiring import connect
+
+START = ("tiny", "loop", "gpu", "hh", "real-demo")
+"""What to start from, the smallest first; the other recipes are one method or one kind of data each."""
+
+
+def template_folder() -> Path:
+    """The recipes of this installation: inside the package in a wheel, beside `src/` in a checkout."""
+    package = Path(kedge.__file__).parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parents[1] / "recipes"
+
+
+def templates() -> dict[str, str]:
+    """Name and summary of every ready recipe: those of `START`, then the others by name."""
+    found = {file.stem: _summary(file) for file in sorted(template_folder().glob("*.yaml"))}
+    return {name: found[name] for name in (*START, *(name for name in found if name not in START))}
+
+
+def write_template(name: str, folder: Path) -> list[Path]:
+    """Copy a recipe, and the shipped files it reads, into `folder`; nothing is overwritten."""
+    known = templates()
+    if name not in known:
+        raise ConfigError(f"no template named {name!r}{did_you_mean(name, known)}; there are: {', '.join(known)}")
+    home = template_folder().resolve()
+    recipe = load_recipe(home / f"{name}.yaml")
+    sources = [recipe.file, *_shipped_files(home, recipe.file)]
+    targets = [folder / source.relative_to(home) for source in sources]
+    present = [str(target) for target in targets if target.exists()]
+    if present:
+        raise ConfigError(f"{', '.join(present)}: already there, and nothing is overwritten; use --to another folder")
+    for source, target in zip(sources, targets, strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    return targets
+
+
+def free_folder(folder: Path) -> Path:
+    """`folder`, or the first of folder-2, folder-3, … that is not there yet."""
+    names = (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 10_000)))
+    return next(name for name in names if not name.exists())
+
+
+def _shipped_files(home: Path, file: Path) -> list[Path]:
+    """The files below `home` that a recipe reads, each once, in the order of first use."""
+    plan = connect(load_recipe(file))
+    paths = [Path(link.source()).resolve() for links in plan.links.values() for link in links if not link.stage]
+    return list(dict.fromkeys(path for path in paths if path.is_file() and path.is_relative_to(home)))
+
+
+def _summary(file: Path) -> str:
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip()

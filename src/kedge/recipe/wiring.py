@@ -1,0 +1,139 @@
+"""The wiring between stages: which input comes from where, checked by kind before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any, cast
+
+from kedge.core.errors import ConfigError
+from kedge.core.settings import Section
+from kedge.core.stage import DATA_KINDS, ArtifactKind, Input
+from kedge.core.suggest import did_you_mean
+from kedge.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One value of one input field. `stage` and `output` are empty when the value is a file or a model."""
+
+    field: str
+    kinds: tuple[ArtifactKind, ...]
+    value: str
+    folder: Path
+    stage: str = ""
+    output: str = ""
+
+    @property
+    def is_data(self) -> bool:
+        return bool(DATA_KINDS & set(self.kinds))
+
+    def source(self) -> str:
+        """A file or model as it can be opened: relative paths are relative to the file they were written in."""
+        from kedge.data.sources import is_hub_id
+
+        beside = self.folder / self.value
+        is_elsewhere = is_hub_id(self.value) if self.is_data else True
+        if is_elsewhere and not beside.exists():
+            return self.value
+        # A folder beside the recipe that is called like a built-in model must not be taken for it.
+        return str(beside) if "/" in str(beside) else f"./{beside}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Stages in an order in which each one's inputs are ready, and the links of each."""
+
+    order: tuple[str, ...]
+    links: Mapping[str, tuple[Link, ...]]
+
+
+def connect(recipe: Recipe) -> Plan:
+    """Resolve every input; raise one ConfigError with all that cannot be connected."""
+    faults: list[str] = []
+    links = {name: tuple(_links_of(name, recipe, faults)) for name in recipe.stages}
+    graph = {name: {link.stage for link in links[name] if link.stage} for name in recipe.stages}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        faults.append(f"stages wait for each other: {' -> '.join(cast('list[str]', error.args[1]))}")
+    if faults:
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        raise ConfigError(f"{recipe.file}: the pipeline cannot run:\n{listed}")
+    return Plan(order=_in_order(graph), links=links)
+
+
+def inputs_of(settings: Section) -> Iterator[tuple[tuple[str, ...], Input, Any]]:
+    """The inputs in settings, also in sections inside of them: the path a recipe uses, the kinds, the value."""
+    for name, info in type(settings).model_fields.items():
+        value: Any = getattr(settings, name)
+        own = info.alias or name
+        mark = next((mark for mark in info.metadata if isinstance(mark, Input)), None)
+        if isinstance(value, Section):
+            yield from (((own, *path), inner, one) for path, inner, one in inputs_of(value))
+        elif isinstance(value, Mapping):
+            for key, part in cast("Mapping[str, Any]", value).items():
+                if isinstance(part, Section):
+                    yield from (((own, key, *path), inner, one) for path, inner, one in inputs_of(part))
+        elif mark:
+            yield (own,), mark, value
+
+
+def _links_of(name: str, recipe: Recipe, faults: list[str]) -> list[Link]:
+    links: list[Link] = []
+    narrowed = recipe.kinds[name].inputs(recipe.stages[name])
+    for where, mark, value in inputs_of(recipe.stages[name]):
+        if value is None and "model" in mark.kinds and where == ("from",):
+            value = recipe.settings.model
+        path = ("stages", name, *where)
+        place = recipe.tree.place(path if path in recipe.tree.places else ("model",))
+        folder = (place.file or recipe.file).parent
+        listed = [] if value is None else [value] if isinstance(value, str) else list(value)
+        for one in cast("list[str]", listed):
+            field = ".".join(where)
+            links.append(_link(name, field, narrowed.get(field, mark.kinds), one, folder, recipe, faults))
+    return links
+
+
+def _link(
+    name: str,
+    field: str,
+    kinds: tuple[ArtifactKind, ...],
+    value: str,
+    folder: Path,
+    recipe: Recipe,
+    faults: list[str],
+) -> Link:
+    head, dot, output = value.partition(".")
+    if head not in recipe.stages or (dot and output not in recipe.kinds[head].makes and (folder / value).is_file()):
+        link = Link(field=field, kinds=kinds, value=value, folder=folder)
+        if link.is_data and not Path(link.source()).exists() and "/" not in value:
+            hint = did_you_mean(head, [other for other in recipe.stages if other != name])
+            if hint:
+                faults.append(f"{name}.{field}: there is no file {value!r} and no stage of that name{hint}")
+        return link
+    makes = recipe.kinds[head].makes
+    output = output or next(iter(makes))
+    if output not in makes:
+        faults.append(f"{name}.{field}: {head} makes {', '.join(makes)}, not {output!r}{did_you_mean(output, makes)}")
+    elif not _fits(makes[output], kinds):
+        faults.append(f"{name}.{field}: needs {' or '.join(kinds)}, but {head}.{output} is {makes[output]}")
+    return Link(field=field, kinds=kinds, value=value, folder=folder, stage=head, output=output)
+
+
+def _fits(made: ArtifactKind, wanted: Sequence[ArtifactKind]) -> bool:
+    """A file of records of any kind may serve wherever data is wanted; its content is checked when it is read."""
+    return made in wanted or (made == "records" and bool(DATA_KINDS & set(wanted)))
+
+
+def _in_order(graph: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """The order in which the recipe was written, as far as the links allow. `graph` has no cycle."""
+    done: list[str] = []
+    waiting = list(graph)
+    while waiting:
+        ready = next(name for name in waiting if graph[name] <= set(done))
+        waiting.remove(ready)
+        done.append(ready)
+    return tuple(done)

@@ -1,0 +1,1 @@
+"""Stage `best_of_n`: rejection sampling and BOND."""

@@ -1,0 +1,162 @@
+"""Stage `best_of_n`: sample N answers, let a reward choose, and teach the policy the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kedge.core.best_of import best_of_kl
+from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.settings import Section
+from kedge.core.stage import Input, MayChange, Stage
+from kedge.core.suggest import did_you_mean
+from kedge.models.settings import LoraSettings
+from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rollout.settings import SamplingSettings
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.shared import batch_arithmetic as words
+from kedge.trainers.supervised import LookSettings
+
+
+class Rejection(Section):
+    """Rejection sampling: imitate the best of N (Touvron et al. 2023, section 3.2.3), for some rounds."""
+
+    kind: Literal["rejection"] = "rejection"
+    rounds: int = Field(default=1, ge=1)
+    """Each round samples from the model of the round before."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the chosen answers of a round."""
+    above: float | None = None
+    """Keep only chosen answers that score more than this."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Keep this share of the chosen answers, the best ones."""
+    finished: bool = True
+    """Keep only answers that ended by themselves: one that was cut off teaches not to end."""
+
+
+class Distil(Section):
+    """BOND (Sessa et al. 2024): match the distribution of the best of N answers of the model one starts from."""
+
+    kind: Literal["distil"] = "distil"
+    steps: int = Field(default=100, ge=1)
+    """Optimiser steps."""
+    anchors: int | None = Field(default=None, ge=2)
+    """Answers of the starting model by which a score's quantile is estimated; n when absent, and never fewer."""
+    answers: int = Field(default=2, ge=2)
+    """Answers of the policy to each prompt of a step; the others are the baseline of each."""
+    forward: float = Field(default=0.5, ge=0, le=1)
+    """Weight of KL(best of N ‖ policy), which imitates; the rest is that of KL(policy ‖ best of N), which explores."""
+
+
+NAMES: Final = ("rejection", "distil")
+
+
+def _from_name(value: Any) -> Any:
+    """`method: distil` is `method: {kind: distil}`."""
+    name = cast("dict[str, Any]", value).get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
+    if name not in NAMES:
+        raise ValueError(f"there is no method {name!r}{did_you_mean(str(name), NAMES)}; methods: {', '.join(NAMES)}")
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Method = Annotated[Rejection | Distil, Field(discriminator="kind"), BeforeValidator(_from_name)]
+
+
+class BestOfNSettings(Section):
+    """Teach a policy to answer as the best of N of its answers."""
+
+    kind: Literal["best_of_n"]
+    base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
+    """The policy to start from; the recipe's `model` when absent."""
+    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    """Who chooses: a reward stage or folder, or a source with its settings."""
+    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    """Another judge of the same answers, which never chooses: `gold/mean`."""
+    prompts: Annotated[str, Input("prompts")]
+    """Prompts to answer."""
+    n: int = Field(default=8, ge=2)
+    """Answers of which the best is chosen."""
+    method: Method = Rejection()
+    """How the policy learns: `rejection`, `distil`, or one with settings `{kind: rejection, rounds: 3}`."""
+    lora: LoraSettings | None = None
+    """Train adapters instead of all weights; they are merged into the model at the end."""
+    batch: int = Field(default=32, ge=1)
+    """Prompts in one optimiser step."""
+    micro_batch: int = Field(default=8, ge=1)
+    """Answers in memory at once; it changes speed and memory, never the update."""
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    """Longest prompt; a longer one is refused, not cut."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How answers are drawn."""
+    rows: Annotated[int, MayChange()] = Field(default=64, ge=1)
+    """Answers that are sampled at once; it changes speed and memory, never an answer."""
+    failures: FailureSettings = FailureSettings()
+    """How many answers may go without a score."""
+    optimiser: OptimiserSettings = OptimiserSettings()
+    """AdamW and its schedule, which begins anew in each round."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    """How often the run is saved; it always is at the end of a round."""
+    samples: int = Field(default=4, ge=0)
+    """Prompts whose answers are written down in each round."""
+
+    @property
+    def look(self) -> LookSettings:
+        """Nothing is held out: what is learnt from is the policy's own."""
+        return LookSettings()
+
+    @property
+    def drawn(self) -> int:
+        """Answers to each prompt in a round."""
+        return max(self.n, self.method.anchors or 0) if isinstance(self.method, Distil) else self.n
+
+    @property
+    def measures_kl(self) -> bool:
+        """Answers from a part of the distribution say nothing about the whole of it."""
+        return self.sampling.top_p == 1 and self.sampling.top_k is None
+
+    @model_validator(mode="after")
+    def _distilling_needs_whole_distributions(self) -> BestOfNSettings:
+        if isinstance(self.method, Distil) and not self.measures_kl:
+            raise ValueError("method 'distil' compares log-probs of whole distributions: leave out top_p and top_k")
+        return self
+
+
+def explain(settings: BestOfNSettings) -> list[str]:
+    told = [f"the best of {settings.n} is {best_of_kl(settings.n):.2f} nats from one answer, at most"]
+    match settings.method:
+        case Rejection(rounds=rounds, epochs=epochs):
+            told.append(f"{words.count(rounds, 'round')} of {words.count(settings.n, 'answer')} to each prompt")
+            return told + words.supervised(settings.batch, settings.micro_batch, epochs, "chosen answer")
+        case Distil(steps=steps, answers=own):
+            rows = settings.batch * (own + 1)
+            told.append(f"{words.count(settings.drawn, 'answer')} of the starting model to each prompt, once")
+            return [
+                *told,
+                f"{words.count(steps, 'optimiser step')} of {words.count(settings.batch, 'prompt')} × (1 chosen answer "
+                f"and {own} of the policy) = {words.count(rows, 'row')}, as {words.cut(rows, settings.micro_batch)}",
+            ]
+
+
+def check(settings: BestOfNSettings) -> Iterator[Finding]:
+    if settings.sampling.top_k == 1:
+        yield Finding(
+            level="fatal",
+            code="best_of_n.greedy",
+            message=f"sampling.top_k is 1: all {settings.n} answers to a prompt would be the same",
+            where="sampling.top_k",
+            fix="leave top_k out",
+        )
+
+
+STAGE = Stage(
+    summary="Best-of-N: chosen answers are imitated, or their distribution is distilled.",
+    settings=BestOfNSettings,
+    makes={"model": "model", "demonstrations": "demonstrations"},
+    explain=explain,
+    check=check,
+    window=lambda settings: settings.max_prompt_tokens,
+    run="kedge.stages.best_of_n.train:train",
+)

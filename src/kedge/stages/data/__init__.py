@@ -1,0 +1,1 @@
+"""Stage `data`: read, clean, decontaminate, split."""

@@ -1,0 +1,23 @@
+"""Data in, a cleaned training part and a held-out part out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kedge.data.prepare import prepare
+from kedge.stages.data.settings import DataSettings
+from kedge.stages.shared.context import Context
+
+
+def run(context: Context, settings: DataSettings) -> Mapping[str, Path]:
+    return prepare(
+        context.inputs("files"),
+        context.folder / "data",
+        heldout=settings.heldout,
+        drop=settings.drop,
+        decontaminate=context.inputs("decontaminate"),
+        max_broken=settings.max_broken,
+        seed=context.seed,
+        report=context.event,
+    )

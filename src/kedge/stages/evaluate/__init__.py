@@ -1,0 +1,1 @@
+"""Stage `evaluate`: models compared on held-out prompts."""

@@ -1,0 +1,75 @@
+"""Stage `evaluate`: the answers of several models to the same fixed prompts, scored and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kedge.core.findings import Finding
+from kedge.core.settings import Section
+from kedge.core.stage import Input, MayChange, Stage
+from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.stages.shared import batch_arithmetic as words
+
+
+class EvaluateSettings(Section):
+    """Compare models on prompts that none of them was trained on."""
+
+    kind: Literal["evaluate"]
+    models: Annotated[list[str], Input("model")] = Field(min_length=1)
+    """Models, or stages that make one; the first is the one the others are compared with."""
+    prompts: Annotated[str, Input("prompts")]
+    """Held-out prompts."""
+    reward: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    """Who scores the answers: a reward stage or folder, or any reward source. Without it they are not scored."""
+    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    """A second opinion that no training has seen: the truth, where it is known."""
+    answers: int = Field(default=1, ge=1)
+    """Answers a model gives to each prompt."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest answer."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of sampling, and of the log-probabilities behind the KL."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keep the smallest set of likeliest tokens with at least this mass; 1 keeps all."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Keep so many of the likeliest tokens; 1 always takes the likeliest."""
+    tie: float = Field(default=1e-4, ge=0)
+    """Scores that differ by no more than this are equal: rounding is not a preference."""
+    failures: FailureSettings = FailureSettings()
+    """How many answers may go without a score."""
+    rows: Annotated[int, MayChange()] = Field(default=32, ge=1)
+    """Answers that are sampled at once; it changes speed and memory, never an answer."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights while they answer; `auto` is the fast one."""
+
+
+def explain(settings: EvaluateSettings) -> list[str]:
+    told = [f"{words.count(len(settings.models), 'model')} × {words.count(settings.answers, 'answer')} to each prompt"]
+    if settings.reward is None and settings.gold is None:
+        told.append("nobody scores the answers: lengths, repetition and KL alone are compared")
+    return told
+
+
+def check(settings: EvaluateSettings) -> Iterator[Finding]:
+    twice = sorted({name for name in settings.models if settings.models.count(name) > 1})
+    if twice:
+        yield Finding(
+            level="fatal",
+            code="evaluate.models",
+            message=f"{', '.join(twice)}: named more than once, and results are told apart by these names",
+            where="models",
+            fix="name each model once",
+        )
+
+
+STAGE = Stage(
+    summary="Answers of several models to the same prompts, compared.",
+    settings=EvaluateSettings,
+    makes={"evaluation": "evaluation", "pairs": "pairs"},
+    explain=explain,
+    check=check,
+    run="kedge.stages.evaluate.run:run",
+)

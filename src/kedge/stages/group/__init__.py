@@ -1,0 +1,1 @@
+"""Stage `group`: RL without a critic."""

@@ -1,0 +1,188 @@
+"""Stage `group`: RL without a critic (GRPO, RLOO, REINFORCE++, …). PPO's rollouts, rewards and KL contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field, model_validator
+
+from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.settings import Section
+from kedge.core.stage import Input, MayChange, Stage
+from kedge.monitor.detectors.settings import DetectorSettings
+from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rollout.settings import SamplingSettings
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.rl.settings import (
+    HoldSettings,
+    ImitationSettings,
+    StopSettings,
+    WatchSettings,
+    findings,
+)
+from kedge.stages.shared import batch_arithmetic as words
+from kedge.trainers.group_settings import GRPO, TRAITS, GroupConfig, Method, method_name
+from kedge.trainers.settings import KLSettings, ScoreSettings
+
+
+class GroupLossSettings(Section):
+    """What is added to the loss of a method."""
+
+    entropy: float = Field(default=0.0, ge=0)
+    """Bonus for the entropy of the policy."""
+    stop_at_kl: float | None = Field(default=None, gt=0)
+    """End the passes over a batch when a step's `approx_kl` passes this (1.5 times 0.01 is usual)."""
+    imitate: ImitationSettings | None = None
+    """PTX: text to imitate alongside."""
+
+
+class GroupSettings(Section):
+    """Improve a policy by comparing its own answers, while the reference holds it. What a recipe does not say of
+    `answers`, `minibatches`, `kl`, `max_rounds` and `scores.overlong_buffer` follows the method (docs/group.md)."""
+
+    kind: Literal["group"]
+    base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
+    """The policy to start from, and the reference; the recipe's `model` when absent."""
+    method: Method = GRPO()
+    """`grpo`, `dr_grpo`, `rloo`, `reinforce`, `reinforce++`, `remax`, `gspo`, `cispo`, `dapo`, or one with settings
+    `{kind: grpo, …}`."""
+    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    """Who scores the answers: a reward stage or folder, or a source with its settings (docs/rewards.md)."""
+    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    """Another judge of the same answers, which is never learnt from: `gold/mean`."""
+    prompts: Annotated[str, Input("prompts")]
+    """Prompts to answer."""
+    roles: Literal["separate", "lora", "trunk"] = "lora"
+    """How the roles are held: models of their own, an adapter on one base, or tops on one shared trunk."""
+    hold: HoldSettings = HoldSettings()
+    """How they lie in memory."""
+    iterations: int = Field(default=100, ge=1)
+    """How many times to generate and learn."""
+    batch: int = Field(default=64, ge=1)
+    """Prompts in one iteration."""
+    answers: int = Field(default=8, ge=1)
+    """Answers sampled for each prompt."""
+    max_rounds: int | None = Field(default=None, ge=1)
+    """Dynamic sampling: groups whose scores are all equal are left out, and so many batches of prompts at most are
+    answered until one is full. Null learns from every group."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the responses of one iteration."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps in one pass."""
+    micro_batch: int = Field(default=8, ge=1)
+    """Responses in memory at once; it changes speed and memory, never the update."""
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    """Longest prompt; a longer one is refused, not cut."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How answers are drawn."""
+    kl: KLSettings = KLSettings()
+    """The anchor."""
+    scores: ScoreSettings = ScoreSettings()
+    """What is done to scores before they become rewards."""
+    loss: GroupLossSettings = GroupLossSettings()
+    """What is added to the loss."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Keep an average of the policy's weights with this decay a step (0.992), and save that."""
+    actor: OptimiserSettings = OptimiserSettings(lr=1e-6, eps=1e-5, schedule="constant")
+    """AdamW of the policy."""
+    failures: FailureSettings = FailureSettings()
+    """How many answers may go without a score."""
+    watch: Annotated[WatchSettings, MayChange()] = WatchSettings()
+    """What is written down of the answers."""
+    detectors: Annotated[DetectorSettings, MayChange()] = DetectorSettings()
+    """What a run warns of by itself (docs/detectors.md)."""
+    stop: Annotated[StopSettings, MayChange()] = StopSettings()
+    """What ends it early."""
+    checkpoints: CheckpointSettings = CheckpointSettings(every=10)
+    """How often the run is saved."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        found = cast("dict[str, Any]", given)
+        traits = TRAITS.get(str(method_name(found.get("method", "grpo"))))
+        if traits is None:  # its own section says what is wrong with it
+            return found
+        scalars = {"answers": traits.answers, "minibatches": traits.minibatches, "max_rounds": traits.max_rounds}
+        sections: dict[str, dict[str, Any]] = {"kl": dict(traits.kl)}
+        if traits.overlong_share is not None:
+            longest = _longest(found.get("sampling", {}))
+            sections["scores"] = {"overlong_buffer": max(1, round(traits.overlong_share * longest))}
+        for key, published in sections.items():
+            own: Any = found.get(key, {})
+            sections[key] = {**published, **own} if isinstance(own, dict) else own
+        return {**scalars, **found, **sections}
+
+    def config(self) -> GroupConfig:
+        """What the loop reads."""
+        return GroupConfig(
+            method=self.method,
+            kl=self.kl,
+            scores=self.scores,
+            entropy=self.loss.entropy,
+            stop_at_kl=self.loss.stop_at_kl,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            max_new_tokens=self.sampling.max_new_tokens,
+        )
+
+
+def _longest(sampling: Any) -> int:
+    """Of the answers; anything that is not a number is complained about by the section itself."""
+    default = SamplingSettings().max_new_tokens
+    found: Any = cast("dict[str, Any]", sampling).get("max_new_tokens", default) if isinstance(sampling, dict) else None
+    return found if isinstance(found, int) else getattr(sampling, "max_new_tokens", default)
+
+
+def explain(settings: GroupSettings) -> list[str]:
+    one = words.on_policy(settings.batch, settings.answers, settings.epochs, settings.minibatches, settings.micro_batch)
+    total = settings.iterations * settings.batch * settings.answers
+    told = [*one, f"{words.count(settings.iterations, 'iteration')}: {words.count(total, 'response')} in all"]
+    if settings.max_rounds is not None:
+        told.append(
+            f"prompts whose answers all have the same score are left out; up to {settings.max_rounds} batches are "
+            "answered until one is full"
+        )
+    if TRAITS[settings.method.kind].needs_greedy:
+        told.append(f"{settings.method.kind}: one more answer to each prompt, the likeliest, is the baseline")
+    return told
+
+
+def check(settings: GroupSettings) -> Iterator[Finding]:
+    yield from findings(settings)
+    traits, name = TRAITS[settings.method.kind], settings.method.kind
+    if settings.answers < 2 and (traits.needs_groups or settings.max_rounds is not None):
+        who = f"{name} compares" if traits.needs_groups else "max_rounds compares"
+        yield Finding(
+            level="fatal",
+            code="group.answers",
+            message=f"answers is {settings.answers}, and {who} the answers to one prompt with each other: nothing "
+            "would be learnt",
+            where="answers",
+            fix=f"set answers to 2 or more ({max(traits.answers, 4)} is usual)",
+        )
+    steps = settings.epochs * settings.minibatches
+    if traits.is_on_policy and steps > 1:
+        yield Finding(
+            level="warning",
+            code="group.off_policy",
+            message=f"{name} has no ratio of new to old probability, so it is right for answers of the policy as it "
+            f"is; here {steps} steps are taken on them, and after the first one it is not",
+            where="minibatches" if settings.minibatches > 1 else "epochs",
+            fix="set epochs and minibatches to 1, or take grpo, reinforce++ or gspo",
+        )
+
+
+STAGE = Stage(
+    summary="RL without a critic: GRPO, RLOO and their relatives.",
+    settings=GroupSettings,
+    makes={"model": "model"},
+    explain=explain,
+    check=check,
+    window=lambda settings: settings.max_prompt_tokens,
+    run="kedge.stages.group.train:train",
+)

@@ -1,0 +1,1 @@
+"""Stage `ppo`: PPO with four roles."""

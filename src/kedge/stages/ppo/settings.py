@@ -1,0 +1,164 @@
+"""Stage `ppo`: PPO with four roles (actor, critic, reward, reference)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.settings import Section
+from kedge.core.stage import Input, MayChange, Stage
+from kedge.monitor.detectors.settings import DetectorSettings
+from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rollout.settings import SamplingSettings
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.rl.settings import (
+    HoldSettings,
+    ImitationSettings,
+    StopSettings,
+    WatchSettings,
+    findings,
+)
+from kedge.stages.shared import batch_arithmetic as words
+from kedge.trainers.settings import (
+    CreditSettings,
+    KLSettings,
+    PolicyLossSettings,
+    PPOConfig,
+    ScoreSettings,
+    ValueLossSettings,
+)
+
+
+class PPOHoldSettings(HoldSettings):
+    """How the roles lie in memory."""
+
+    critic_from_reward: bool = True
+    """The critic starts from the reward model where there is one, else from the policy."""
+
+
+class LossSettings(Section):
+    """The mathematics between rewards and updates; docs/ppo.md has a line on each."""
+
+    credit: CreditSettings = CreditSettings()
+    """From rewards to advantages and returns."""
+    policy: PolicyLossSettings = PolicyLossSettings()
+    """The clipped surrogate."""
+    value: ValueLossSettings = ValueLossSettings()
+    """The clipped squared error."""
+    imitate: ImitationSettings | None = None
+    """PTX: text to imitate alongside."""
+
+
+class PPOSettings(Section):
+    """Improve a policy against a reward while the reference holds it."""
+
+    kind: Literal["ppo"]
+    base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
+    """The policy to start from, and the reference; the recipe's `model` when absent."""
+    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    """Who scores the answers: a reward stage or folder, or a source with its settings (docs/rewards.md)."""
+    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    """Another judge of the same answers, which is never learnt from: `gold/mean`."""
+    prompts: Annotated[str, Input("prompts")]
+    """Prompts to answer."""
+    roles: Literal["separate", "lora", "trunk"] = "lora"
+    """How the four roles are held: four models, adapters on one base, or tops on one shared trunk."""
+    hold: PPOHoldSettings = PPOHoldSettings()
+    """How they lie in memory."""
+    iterations: int = Field(default=100, ge=1)
+    """How many times to generate and learn."""
+    batch: int = Field(default=128, ge=1)
+    """Prompts in one iteration."""
+    answers: int = Field(default=1, ge=1)
+    """Answers sampled for each prompt."""
+    epochs: int = Field(default=2, ge=1)
+    """Passes over the responses of one iteration."""
+    minibatches: int = Field(default=4, ge=1)
+    """Optimiser steps in one pass."""
+    micro_batch: int = Field(default=8, ge=1)
+    """Responses in memory at once; it changes speed and memory, never the update."""
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    """Longest prompt; a longer one is refused, not cut."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How answers are drawn."""
+    kl: KLSettings = KLSettings()
+    """The anchor."""
+    scores: ScoreSettings = ScoreSettings()
+    """What is done to scores before they become rewards."""
+    loss: LossSettings = LossSettings()
+    """From rewards to the losses of policy and critic."""
+    critic_warmup: int = Field(default=0, ge=0)
+    """In the first so many iterations only the critic learns."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Keep an average of the policy's weights with this decay a step (0.992), and save that."""
+    actor: OptimiserSettings = OptimiserSettings(lr=1e-6, eps=1e-5, schedule="constant")
+    """AdamW of the policy."""
+    critic: OptimiserSettings = OptimiserSettings(lr=5e-6, eps=1e-5, schedule="constant")
+    """AdamW of the value model."""
+    failures: FailureSettings = FailureSettings()
+    """How many answers may go without a score."""
+    watch: Annotated[WatchSettings, MayChange()] = WatchSettings()
+    """What is written down of the answers."""
+    detectors: Annotated[DetectorSettings, MayChange()] = DetectorSettings()
+    """What a run warns of by itself (docs/detectors.md)."""
+    stop: Annotated[StopSettings, MayChange()] = StopSettings()
+    """What ends it early."""
+    checkpoints: CheckpointSettings = CheckpointSettings(every=10)
+    """How often the run is saved."""
+
+    def config(self) -> PPOConfig:
+        """What the loop reads."""
+        return PPOConfig(
+            kl=self.kl,
+            scores=self.scores,
+            credit=self.loss.credit,
+            policy=self.loss.policy,
+            value=self.loss.value,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            critic_warmup=self.critic_warmup,
+            max_new_tokens=self.sampling.max_new_tokens,
+        )
+
+
+def explain(settings: PPOSettings) -> list[str]:
+    one = words.on_policy(settings.batch, settings.answers, settings.epochs, settings.minibatches, settings.micro_batch)
+    total = settings.iterations * settings.batch * settings.answers
+    return [*one, f"{words.count(settings.iterations, 'iteration')}: {words.count(total, 'response')} in all"]
+
+
+def check(settings: PPOSettings) -> Iterator[Finding]:
+    yield from findings(settings)
+    if settings.loss.policy.old_logprobs == "sampled":
+        yield Finding(
+            level="warning",
+            code="ppo.sampled_logprobs",
+            message="loss.policy.old_logprobs is sampled, so policy/mismatch is not measured: generator and trainer "
+            "are taken to agree, which they do to 1e-6 nats a token in float32 on a CPU, and to 0.01 on a GPU",
+            where="loss.policy.old_logprobs",
+            fix="on a GPU leave it out (recomputed): there the ratio would not start at 1",
+        )
+    if settings.critic_warmup >= settings.iterations:
+        yield Finding(
+            level="fatal",
+            code="ppo.warmup",
+            message=f"critic_warmup {settings.critic_warmup} leaves none of {settings.iterations} iterations in which "
+            "the policy learns",
+            where="critic_warmup",
+            fix="set a smaller critic_warmup, or more iterations",
+        )
+
+
+STAGE = Stage(
+    summary="PPO with four roles: actor, critic, reward, reference.",
+    settings=PPOSettings,
+    makes={"model": "model"},
+    explain=explain,
+    check=check,
+    window=lambda settings: settings.max_prompt_tokens,
+    run="kedge.stages.ppo.train:train",
+)

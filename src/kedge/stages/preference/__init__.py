@@ -1,0 +1,1 @@
+"""Stage `preference`: DPO and its family, offline and online."""

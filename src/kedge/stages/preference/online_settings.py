@@ -1,0 +1,98 @@
+"""Settings of online preference: rounds in which the policy answers, a reward source judges, and pairs are learnt.
+
+Free of torch, so that a recipe is checked without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kedge.core.findings import Finding
+from kedge.core.settings import Section
+from kedge.core.stage import Input, MayChange
+from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rollout.settings import SamplingSettings
+from kedge.stages.best_of_n.settings import BestOfNSettings
+from kedge.stages.shared import batch_arithmetic as words
+
+
+class OnlineSettings(Section):
+    """Preferences among the policy's own answers, made anew in each round (Xu et al. 2023; Guo et al. 2024)."""
+
+    rounds: int = Field(default=3, ge=1)
+    """Each round draws from the policy of the round before, makes pairs, and learns them for `epochs` passes."""
+    prompts: Annotated[str, Input("prompts")]
+    """Prompts that are answered in every round."""
+    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    """Who prefers: a reward stage or folder, or a source with its settings."""
+    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    """Another judge of the same answers, which prefers nothing: `gold/mean`."""
+    answers: int = Field(default=4, ge=2)
+    """Answers to each prompt in a round."""
+    pairs: Literal["best_worst", "all"] = "best_worst"
+    """Of the answers to a prompt: the best against the worst, or every two whose scores differ."""
+    finished: bool = True
+    """Choose only answers that ended by themselves: one that was cut off teaches not to end. It may be rejected."""
+    reference: Literal["start", "round"] = "start"
+    """What holds the policy: the model that the stage started from, or the policy at the beginning of the round."""
+    offline: float = Field(default=1.0, gt=0)
+    """Where `data` is given: so many of its pairs beside each new one, drawn anew in each round."""
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    """Longest prompt; a longer one is refused, not cut."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How answers are drawn."""
+    rows: Annotated[int, MayChange()] = Field(default=64, ge=1)
+    """Answers that are sampled at once; it changes speed and memory, never an answer."""
+    failures: FailureSettings = FailureSettings()
+    """How many answers may go without a score."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that prompt and answer can have."""
+        return self.max_prompt_tokens + self.sampling.max_new_tokens
+
+    def drawing(self, *, samples: int) -> BestOfNSettings:
+        """Answers are drawn, scored and told as those of stage `best_of_n` are: its settings for that."""
+        return BestOfNSettings(
+            kind="best_of_n",
+            reward=self.reward,
+            gold=self.gold,
+            prompts=self.prompts,
+            n=self.answers,
+            max_prompt_tokens=self.max_prompt_tokens,
+            sampling=self.sampling,
+            rows=self.rows,
+            failures=self.failures,
+            samples=samples,
+        )
+
+
+def in_words(online: OnlineSettings, *, with_data: bool) -> list[str]:
+    """
+    >>> given = {"prompts": "prompts.jsonl", "reward": "reward", "rounds": 2, "pairs": "all"}
+    >>> print(*in_words(OnlineSettings.model_validate(given), with_data=True), sep=chr(10))
+    2 rounds of 4 answers of the policy to each prompt, which make at most 6 pairs a prompt
+    beside each new pair 1 of `data`, drawn anew in each round
+    """
+    most = 1 if online.pairs == "best_worst" else online.answers * (online.answers - 1) // 2
+    told = [
+        f"{words.count(online.rounds, 'round')} of {words.count(online.answers, 'answer')} of the policy to each "
+        f"prompt, which make at most {words.count(most, 'pair')} a prompt"
+    ]
+    return (
+        [*told, f"beside each new pair {online.offline:g} of `data`, drawn anew in each round"] if with_data else told
+    )
+
+
+def findings(online: OnlineSettings) -> Iterator[Finding]:
+    if online.sampling.top_k == 1:
+        yield Finding(
+            level="fatal",
+            code="preference.greedy",
+            message=f"online.sampling.top_k is 1: all {online.answers} answers to a prompt would be the same",
+            where="online.sampling.top_k",
+            fix="leave top_k out",
+        )

@@ -1,0 +1,155 @@
+"""The reference's log-probs of answers, computed once: kept in the run's folder, and in the cache for other runs.
+
+They are known by the content of the reference's weights and of the tokens. What is read is checked; what is damaged is
+computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from kedge.core.errors import CheckpointError
+from kedge.core.files import atomic_open
+from kedge.core.hashing import hash_bytes, hash_json
+from kedge.data.answer_batching import Answers, answer_batches
+from kedge.data.batching import TokenSequence
+from kedge.models.loading.cache import cache_root
+from kedge.models.training.preference_objectives import Reference, answer_logprobs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NAME: Final = "reference.safetensors"
+ROW_TOKENS: Final = 8192
+"""Tokens of one forward pass. Fixed, so that the numbers depend on nothing but what the key names."""
+_FORMAT: Final = "1"
+
+
+def reference_logprobs(
+    reference: Reference,
+    sequences: Sequence[TokenSequence],
+    *,
+    file: Path,
+    pad: int,
+    has_adapters: bool = False,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    warn: Callable[[str, str], None],
+) -> list[float]:
+    """The sum of log-probs of each answer under the model that `reference` opens.
+
+    They are kept in `file`. With `has_adapters`, adapters on the model are a part of it; else they are switched off
+    and do not count. `warn` is told the code and the message of what could not be read.
+    """
+    with torch.no_grad(), reference() as model, autocast():
+        key = _key(model, sequences, has_adapters=has_adapters)
+        shared = cache_root() / "reference-logprobs" / f"{hash_json(key)}.safetensors"
+        _refuse_another_reference(file, key)
+        found_S = _read(file, key, len(sequences), warn)
+        if found_S is None:
+            found_S = _read(shared, key, len(sequences), warn)
+            if found_S is None:
+                found_S = _compute(model, sequences, pad)
+                _write(shared, found_S, key)
+            _write(file, found_S, key)
+    return found_S.tolist()
+
+
+def weights_hash(model: PreTrainedModel, *, has_adapters: bool = False) -> str:
+    """Hash of names, types and values of a model's weights; adapters on it count only where that is said."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        if has_adapters or ".lora_" not in name:
+            plain = tensor.detach().cpu().contiguous()
+            digest.update(f"{name.replace('.base_layer', '')} {plain.dtype} {tuple(plain.shape)}\n".encode())
+            digest.update(plain.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def tokens_hash(sequences: Sequence[TokenSequence]) -> str:
+    digest = blake2b(digest_size=16)
+    for one in sequences:
+        digest.update(len(one.tokens).to_bytes(8, "big"))
+        digest.update(np.asarray(one.tokens, dtype=np.int64).tobytes())
+        digest.update(np.asarray(one.counted, dtype=np.bool_).tobytes())
+    return digest.hexdigest()
+
+
+def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_adapters: bool) -> dict[str, str]:
+    kind = reference.device.type
+    is_mixed = torch.is_autocast_enabled(kind)
+    return {
+        "format": _FORMAT,
+        "weights": weights_hash(reference, has_adapters=has_adapters),
+        "tokens": tokens_hash(sequences),
+        "computed": f"{kind} {torch.get_autocast_dtype(kind) if is_mixed else reference.dtype}",
+    }
+
+
+def _compute(reference: PreTrainedModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
+    logp_S = torch.zeros(len(sequences))
+    waiting = sorted(range(len(sequences)), key=lambda index: -len(sequences[index].tokens))
+    while waiting:
+        rows = max(1, ROW_TOKENS // len(sequences[waiting[0]].tokens))
+        part, waiting = waiting[:rows], waiting[rows:]
+        # Already longest first, so the batch keeps their order.
+        items = [Answers(sequences=(sequences[index],), is_good=(True,), ref_logp=(0.0,)) for index in part]
+        (batch,) = answer_batches(items, rows=rows, pad=pad, width=None)
+        logp_S[torch.tensor(part)] = answer_logprobs(reference, batch.to(reference.device)).float().cpu()
+    return logp_S
+
+
+def _refuse_another_reference(own: Path, key: Mapping[str, str]) -> None:
+    """A resumed run must go on with the reference and the data that it began with."""
+    before = _facts(own) or {}
+    changed = [name for name in ("weights", "tokens") if name in before and before[name] != key[name]]
+    if changed:
+        raise CheckpointError(
+            f"{own}: these log-probs are of other {' and '.join(changed)} than the run has now; a resumed run must go "
+            "on with the model and the data it began with: restore them, or start a new run"
+        )
+
+
+def _facts(place: Path) -> dict[str, str] | None:
+    try:
+        with safe_open(place, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return None
+
+
+def _read(place: Path, key: Mapping[str, str], count: int, warn: Callable[[str, str], None]) -> Tensor | None:
+    """What is in the file; None where there is none, or where it is not what it should be, which is told."""
+    if not place.exists():
+        return None
+    try:
+        with safe_open(place, framework="pt") as file:
+            facts, logp_S = dict(file.metadata() or {}), file.get_tensor("logp_S")
+    except (OSError, SafetensorError) as error:
+        reason = str(error)
+    else:
+        if facts == {**key, "content": _content(logp_S)} and logp_S.shape == (count,):
+            return logp_S
+        reason = "its content is not what it says"
+    warn("preference.reference_damaged", f"{place} cannot be used ({reason}): the reference is asked again")
+    return None
+
+
+def _write(place: Path, logp_S: Tensor, key: Mapping[str, str]) -> None:
+    facts = {**key, "content": _content(logp_S)}
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_open(place) as file:
+        file.write(save({"logp_S": logp_S}, metadata=facts))
+
+
+def _content(logp_S: Tensor) -> str:
+    return hash_bytes(logp_S.numpy().tobytes())

@@ -1,0 +1,168 @@
+"""Stage `preference`: DPO and its family, on preferences that are given, or made online from the policy's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, cast
+
+from pydantic import Field, model_validator
+
+from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.settings import Section
+from kedge.core.stage import ArtifactKind, Input, Stage
+from kedge.models.settings import LoraSettings
+from kedge.models.training.preference_methods import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.preference.online_settings import OnlineSettings, findings, in_words
+from kedge.stages.shared import batch_arithmetic as words
+from kedge.trainers.supervised import LookSettings
+
+FULL_RATE: Final = 5e-7
+"""Zephyr's rate of DPO for all weights (Tunstall et al. 2023), within what SimPO and TDPO were tuned over."""
+ORPO_RATE: Final = 8e-6
+"""ORPO also does the imitation, and so wants the rate of its paper."""
+WARMUP: Final = 0.1
+"""Share of the steps over which the rate rises: Zephyr's and SimPO's."""
+LORA_FACTOR: Final = 10
+"""Adapters want about ten times the rate of full training."""
+FEW_ANSWERS: Final = 8
+"""Below so many answers a step, KTO's reference point is mostly noise."""
+
+
+class PreferenceSettings(Section):
+    """Learn from preferences directly."""
+
+    kind: Literal["preference"]
+    base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
+    """The policy to start from, which is also the reference; the recipe's `model` when absent."""
+    method: Method = DPO()
+    """What is optimised: `dpo`, `ipo`, `orpo`, `simpo`, `cpo`, `kto`, `tdpo`, or one with settings `{kind: dpo, …}`."""
+    data: Annotated[str | None, Input("pairs", "rankings", "thumbs")] = None
+    """Preference pairs, or rankings, of which every strict pair is taken; for `kto` thumbs or pairs."""
+    online: OnlineSettings | None = None
+    """Make pairs of the policy's own answers, in rounds; alone, or beside `data`."""
+    heldout: Annotated[str | None, Input("pairs", "rankings", "thumbs")] = None
+    """Preferences that are looked at and never trained on; without it, a share of `data` or of the first round."""
+    heldout_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the prompts that is held out where no file is given for it."""
+    lora: LoraSettings | None = None
+    """Train adapters instead of all weights; the reference is the base without them."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the data; online, over the pairs of a round."""
+    batch: int = Field(default=64, ge=1)
+    """Pairs (`kto`: answers) in one optimiser step."""
+    micro_batch: int = Field(default=8, ge=1)
+    """Of them in memory at once; it changes speed and memory, never the update."""
+    packing: bool = False
+    """Let short answers share rows of `max_length` tokens; they do not see each other."""
+    max_length: int = Field(default=1024, ge=8)
+    """Longest prompt plus answer in tokens; pairs with a longer one are left out and counted, never cut."""
+    optimiser: OptimiserSettings = OptimiserSettings(lr=FULL_RATE, warmup=WARMUP)
+    """AdamW and its schedule, which begins anew in each round. Unless given, `lr` follows the method: 5e-7, orpo 8e-6;
+    with LoRA ten times that."""
+    look: LookSettings = LookSettings()
+    """When held-out preferences are looked at, and early stopping."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    """How often the run is saved."""
+    samples: int = Field(default=8, ge=0)
+    """Fixed prompts that are answered before and after training; online, prompts whose answers are told each round."""
+    sample_tokens: int = Field(default=64, ge=1)
+    """Longest of these answers; online it is `online.sampling` that says so."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_rate(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        found = cast("dict[str, Any]", given)
+        rate = ORPO_RATE if method_name(found.get("method")) == "orpo" else FULL_RATE
+        published = {"lr": rate * LORA_FACTOR if found.get("lora") is not None else rate, "warmup": WARMUP}
+        optimiser: Any = found.get("optimiser", {})
+        return {**found, "optimiser": {**published, **optimiser}} if isinstance(optimiser, dict) else found
+
+    @model_validator(mode="after")
+    def _a_sorted_step_is_whole(self) -> PreferenceSettings:
+        if isinstance(self.method, DPO) and self.method.loss in SORTED and self.micro_batch < self.batch:
+            raise ValueError(
+                f"loss '{self.method.loss}' sorts over a whole step, which cannot be cut then: micro_batch is "
+                f"{self.micro_batch}, and must be at least the batch, {self.batch}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_something_to_learn_from(self) -> PreferenceSettings:
+        if self.data is None and self.online is None:
+            raise ValueError("there is nothing to learn from: give `data` (a file of preferences), `online`, or both")
+        return self
+
+    @model_validator(mode="after")
+    def _online_fits_the_method(self) -> PreferenceSettings:
+        if self.online is None:
+            return self
+        name = self.method.kind
+        if self.online.longest > self.max_length:
+            raise ValueError(
+                f"online: prompt and answer may have {self.online.longest:,} tokens (max_prompt_tokens and "
+                f"sampling.max_new_tokens), and max_length is {self.max_length:,}: raise it, or allow fewer"
+            )
+        if isinstance(self.method, KTO) and self.online.pairs == "all":
+            raise ValueError("online.pairs is 'all', but kto learns from single answers: take 'best_worst'")
+        if self.online.reference == "round" and not needs_reference(self.method):
+            raise ValueError(f"online.reference is 'round', but method '{name}' has no reference: leave it out")
+        if self.online.reference == "round" and isinstance(self.method, TDPO) and self.lora is not None:
+            raise ValueError(
+                "online.reference is 'round': tdpo asks the reference at every step, and beside adapters that is the "
+                "base; take 'start', or train without lora"
+            )
+        return self
+
+
+def explain(settings: PreferenceSettings) -> list[str]:
+    noun = "answer" if isinstance(settings.method, KTO) else "pair"
+    told = words.supervised(settings.batch, settings.micro_batch, settings.epochs, noun)
+    if settings.online:
+        told = [*in_words(settings.online, with_data=settings.data is not None), f"{told[0]} of a round"]
+    if settings.packing:
+        told.append(f"the answers of a micro-batch share rows of {settings.max_length:,} tokens")
+    if isinstance(settings.method, TDPO):
+        held = "the policy without its adapters" if settings.lora else "a second model in memory"
+        told.append(f"{settings.method.kind}: the reference, {held}, is asked at every step")
+    elif needs_reference(settings.method):
+        when = "once a round, before it is learnt" if settings.online else "once, before training"
+        told.append(f"{settings.method.kind}: the reference is asked {when}, and its log-probs are kept")
+    else:
+        told.append(f"{settings.method.kind}: no reference")
+    return told
+
+
+def check(settings: PreferenceSettings) -> Iterator[Finding]:
+    if settings.online:
+        yield from findings(settings.online)
+    if isinstance(settings.method, KTO) and settings.batch < FEW_ANSWERS:
+        yield Finding(
+            level="warning",
+            code="preference.few_answers",
+            message=f"batch is {settings.batch}: kto estimates its reference point from the answers of one step, and "
+            "from so few it is mostly noise",
+            where="batch",
+            fix=f"use {FEW_ANSWERS} or more; the paper uses 32",
+        )
+
+
+def inputs(settings: PreferenceSettings) -> Mapping[str, tuple[ArtifactKind, ...]]:
+    """KTO learns from single answers, of which a pair is two; all others compare answers."""
+    kinds: tuple[ArtifactKind, ...] = ("thumbs", "pairs") if isinstance(settings.method, KTO) else ("pairs", "rankings")
+    return {"data": kinds, "heldout": kinds}
+
+
+STAGE = Stage(
+    summary="Preferences learnt directly: DPO and its family, offline or online.",
+    settings=PreferenceSettings,
+    makes={"model": "model"},
+    explain=explain,
+    check=check,
+    window=lambda settings: settings.max_length,
+    inputs=inputs,
+    run="kedge.stages.preference.train:train",
+)

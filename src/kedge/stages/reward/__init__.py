@@ -1,0 +1,1 @@
+"""Stage `reward`: reward models and ensembles."""

@@ -1,0 +1,120 @@
+"""Stage `reward`: a reward model, or an ensemble of them, from preferences, with a report on how far to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.settings import Section
+from kedge.core.stage import Input, MayChange, Stage
+from kedge.models.settings import Combine, LoraSettings, MeanOfMembers, Truncate
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.shared import batch_arithmetic as words
+from kedge.trainers.supervised import LookSettings
+
+LengthControl = Literal["none", "balance", "residual"]
+
+
+class RewardLoss(Section):
+    """What is minimised."""
+
+    ranking: Literal["plackett_luce", "all_pairs"] = "plackett_luce"
+    """Loss of rankings of three and more answers; comparisons of two are Bradley–Terry."""
+    centre: float = Field(default=0.0, ge=0)
+    """Weight of a penalty that keeps the scores of a comparison around zero (Eisenstein et al. 2023 use 0.01)."""
+    margin: bool = False
+    """Ask for a score difference of at least the data's `margin` (Llama 2, eq. 2)."""
+    length_control: LengthControl = "none"
+    """`balance` weighs pairs so that the longer answer wins half of the weight; `residual` gives what length explains
+    to a length model first, so that the reward model learns the rest."""
+    length_strength: float = Field(default=1.0, gt=0, le=1)
+    """How much of the bias `length_control` takes out, in log-odds: 1 is all of it; a part costs less accuracy where
+    the longer answer won."""
+
+
+class RewardSettings(Section):
+    """Learn to score answers from preferences."""
+
+    kind: Literal["reward"]
+    base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
+    """The model to start from; the recipe's `model` when absent."""
+    data: Annotated[str | list[str], Input("pairs", "rankings")]
+    """Preference pairs or K-wise rankings; one file for each objective."""
+    heldout: Annotated[str | list[str] | None, Input("pairs", "rankings")] = None
+    """Preferences that the report is made on, one file for each objective; without it, a share of `data`."""
+    heldout_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the prompts of `data` that is held out where no file is given for it."""
+    demonstrations: Annotated[str | None, Input("demonstrations")] = None
+    """Answers whose scores shall average 0; the preferred training answers when absent."""
+    objectives: list[str] = Field(default_factory=lambda: ["reward"], min_length=1)
+    """What the scores are about, one head each: `[helpfulness, harmlessness]` with two data files."""
+    members: int = Field(default=1, ge=1, le=16)
+    """How many models to train, with different seeds and data folds; LoRA members share one base."""
+    combine: Combine = MeanOfMembers()
+    """How the scores of several members become one."""
+    lora: LoraSettings | None = None
+    """Train adapters instead of all weights."""
+    frozen_layers: int = Field(default=0, ge=0)
+    """The embeddings and so many of the lowest transformer blocks do not learn; PPO's `roles: trunk` can share them."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the data; more than one tends to overfit preferences."""
+    batch: int = Field(default=64, ge=1)
+    """Comparisons in one optimiser step."""
+    micro_batch: int = Field(default=8, ge=1)
+    """Comparisons in memory at once; it changes speed and memory, never the update."""
+    max_length: int = Field(default=1024, ge=8)
+    """Longest prompt plus answer in tokens."""
+    truncate: Truncate = "left"
+    """What happens to a longer one: it loses its beginning, or is refused. Its end, where it is scored, stays."""
+    loss: RewardLoss = RewardLoss()
+    """What is minimised."""
+    optimiser: OptimiserSettings = OptimiserSettings(lr=1e-5)
+    """AdamW and its schedule."""
+    look: LookSettings = LookSettings()
+    """When held-out loss and accuracy are measured, and early stopping."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    """How often the run is saved."""
+    if_unfit: Annotated[Literal["stop", "go_on"], MayChange()] = "stop"
+    """What to do when the report says that the model is not fit to optimise against."""
+
+
+def explain(settings: RewardSettings) -> list[str]:
+    told = words.supervised(settings.batch, settings.micro_batch, settings.epochs, "comparison")
+    if settings.members > 1:
+        told.append(f"{settings.members} members, each trained so on its own seed and fold of the data")
+    return told
+
+
+def check(settings: RewardSettings) -> Iterator[Finding]:
+    files = 1 if isinstance(settings.data, str) else len(settings.data)
+    if files != len(settings.objectives):
+        yield Finding(
+            level="fatal",
+            code="reward.objectives",
+            message=f"{files} data file(s) for {len(settings.objectives)} objective(s) "
+            f"({', '.join(settings.objectives)})",
+            where="objectives",
+            fix="give one file for each objective, in the same order",
+        )
+    if settings.lora is not None and settings.frozen_layers:
+        yield Finding(
+            level="fatal",
+            code="reward.frozen_layers",
+            message=f"frozen_layers is {settings.frozen_layers}, but with lora the whole base is frozen already",
+            where="frozen_layers",
+            fix="leave out frozen_layers, or lora",
+        )
+
+
+STAGE = Stage(
+    summary="A reward model, or an ensemble, from preferences.",
+    settings=RewardSettings,
+    makes={"model": "reward_model"},
+    explain=explain,
+    check=check,
+    run="kedge.stages.reward.train:train",
+)

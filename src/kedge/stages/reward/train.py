@@ -1,0 +1,206 @@
+"""Reward models: preferences in, a model folder and a report out.
+
+Members of an ensemble are trained one after the other; each one that is finished is kept aside, so that a resumed run
+goes on with the member it was at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from kedge.core.batches import Comparisons
+from kedge.core.errors import ContractStop, DataError
+from kedge.core.files import write_json, write_text
+from kedge.core.seeds import seed_for
+from kedge.data.batching import compared, num_steps, step_rows
+from kedge.data.examples import Demonstration
+from kedge.data.reading import read
+from kedge.data.template import template_hash
+from kedge.data.tokenizer import padding_id
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.start import freeze_lowest
+from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
+from kedge.models.reward.reward_files import build, save, whole_folder
+from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser
+from kedge.models.training.learner import Learner
+from kedge.models.training.objectives import preference
+from kedge.report.reward import render_html
+from kedge.runs.state import load_state, save_state
+from kedge.stages.reward.comparisons import Judged, fold, hold_out, judged, length_controlled
+from kedge.stages.reward.scoring import report_on, report_out_of_fold, score_sequences
+from kedge.stages.reward.settings import RewardSettings
+from kedge.stages.shared import loop as training
+from kedge.stages.shared.context import Context
+from kedge.stages.shared.encoding import Encoder
+from kedge.stages.shared.tokenizer import tokenizer_for
+
+MOST_DEMONSTRATIONS = 1000
+"""Answers that fix the zero of the scores: the mean of so many is known to 3 % of a standard deviation."""
+
+
+def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
+    """Train every member, save the model, and judge it on held-out preferences."""
+    tokenizer = tokenizer_for(context.input("from"), context.chat_template)
+    encoder = Encoder(tokenizer=tokenizer, max_length=settings.max_length, truncate=settings.truncate)
+    data, held = _data(context, settings, encoder)
+    meter = training.Meter(training.pick_device(context.device))
+    members = _members(context, settings, str(tokenizer.chat_template))
+    for index, member in enumerate(members):
+        own = fold(data, member=index, members=settings.members, seed=context.seed)
+        _train_member(context, settings, member, own, held, index)
+    cost = meter.read()
+    demonstrations = _demonstrations(context, encoder, data)
+    about = {
+        "template_hash": template_hash(tokenizer),
+        "max_length": settings.max_length,
+        "truncate": settings.truncate,
+    }
+    others = [list(answer) for one in data[:MOST_DEMONSTRATIONS] for answer in one.ranked.answers]
+    members = [_normalised(member, demonstrations, others, about) for member in members]
+    folder = context.folder / "model"
+    if len(members) == 1:
+        save(members[0], folder)
+    else:
+        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder)
+    _judge(context, settings, members, data, held, cost)
+    return {"model": folder}
+
+
+def _data(context: Context, settings: RewardSettings, encoder: Encoder) -> tuple[list[Judged], list[Judged]]:
+    data = judged(context.inputs("data"), encoder, use_margin=settings.loss.margin)
+    if context.inputs("heldout"):
+        held = judged(context.inputs("heldout"), encoder, use_margin=settings.loss.margin)
+        if shared := {one.prompt for one in data} & {one.prompt for one in held}:
+            raise DataError(f"`heldout` shares {len(shared)} prompt(s) with `data`: split them with kedge data split")
+    else:
+        data, held = hold_out(data, share=settings.heldout_share, seed=context.seed)
+    context.event("info", "reward.data", f"{len(data):,} comparisons to learn, {len(held):,} held out by prompt")
+    loss = settings.loss
+    return length_controlled(data, loss.length_control, strength=loss.length_strength), held
+
+
+def _members(context: Context, settings: RewardSettings, chat_template: str) -> list[RewardModel]:
+    source, device = context.input("from"), training.pick_device(context.device)
+
+    def one(index: int) -> RewardModel:
+        seed = seed_for(context.seed, "head", index)
+        dtype, bits = ("float32", 16) if settings.lora is None else ("auto", settings.lora.base_bits)
+        built = build(source, objectives=settings.objectives, seed=seed, dtype=dtype, device=device, bits=bits)
+        freeze_lowest(base_of(built.model), settings.frozen_layers)
+        built.tokenizer.chat_template = chat_template
+        return built
+
+    if settings.lora is None:
+        return [one(index) for index in range(settings.members)]
+    return list(lora_members(one(0), settings.lora, count=settings.members, seed=context.seed))
+
+
+def _train_member(
+    context: Context,
+    settings: RewardSettings,
+    member: RewardModel,
+    data: Sequence[Judged],
+    held: Sequence[Judged],
+    index: int,
+) -> None:
+    """Train one member, or take up where it was; a finished one is read back from `finished/`."""
+    member.activate()
+    # Of its own, so that a run that is resumed between two members goes on with the same random numbers.
+    torch.manual_seed(seed_for(context.seed, "dropout", index))
+    total = num_steps(len(data), epochs=settings.epochs, batch=settings.batch)
+    objective = preference(member.model, ranking=settings.loss.ranking, centre=settings.loss.centre)
+    learner = Learner(member.model, objective, settings.optimiser, total_steps=total)
+    finished = context.folder / "finished" / f"member-{index}"
+    if finished.is_dir():
+        learner.load_weights(load_state(finished)["weights"])
+        return
+    first_step = _steps_before(context.folder / "finished", index)
+    pad, seed = padding_id(member.tokenizer), seed_for(context.seed, "member", index)
+    last_step = training.fit(
+        context,
+        learner,
+        settings,
+        steps_from=lambda start: _steps(data, settings, seed, pad, start=start),
+        held=compared([one.ranked for one in held], rows=settings.micro_batch, pad=pad),
+        tokens_of=lambda batch: int(batch.attention_mask_BT.sum()),
+        first_step=first_step,
+    )
+    with whole_folder(finished) as beside:
+        save_state(beside, {"weights": learner.state()["weights"], "last_step": last_step})
+
+
+def _steps_before(finished: Path, index: int) -> int:
+    """The step of the run at which the member before this one ended; early stopping makes them unequal."""
+    return int(load_state(finished / f"member-{index - 1}")["last_step"]) if index else 0
+
+
+def _steps(
+    data: Sequence[Judged], settings: RewardSettings, seed: int, pad: int, *, start: int
+) -> Iterator[list[Comparisons]]:
+    for rows in step_rows(len(data), epochs=settings.epochs, batch=settings.batch, seed=seed, start=start):
+        yield compared([data[row].ranked for row in rows], rows=settings.micro_batch, pad=pad)
+
+
+def _demonstrations(context: Context, encoder: Encoder, data: Sequence[Judged]) -> list[list[int]]:
+    """Answers that shall score 0 on average: given ones, or the best answer of each training comparison."""
+    if context.inputs("demonstrations"):
+        found = (cast(Demonstration, one) for one in read(context.input("demonstrations"), kind="demonstrations"))
+        return [encoder.tokens(one.messages[:-1], one.messages[-1:]) for one in islice(found, MOST_DEMONSTRATIONS)]
+    best = [list(one.ranked.answers[list(one.ranked.rank).index(min(one.ranked.rank))]) for one in data]
+    return best[:MOST_DEMONSTRATIONS]
+
+
+def _normalised(
+    member: RewardModel,
+    demonstrations: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+    about: Mapping[str, Any],
+) -> RewardModel:
+    """Demonstrations average 0. The scale stays: a score difference is a log-odds, and calibration is about that.
+
+    The range of the scores of `others`, which were trained on, is where the member knows what it speaks of.
+    """
+    mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False)[0]).mean
+    normaliser = Normaliser(mean=mean, std=(1.0,) * len(mean))
+    scores_NK = normaliser(score_sequences([member], others, normalised=False)[0])
+    seen = tuple(zip(scores_NK.amin(dim=0).tolist(), scores_NK.amax(dim=0).tolist(), strict=True))
+    return replace(member, facts=replace(member.facts, normaliser=normaliser, seen=seen, **about))
+
+
+def _judge(
+    context: Context,
+    settings: RewardSettings,
+    members: Sequence[RewardModel],
+    data: Sequence[Judged],
+    held: Sequence[Judged],
+    cost: Mapping[str, str],
+) -> None:
+    """Write the report, say its verdict, and stop the run where it says that the model is unfit."""
+    facts = {"trained on": f"{len(data):,} comparisons", "objectives": ", ".join(settings.objectives), **cost}
+    if len(members) > 1:
+        facts["out of fold"] = _out_of_fold(context, members, data)
+    report = report_on(members, held, trained=data, combine=settings.combine, facts=facts)
+    write_json(context.folder / "reward-report.json", report.as_dict())
+    write_text(context.folder / "reward-report.html", render_html(report))
+    for finding in report.findings:
+        context.event(finding.level, finding.code, finding.message, fix=finding.fix)
+    if not report.is_fit and settings.if_unfit == "stop":
+        raise ContractStop(
+            f"{report.verdict} The model and its report are saved in {context.folder}. To go on all the same: --resume "
+            f"--set stages.{context.name}.if_unfit=go_on"
+        )
+
+
+def _out_of_fold(context: Context, members: Sequence[RewardModel], data: Sequence[Judged]) -> str:
+    """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
+    report = report_out_of_fold(members, data, seed=context.seed)
+    write_json(context.folder / "out-of-fold.json", report.as_dict())
+    found = report.accuracy
+    right = f"{100 * found.value:.1f} % right (95 % interval {100 * found.low:.1f} to {100 * found.high:.1f} %)"
+    return f"{right} of {found.n:,} training pairs, each scored by the member that never saw its prompt"

@@ -1,0 +1,155 @@
+"""Answers of a model to fixed prompts: what `kedge sample` gives and what an evaluation compares.
+
+An answer depends on the model, the prompt's place in the list, the answer's number, the settings and the seed, and on
+no other row. Answers of a model in a folder are kept in the cache under a hash of all of it, and read from there the
+next time; a model of the hub, whose weights may change behind its name, is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kedge.core.files import write_json
+from kedge.core.hashing import hash_folder, hash_json
+from kedge.core.records import Rollouts, joined, to_device
+from kedge.data.examples import Messages
+from kedge.data.template import encode_prompt, stop_ids, template_hash
+from kedge.data.tokenizer import padding_id
+from kedge.models.loading.cache import build_once, cache_root
+from kedge.models.loading.load import DTypeName, dtype_for, load_causal
+from kedge.models.loading.resolve import resolve
+from kedge.rollout.local import LocalGenerator
+from kedge.rollout.prompts import Prompts, repeated
+from kedge.rollout.settings import SamplingSettings
+from kedge.stages.rl.reward import decoded, tokenizer_hash
+from kedge.stages.shared.loop import pick_device
+from kedge.stages.shared.tokenizer import tokenizer_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FORMAT = 1
+_FILE = "rollouts.safetensors"
+_ROUNDS = 8
+"""So many times the rows that are sampled at once go to the generator together: few enough to hear of progress, and
+enough to keep its rows full."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """Who answers, and how. `rows` are sampled at once: it changes speed and memory, never an answer."""
+
+    model: str
+    sampling: SamplingSettings
+    answers: int
+    seed: int
+    chat_template: str | None = None
+    device: str = "auto"
+    dtype: DTypeName = "auto"
+    rows: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """`rollouts` are on the CPU; group g is prompt g, and its answers are neighbours, in order."""
+
+    rollouts: Rollouts
+    tokenizer: PreTrainedTokenizerBase
+    is_cached: bool
+
+    def tokens(self) -> list[tuple[int, ...]]:
+        """What was said in each row, without the token that ended it."""
+        rollouts = self.rollouts
+        rows = zip(rollouts.tokens_BT, rollouts.response_mask_BT, rollouts.finished_B.tolist(), strict=True)
+        sampled = ((tokens_T[mask_T].tolist(), is_finished) for tokens_T, mask_T, is_finished in rows)
+        return [tuple(said[:-1] if is_finished else said) for said, is_finished in sampled]
+
+    def texts(self) -> list[str]:
+        return [decoded(self.tokenizer, tokens) for tokens in self.tokens()]
+
+
+def answer(asked: Answering, prompts: Sequence[Messages], *, progress: Progress = lambda _: None) -> Answered:
+    """So many answers to each prompt, sampled or read from the cache. `progress` learns how many there are so far."""
+    tokenizer = tokenizer_for(asked.model, asked.chat_template)
+    rows = repeated(
+        [encode_prompt(tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=asked.answers
+    )
+    facts = _identity(asked, tokenizer, rows)
+    if facts is None:
+        return Answered(rollouts=_sampled(asked, tokenizer, rows, progress), tokenizer=tokenizer, is_cached=False)
+    folder = cache_root() / "answers" / hash_json(facts)
+    is_cached = folder.is_dir()
+    about = {**facts, "prompts": len(prompts), "model": asked.model}
+    build_once(folder, lambda beside: _write(beside, _sampled(asked, tokenizer, rows, progress), about))
+    return Answered(rollouts=_read(folder, rows), tokenizer=tokenizer, is_cached=is_cached)
+
+
+def _sampled(asked: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress) -> Rollouts:
+    model = load_causal(asked.model, dtype=asked.dtype, device=pick_device(asked.device))
+    generator = LocalGenerator(
+        model,
+        asked.sampling,
+        stop_ids=stop_ids(tokenizer),
+        pad=padding_id(tokenizer),
+        max_rows=asked.rows,
+        decode=partial(decoded, tokenizer),
+    )
+    size = asked.rows * _ROUNDS
+    parts: list[Rollouts] = []
+    for at in range(0, len(rows.tokens), size):
+        parts.append(to_device(generator.generate(_part(rows, slice(at, at + size)), asked.seed), "cpu"))
+        progress(at + len(parts[-1].tokens_BT))
+    return joined(parts)
+
+
+def _part(rows: Prompts, own: slice) -> Prompts:
+    return Prompts(tokens=rows.tokens[own], group=rows.group[own], answer=rows.answer[own])
+
+
+def _identity(asked: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts) -> dict[str, Any] | None:
+    """Everything that an answer depends on; None where the weights have no stable identity."""
+    source = resolve(asked.model)
+    if not isinstance(source, Path):
+        return None
+    device = torch.device(pick_device(asked.device))
+    return {
+        "format": _FORMAT,
+        "weights": hash_folder(source, suffixes=(".safetensors", "config.json")),
+        "tokenizer": tokenizer_hash(tokenizer),
+        "template": template_hash(tokenizer),
+        "rows": hash_json([rows.tokens, rows.group, rows.answer]),
+        "sampling": asked.sampling.model_dump(mode="json"),
+        "seed": asked.seed,
+        # Rounding differs between these, and now and then the token that is drawn.
+        "device": device.type,
+        "dtype": str(dtype_for(asked.dtype, device)),
+    }
+
+
+def _write(folder: Path, rollouts: Rollouts, about: Mapping[str, Any]) -> None:
+    """`about` is for people who look into the cache."""
+    tensors = {
+        "tokens_BT": rollouts.tokens_BT.to(torch.int32),
+        "attention_mask_BT": rollouts.attention_mask_BT,
+        "response_mask_BT": rollouts.response_mask_BT,
+        "behaviour_logp_BT": rollouts.behaviour_logp_BT,
+        "finished_B": rollouts.finished_B,
+    }
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _FILE)
+    write_json(folder / "about.json", about)
+
+
+def _read(folder: Path, rows: Prompts) -> Rollouts:
+    tensors: dict[str, Tensor] = load_file(folder / _FILE)
+    tokens_BT = tensors.pop("tokens_BT").to(torch.int64)
+    return Rollouts(tokens_BT=tokens_BT, group_B=torch.tensor(rows.group), version=0, **tensors)

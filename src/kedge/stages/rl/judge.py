@@ -1,0 +1,134 @@
+"""The judge that a folder holds, ready to score: a reward model, or the members of an ensemble."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from kedge.core.errors import ModelError
+from kedge.core.findings import Finding
+from kedge.data.template import template_hash
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.load import DTypeName
+from kedge.models.reward.ensemble import Ensemble, Member, load_reward
+from kedge.models.reward.reward_files import ENSEMBLE
+from kedge.models.reward.reward_model import RewardFacts, RewardModel
+from kedge.models.roles.reward import reward_role
+from kedge.models.settings import Combine, MeanOfMembers
+from kedge.stages.shared.encoding import Encoder
+from kedge.stages.shared.loop import checked_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """A reward model, or the members of an ensemble, ready to score."""
+
+    place: str
+    members: tuple[Member, ...]
+    combine: Combine
+    max_length: int
+    """Tokens of the longest text that is scored whole."""
+
+    @property
+    def facts(self) -> RewardFacts:
+        return self.members[0].facts
+
+    @property
+    def encoder(self) -> Encoder:
+        tokenizer = self.members[0].tokenizer
+        return Encoder(tokenizer=tokenizer, max_length=self.max_length, truncate=self.facts.truncate)
+
+
+def load_judge(reward: str, *, device: str) -> Judge:
+    """The judge in a folder: of a model, an ensemble, or a run or stage that made one."""
+    place = find_judge(reward)
+    loaded = load_reward(place, dtype=_dtype(place), device=checked_device(device))
+    is_many = isinstance(loaded, Ensemble)
+    members = loaded.members if is_many else (loaded,)
+    combine = loaded.combine if is_many else MeanOfMembers()
+    return judge_of(str(place), members, combine, base=base_of(members[0].model))
+
+
+def load_standing(reward: str, *, device: str, compiled: bool = False) -> Judge:
+    """The same judge for a stage that asks it often: it scores packed rows, which must be padded on the right."""
+    judge = load_judge(reward, device=device)
+    members = tuple(
+        reward_role(one, compiled=compiled) if isinstance(one, RewardModel) else one for one in judge.members
+    )
+    return replace(judge, members=members)
+
+
+def judge_of(place: str, members: tuple[Member, ...], combine: Combine, *, base: PreTrainedModel) -> Judge:
+    """Members as a judge; `base` is the model whose window they have."""
+    config: Any = base.config
+    window: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    longest = members[0].facts.max_length or window or sys.maxsize
+    return Judge(place=place, members=members, combine=combine, max_length=longest)
+
+
+def template_findings(judge: Judge) -> list[Finding]:
+    """A warning where the folder's template is not the one that the model was trained on."""
+    stored, found = judge.facts.template_hash, template_hash(judge.members[0].tokenizer)
+    if not stored or found == stored:
+        return []
+    return [
+        Finding(
+            level="warning",
+            code="score.template",
+            message="The chat template in this folder is not the one that the reward model was trained on, so it reads "
+            "another format than it learned, and its scores mean little.",
+            where=judge.place,
+            fix="put back the tokenizer files that were saved with the model, or train it again",
+            evidence={"trained": stored, "found": found},
+        )
+    ]
+
+
+def find_judge(reward: str) -> str | Path:
+    """The folder of the model itself; what is no folder (a hub id, a typing error) is left to the loader."""
+    place = Path(reward)
+    if not place.is_dir() or _is_model(place):
+        return reward
+    if _is_model(place / "model"):
+        return place / "model"
+    stages = [stage for stage in sorted(place.iterdir()) if _is_reward(stage / "model")]
+    if len(stages) == 1:
+        return stages[0] / "model"
+    if stages:
+        raise ModelError(f"{place}: holds {len(stages)} reward models; name one: {', '.join(map(str, stages))}")
+    raise ModelError(
+        f"{place}: no reward model here; expected a folder with config.json or {ENSEMBLE}, or a run in which a stage "
+        "of kind reward has finished"
+    )
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or (folder / ENSEMBLE).is_file()
+
+
+def _is_reward(folder: Path) -> bool:
+    if not (folder / "config.json").is_file():
+        return (folder / ENSEMBLE).is_file()
+    named: Sequence[str] = _config(folder).get("architectures") or ()
+    return any(name.endswith("ForSequenceClassification") for name in named)
+
+
+def _dtype(place: str | Path) -> DTypeName:
+    """The type that the weights were saved in, as plain transformers does; adapters on a base have the fast one."""
+    config = next(iter(sorted(Path(place).glob("config.json")) or sorted(Path(place).glob("*/config.json"))), None)
+    saved = _config(config.parent).get("dtype") if config else None
+    return next((name for name in get_args(DTypeName) if name == saved), "auto")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise ModelError(f"{folder}: its config.json is damaged: {error}") from error

@@ -1,0 +1,79 @@
+"""The prompts of a run on rollouts: tokenised once, drawn in an order that the seed and a position fix.
+
+Every epoch is a new permutation. A group's id is its position in that endless order, so that a resumed run asks what
+the uninterrupted one would have asked, and a prompt that comes twice is two groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kedge.core.errors import DataError
+from kedge.core.seeds import seed_for
+from kedge.data.batching import item_at
+from kedge.data.examples import Prompt
+from kedge.data.reading import read
+from kedge.data.template import encode_prompt
+from kedge.rewards.rollouts import Case
+from kedge.rollout.prompts import Prompts, repeated
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptDataset:
+    prompts: Sequence[Prompt]
+    tokens: Sequence[Sequence[int]]
+    batch: int
+    """Prompts in one iteration."""
+    answers: int
+    """Answers to each."""
+    seed: int
+
+    def item(self, group: int) -> int:
+        """Which prompt a group is about."""
+        return item_at(group, len(self.prompts), self.seed)
+
+    def case(self, group: int) -> Case:
+        found = self.prompts[self.item(group)]
+        said = tuple((message.role, message.content) for message in found.prompt)
+        return Case(prompt=said, solution=found.answer, extra=found.extra)
+
+    def batches(self, start: int, end: int) -> Iterator[Prompts]:
+        """The prompts of the iterations from `start` up to `end`."""
+        for number in range(start, end):
+            yield self.prompts_of(range(number * self.batch, (number + 1) * self.batch))
+
+    def prompts_of(self, groups: Sequence[int], *, answers: int | None = None) -> Prompts:
+        """What is asked of these groups; `answers` to each, those of a batch where it is not said."""
+        tokens = [self.tokens[self.item(group)] for group in groups]
+        return repeated(tokens, ids=groups, answers=self.answers if answers is None else answers)
+
+
+def read_prompts(
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch: int,
+    answers: int,
+    max_tokens: int,
+    seed: int,
+    set_aside: Path,
+) -> PromptDataset:
+    """All prompts of a file; one that is longer than `max_tokens` is an error, for cutting it would change it."""
+    prompts = [cast(Prompt, one) for one in read(source, kind="prompts", set_aside=set_aside)]
+    tokens = [encode_prompt(tokenizer, one.prompt) for one in prompts]
+    if not prompts:
+        raise DataError(f"{source}: no prompts in it; look at it with kedge data check")
+    too_long = [(one.origin, len(found)) for one, found in zip(prompts, tokens, strict=True) if len(found) > max_tokens]
+    if too_long:
+        named = ", ".join(f"{origin} ({length:,} tokens)" for origin, length in too_long[:3])
+        raise DataError(
+            f"{source}: {len(too_long):,} of {len(prompts):,} prompts are longer than max_prompt_tokens {max_tokens}: "
+            f"{named}; leave them out, or raise max_prompt_tokens (the longest has {max(n for _, n in too_long):,})"
+        )
+    return PromptDataset(prompts=prompts, tokens=tokens, batch=batch, answers=answers, seed=seed_for(seed, "prompts"))

@@ -1,0 +1,132 @@
+"""What the stages that learn from rollouts have in common: sections of their settings, and what is checked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+
+from kedge.core.findings import Finding
+from kedge.core.settings import Section
+from kedge.core.stage import Input
+from kedge.models.settings import LoraSettings
+from kedge.rollout.settings import SamplingSettings
+from kedge.trainers.settings import KLSettings, ScoreSettings
+
+
+class HoldSettings(Section):
+    """How the roles lie in memory."""
+
+    lora: LoraSettings = LoraSettings()
+    """Adapters of the roles that learn, under `roles: lora`."""
+    trunk_layers: int | None = Field(default=None, ge=1)
+    """Lower layers that are shared under `roles: trunk`; the lower half when absent."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights: bfloat16 on a GPU, float32 on a CPU. Those that learn have float32 copies in any case."""
+    recompute: bool = False
+    """Recompute activations in the backward pass: about a third slower, in much less memory."""
+    compile: bool = False
+    """Compile the layers (torch.compile): faster steps on a GPU after a start that takes about a minute longer."""
+    generate_rows: int | None = Field(default=None, ge=1)
+    """Answers sampled at once; all of an iteration when absent. It changes speed and memory, never an answer."""
+
+
+class ImitationSettings(Section):
+    """PTX: keep imitating some text alongside, against forgetting (Ouyang et al. 2022)."""
+
+    data: Annotated[str, Input("demonstrations")]
+    """Conversations to imitate."""
+    weight: float = Field(default=0.1, gt=0)
+    """Of their loss beside the policy's."""
+    batch: int = Field(default=8, ge=1)
+    """Conversations beside every step of the policy."""
+    max_length: int = Field(default=512, ge=8)
+    """Longest of them in tokens; longer ones are left out and counted."""
+
+
+class WatchSettings(Section):
+    """What is written down of the answers."""
+
+    every: int = Field(default=10, ge=1)
+    """Iterations between two sets of samples; the first and the last always have one."""
+    samples: int = Field(default=4, ge=0)
+    """Answers in a set."""
+    gold_every: int = Field(default=1, ge=1)
+    """Iterations between two looks of the gold source."""
+
+
+class StopSettings(Section):
+    """What ends a run before its last iteration, besides the KL budget."""
+
+    overoptimisation: bool = False
+    """Stop at the predicted peak of the gold score (Gao et al. 2022); needs `gold`."""
+
+
+class OnRollouts(Protocol):
+    """The settings that `findings` reads."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def answers(self) -> int: ...
+    @property
+    def minibatches(self) -> int: ...
+    @property
+    def sampling(self) -> SamplingSettings: ...
+    @property
+    def kl(self) -> KLSettings: ...
+    @property
+    def scores(self) -> ScoreSettings: ...
+    @property
+    def gold(self) -> object: ...
+    @property
+    def stop(self) -> StopSettings: ...
+
+
+def findings(settings: OnRollouts) -> Iterator[Finding]:
+    """What is wrong with any of these stages."""
+    responses = settings.batch * settings.answers
+    if settings.minibatches > responses:
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.minibatches",
+            message=f"{settings.minibatches} minibatches cannot be cut from {responses} responses",
+            where="minibatches",
+            fix=f"set minibatches to at most {responses}, or a larger batch",
+        )
+    if settings.stop.overoptimisation and settings.gold is None:
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.no_gold",
+            message="stop.overoptimisation needs a gold source: its score is what has a peak",
+            where="stop.overoptimisation",
+            fix="give `gold` a judge that is not learnt from, or leave it out",
+        )
+    if settings.kl.start == 0 and settings.kl.limit is None:
+        yield Finding(
+            level="warning",
+            code=f"{settings.kind}.no_anchor",
+            message="kl.start is 0 and there is no kl.limit: nothing holds the policy to the reference",
+            where="kl",
+            fix="set kl.start, or kl.limit so that the run stops before the reward is hacked",
+        )
+    if settings.scores.overlong_buffer and settings.scores.overlong_buffer > settings.sampling.max_new_tokens:
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.overlong",
+            message=f"scores.overlong_buffer {settings.scores.overlong_buffer} is more than the longest answer, "
+            f"sampling.max_new_tokens {settings.sampling.max_new_tokens}",
+            where="scores.overlong_buffer",
+            fix="set a smaller buffer (a quarter of the longest answer is usual)",
+        )
+    if settings.kl.target is not None and settings.kl.start == 0:
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.kl_start",
+            message="kl.start is 0, and a coefficient of 0 stays 0 however it is steered to kl.target",
+            where="kl.start",
+            fix="set kl.start to a small number (0.05)",
+        )

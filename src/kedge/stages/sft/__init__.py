@@ -1,0 +1,1 @@
+"""Stage `sft`: supervised fine-tuning."""

@@ -1,0 +1,78 @@
+"""Stage `sft`: supervised fine-tuning on demonstrations. The loss is on the assistant's tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.settings import Section
+from kedge.core.stage import Input, Stage
+from kedge.models.settings import LoraSettings
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.shared import batch_arithmetic as words
+from kedge.trainers.supervised import LookSettings
+
+
+class SFTSettings(Section):
+    """Imitate demonstrations."""
+
+    kind: Literal["sft"]
+    base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
+    """The model to start from; the recipe's `model` when absent."""
+    data: Annotated[str, Input("demonstrations")]
+    """Conversations to imitate."""
+    heldout: Annotated[str | None, Input("demonstrations")] = None
+    """Conversations for the evaluation loss; never trained on."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the data."""
+    batch: int = Field(default=32, ge=1)
+    """Conversations in one optimiser step."""
+    micro_batch: int = Field(default=8, ge=1)
+    """Rows in memory at once; it changes speed and memory, never the update."""
+    packing: bool = True
+    """Put several conversations into one row of `max_length` tokens; they do not see each other."""
+    max_length: int = Field(default=1024, ge=8)
+    """Longest conversation in tokens; longer ones are left out and counted, never cut."""
+    lora: LoraSettings | None = None
+    """Train adapters instead of all weights; they are merged into the model at the end."""
+    optimiser: OptimiserSettings = OptimiserSettings()
+    """AdamW and its schedule."""
+    look: LookSettings = LookSettings()
+    """When the held-out loss is measured, and early stopping."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    """How often the run is saved."""
+    samples: int = Field(default=8, ge=0)
+    """Fixed prompts that are answered before and after training."""
+    sample_tokens: int = Field(default=64, ge=1)
+    """Longest of these answers."""
+
+
+def explain(settings: SFTSettings) -> list[str]:
+    width = settings.max_length if settings.packing else None
+    return words.supervised(settings.batch, settings.micro_batch, settings.epochs, "conversation", packed_into=width)
+
+
+def check(settings: SFTSettings) -> Iterator[Finding]:
+    if settings.look.patience is not None and settings.heldout is None:
+        yield Finding(
+            level="fatal",
+            code="sft.patience",
+            message=f"look.patience is {settings.look.patience}, but without `heldout` there is nothing to look at",
+            where="look.patience",
+            fix="give `heldout`, or leave patience out",
+        )
+
+
+STAGE = Stage(
+    summary="Supervised fine-tuning on demonstrations.",
+    settings=SFTSettings,
+    makes={"model": "model"},
+    explain=explain,
+    check=check,
+    window=lambda settings: settings.max_length,
+    run="kedge.stages.sft.train:train",
+)

@@ -1,0 +1,1 @@
+"""What the stages share: context, device, the supervised loop, samples, and the arithmetic of batches in words."""

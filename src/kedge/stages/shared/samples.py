@@ -1,0 +1,34 @@
+"""Answers to the same few prompts before and after training, for people to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kedge.data.tokenizer import padding_id, special_ids
+from kedge.models.forward.greedy import greedy
+from kedge.stages.shared.context import Context
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def tell_samples(
+    context: Context,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    step: int,
+) -> None:
+    """Greedy answers into `samples.jsonl`; those of a run killed in between are not told twice."""
+    told = {one["number"] for one in context.run.read_samples() if one["step"] == step}
+    if len(told) == len(prompts):
+        return
+    stop = special_ids(tokenizer)
+    answers = greedy(model, prompts, max_new_tokens=max_new_tokens, stop=stop, pad=padding_id(tokenizer))
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        texts = {"prompt": str(tokenizer.decode(list(prompt))), "answer": str(tokenizer.decode(answer))}
+        if number not in told:
+            context.run.sample({"number": number, **texts}, step)

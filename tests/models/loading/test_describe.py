@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kedge.core.errors import ModelError
+from kedge.models.loading.describe import ModelFacts, describe
+from kedge.models.loading.tiny import make_tiny
+
+
+def test_facts_come_from_the_config_alone(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "m", hidden=64, layers=3)
+    (folder / "model.safetensors").write_bytes(b"not weights at all")
+    # 259·64; a layer: 64·(64+32+32+64) + 3·64·192 + 128; 64 for the last norm; tied weights count once
+    parameters = 259 * 64 + 3 * (64 * 192 + 3 * 64 * 192 + 128) + 64
+    assert describe(folder, dtype="bfloat16") == ModelFacts(
+        source=str(folder),
+        architecture="LlamaForCausalLM",
+        parameters=parameters,
+        dtype="bfloat16",
+        weights_bytes=2 * parameters,
+        window=1024,
+        vocab_size=259,
+        hidden_size=64,
+        layers=3,
+        tied_embeddings=True,
+    )
+    assert describe(folder, dtype="float32").weights_bytes == 4 * parameters
+
+
+def test_unreachable_hub() -> None:
+    with pytest.raises(ModelError, match="hub model 'no-such-org/nothing' could not be loaded"):
+        describe("no-such-org/nothing")

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kedge.core.errors import ModelError
+from kedge.models.loading import load
+from kedge.models.loading.load import dtype_for, load_causal, pick_dtype
+from kedge.models.loading.tiny import make_tiny, tiny_model
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return make_tiny(tmp_path / "tiny-model")
+
+
+def test_loads_the_weights_in_the_type_asked_for(tiny: Path) -> None:
+    expected = tiny_model().model.embed_tokens.weight
+    whole = load_causal(tiny, dtype="float32")
+    assert not whole.training
+    assert torch.equal(whole.get_input_embeddings().weight, expected)
+    half = load_causal(tiny, dtype="bfloat16")
+    assert torch.equal(half.get_input_embeddings().weight, expected.bfloat16())
+
+
+def test_attention_can_be_named(tiny: Path) -> None:
+    assert load_causal(tiny, attn="eager").config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"avx2", "avx512f"}, torch.float32),
+        ({"avx512_bf16"}, torch.bfloat16),
+        ({"amx_bf16"}, torch.bfloat16),
+        (set[str](), torch.float32),
+    ],
+)
+def test_cpu_type_follows_what_the_cpu_multiplies(
+    flags: set[str], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "_cpu_flags", lambda: frozenset(flags))
+    assert pick_dtype("cpu") == dtype_for("auto", "cpu") == expected
+    assert dtype_for("float16", "cpu") == torch.float16
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_cuda_type(supported: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    assert pick_dtype("cuda:1") == expected
+
+
+def test_missing_weights_are_refused(tiny: Path) -> None:
+    weights = load_file(tiny / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tiny / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"1 weight\(s\) .* not in the files \(first: 'model\.layers\.1\.mlp\.up_proj\.weight'\)"
+    ):
+        load_causal(tiny)
+
+
+def test_remote_code_needs_to_be_asked_for(tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnModel"}}
+    (tiny / "config.json").write_text(json.dumps(config))
+    (tiny / "own.py").write_text("raise SystemExit('this code must not run')")
+    with pytest.raises(ModelError, match="brings its own Python code, which is not run unless you ask"):
+        load_causal(tiny)
+
+
+def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ModelError, match=r"hub model 'no-such-org/nothing' could not be loaded \(no network, HF_HUB_OFFLINE"
+    ):
+        load_causal("no-such-org/nothing")
+
+
+def test_unknown_architecture_names_the_folder(tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text()) | {"model_type": "no_such_model"}
+    (tiny / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"tiny-model: cannot be loaded as a causal language model: .*no_such_model"):
+        load_causal(tiny)

@@ -1,0 +1,119 @@
+"""Models made ready to learn: what is frozen, which bases there are, and how a quantised one is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from kedge.core.errors import ModelError
+from kedge.models.forward.lora import base_of, trainable_names, with_lora
+from kedge.models.loading import load
+from kedge.models.loading.start import blocks_of, freeze_lowest, save_causal, start_causal
+from kedge.models.loading.tiny import make_tiny, tiny_model, tiny_tokenizer
+from kedge.models.reward.reward_files import build, save
+from kedge.models.reward.reward_model import RewardModel
+from kedge.models.settings import LoraSettings
+
+TOKENS_BT = torch.tensor([[7, 70, 21, 9], [1, 99, 3, 44]])
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return make_tiny(tmp_path / "tiny-model")
+
+
+def test_the_lowest_blocks_and_the_embeddings_are_frozen() -> None:
+    model = tiny_model()
+    everything = trainable_names(model)
+    freeze_lowest(model, 0)
+    assert trainable_names(model) == everything
+    freeze_lowest(model, 1)
+    kept = [name for name in everything if name.startswith(("model.layers.1.", "model.norm."))]
+    assert trainable_names(model) == kept
+    assert len(kept) == 7 + 2 + 1
+
+
+def test_positions_that_are_learnt_are_embeddings_too() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=3, n_head=2))
+    freeze_lowest(model, 2)
+    assert {name.split(".")[1] for name in trainable_names(model)} == {"h", "ln_f"}
+    assert {name.split(".")[2] for name in trainable_names(model) if ".h." in name} == {"2"}
+    assert [id(one) for one in blocks_of(model)] == [id(one) for one in model.transformer.h]
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, dropout=0.5)], ids=["full", "lora"])
+def test_a_model_without_dropout_says_the_same_each_time(tmp_path: Path, lora: LoraSettings | None) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    for keeps_dropout in (True, False):
+        model = start_causal(str(tmp_path), lora=lora, device="cpu", seed=1, keeps_dropout=keeps_dropout).train()
+        first, again = (model(input_ids=TOKENS_BT).logits for _ in range(2))
+        assert torch.equal(first, again) is not keeps_dropout  # that of adapters too: they begin as nothing
+        own = [one.p for name, one in model.named_modules() if ".lora_dropout" in name and isinstance(one, nn.Dropout)]
+        assert bool(own) is (lora is not None)
+        assert set(own) <= {0.5}
+
+
+def test_one_block_at_least_learns(tiny: Path) -> None:
+    model = load.load_causal(tiny, dtype="float32")
+    with pytest.raises(ModelError, match=r"frozen_layers is 2, but .*tiny-model has 2 transformer blocks .* 0 to 1"):
+        freeze_lowest(model, 2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantised_base_needs_cuda(tiny: Path, bits: int) -> None:
+    lora = LoraSettings.model_validate({"base_bits": bits})
+    with pytest.raises(ModelError, match=rf"a base of {bits} bits needs a CUDA device, found 'cpu'; use 16 bits here"):
+        start_causal(str(tiny), lora=lora, device="cpu", seed=1)
+    with pytest.raises(ModelError, match=rf"a base of {bits} bits needs a CUDA device"):
+        build(tiny, seed=1, bits=lora.base_bits)
+
+
+def rounded_base(model: torch.nn.Module) -> None:
+    """As a quantised base: marked as one, with other weights than those on disk."""
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if "base_layer" in name:
+                one.copy_((one * 8).round() / 8)
+            if "lora_B" in name:
+                one.copy_(0.05 * torch.sin(torch.arange(one.numel(), dtype=torch.float32)).view_as(one))
+
+
+def test_a_quantised_base_is_saved_as_it_is_on_disk_with_the_adapter(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "_cpu_flags", lambda: frozenset[str]())  # float32 here, whatever this CPU has
+    model = with_lora(load.load_causal(tiny), LoraSettings(rank=4, alpha=8.0), name="policy", seed=3)
+    monkeypatch.setattr(base_of(model), "is_quantized", True, raising=False)
+    rounded_base(model)
+    save_causal(model, tiny_tokenizer(), tmp_path / "saved")
+    reward = build(tiny, objectives=("a", "b"), seed=4)
+    judge = with_lora(reward.model, LoraSettings(rank=4, alpha=8.0), name="judge", seed=3)
+    monkeypatch.setattr(base_of(judge), "is_quantized", True, raising=False)
+    rounded_base(judge)
+    save(RewardModel(model=judge, tokenizer=reward.tokenizer, facts=reward.facts, adapter="judge"), tmp_path / "reward")
+
+    for name, adapted, folder in (("policy", model, "saved"), ("judge", judge, "reward")):
+        learnt = dict(adapted.named_parameters())
+        saved = load_weights(tmp_path / folder)
+        for at, one in tiny_model().named_parameters():
+            if at == "lm_head.weight":
+                continue
+            expected = one.detach()
+            if "_proj" in at:
+                lora = f"base_model.model.{at.removesuffix('.weight')}.lora"
+                change = learnt[f"{lora}_B.{name}.weight"] @ learnt[f"{lora}_A.{name}.weight"]
+                expected = expected + change.detach() * (8.0 / 4)
+            torch.testing.assert_close(saved[at], expected, rtol=1e-5, atol=1e-6)
+    head = dict(judge.named_parameters())["base_model.model.score.modules_to_save.judge.weight"]
+    assert torch.equal(load_weights(tmp_path / "reward")["score.weight"], head)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(TOKENS_BT).logits.shape == (2, 4, 259)
+
+
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")

@@ -1,0 +1,221 @@
+"""One gradient for one optimiser step, however it is cut, ordered, padded or packed; in float64 on a small model.
+
+The expected gradients come from plain transformers, one sequence at a time, and a loss written out by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedModel
+
+from kedge.core.batches import Batch, Comparisons
+from kedge.core.optimiser import OptimiserSettings
+from kedge.data.batching import RankedAnswers, TokenSequence, compared, packed, padded
+from kedge.models.forward.lora import Module
+from kedge.models.loading.tiny import make_tiny, tiny_model
+from kedge.models.reward.reward_files import build
+from kedge.models.training.learner import Learner, Objective
+from kedge.models.training.objectives import RankingLoss, imitation, preference
+
+PAD, END = 256, 258
+Gradients = dict[str, Tensor]
+
+
+def sequences() -> list[TokenSequence]:
+    """Seven of unequal lengths; the share of counted tokens differs much between them, and one has none."""
+    rng = Random(4)
+    made: list[TokenSequence] = []
+    for length, share in ((13, 0.9), (2, 1.0), (21, 0.2), (5, 0.6), (9, 0.0), (17, 0.8), (3, 0.5)):
+        tokens = [rng.randrange(256) for _ in range(length)]
+        made.append(TokenSequence(tokens=tokens, counted=[rng.random() < share for _ in range(length)]))
+    return made
+
+
+def ranked() -> list[RankedAnswers]:
+    """Pairs given either way round, with margins and weights; rankings of 3 and 4 with ties; two objectives."""
+    rng = Random(5)
+
+    def answers(*lengths: int) -> list[list[int]]:
+        return [[rng.randrange(256) for _ in range(length)] + [END] for length in lengths]
+
+    return [
+        RankedAnswers(answers=answers(9, 4), rank=(1, 2), margin=0.75, weight=2.0),
+        RankedAnswers(answers=answers(3, 12), rank=(2, 1), margin=-0.5, weight=0.5, objective=1),
+        RankedAnswers(answers=answers(5, 6), rank=(1, 2)),
+        RankedAnswers(answers=answers(2, 8, 5), rank=(3, 1, 2), weight=1.5),
+        RankedAnswers(answers=answers(6, 1, 7, 4), rank=(2, 1, 2, 3), objective=1),
+        RankedAnswers(answers=answers(11, 3, 2), rank=(1, 1, 2), weight=0.25, objective=1),
+        RankedAnswers(answers=answers(4, 7), rank=(1, 1), weight=3.0),
+    ]
+
+
+def after_one_step(
+    module: nn.Module, objective: Objective[Any], batches: Sequence[Any]
+) -> tuple[Gradients, dict[str, float]]:
+    """The gradient that the step was made of: nothing is clipped, and a step leaves it in place."""
+    learner = Learner(module, objective, OptimiserSettings(lr=1e-9, clip=1e9), total_steps=10)
+    facts = learner.update(batches)
+    return {name: one.grad.clone() for name, one in module.named_parameters() if one.grad is not None}, facts
+
+
+def expect(found: Gradients, expected: Gradients) -> None:
+    assert found.keys() == expected.keys()
+    assert sum(one.abs().sum() for one in expected.values()) > 0.1
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-8, atol=1e-12, msg=lambda text, at=name: f"{at}: {text}")
+
+
+# Imitation
+
+
+def small_causal() -> PreTrainedModel:
+    return cast(PreTrainedModel, tiny_model(hidden=32, layers=2).double())
+
+
+@pytest.fixture(scope="module")
+def imitation_reference() -> tuple[Gradients, float]:
+    model = small_causal()
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for one in sequences():
+        logp_TV = model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)
+        for t in range(1, len(one.tokens)):
+            if one.counted[t]:
+                total, count = total - logp_TV[t - 1, one.tokens[t]], count + 1
+    loss = total / count
+    loss.backward()
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}, loss.item()
+
+
+def shuffled(seed: int) -> list[TokenSequence]:
+    made = sequences()
+    Random(seed).shuffle(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        padded(sequences(), rows=7, pad=PAD),
+        padded(sequences(), rows=1, pad=PAD),
+        padded(sequences(), rows=3, pad=0),
+        padded(shuffled(1), rows=2, pad=END),
+        list(reversed(padded(sequences(), rows=2, pad=PAD))),
+        packed(sequences(), rows=7, width=80, pad=PAD),
+        packed(sequences(), rows=1, width=22, pad=PAD),
+        packed(shuffled(2), rows=2, width=30, pad=7),
+    ],
+    ids=["whole", "one by one", "threes", "shuffled", "reversed", "one row", "packed alone", "packed shuffled"],
+)
+def test_imitation_has_one_gradient_for_any_layout(
+    batches: list[Batch], imitation_reference: tuple[Gradients, float]
+) -> None:
+    model = small_causal()
+    found, facts = after_one_step(model, imitation(model), batches)
+    expect(found, imitation_reference[0])
+    assert facts["loss"] == pytest.approx(imitation_reference[1], rel=1e-6)
+
+
+def test_a_packed_conversation_scores_as_it_does_alone() -> None:
+    """What stands before it in the row changes nothing, not even by rounding that accumulates."""
+    model = small_causal().eval()
+    objective = imitation(model)
+    for one in sequences():
+        if not any(one.counted[1:]):
+            continue
+        (alone,) = padded([one], rows=1, pad=PAD)
+        neighbour = TokenSequence(tokens=[200] * 30, counted=[False] * 30)
+        (beside,) = packed([neighbour, one], rows=1, width=100, pad=PAD)
+        assert len(beside.tokens_BT) == 1
+        found, expected = (objective.sums(batch).loss.item() for batch in (beside, alone))
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+# Preference
+
+
+def small_reward(folder: Path) -> Module:
+    return build(folder, objectives=("helpful", "harmless"), seed=3, dtype="float32").model.double()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny") / "model", hidden=32, layers=2)
+
+
+def loss_by_hand(scores: Sequence[Tensor], one: RankedAnswers, *, ranking: RankingLoss, centre: float) -> Tensor:
+    """From the papers' formulas, answer by answer."""
+    penalty = centre * sum(scores, torch.zeros(())).square()
+    if len(scores) == 2 and one.rank[0] != one.rank[1]:
+        better, worse = scores if one.rank[0] < one.rank[1] else reversed(scores)
+        return penalty - logsigmoid(better - worse - one.margin)
+    at = range(len(scores))
+    if ranking == "all_pairs":
+        pairs = [-logsigmoid(scores[i] - scores[j]) for i in at for j in at if one.rank[i] < one.rank[j]]
+        return penalty + sum(pairs, torch.zeros(())) / max(len(pairs), 1)
+    picks = [torch.stack([scores[j] for j in at if one.rank[j] >= one.rank[i]]).logsumexp(0) - scores[i] for i in at]
+    return penalty + sum(picks, torch.zeros(()))
+
+
+def preference_reference(model: nn.Module, *, ranking: RankingLoss, centre: float) -> tuple[Gradients, float]:
+    total, weight = torch.zeros((), dtype=torch.float64), 0.0
+    for one in ranked():
+        scores = [model(torch.tensor([answer])).logits[0, one.objective] for answer in one.answers]
+        total = total + one.weight * loss_by_hand(scores, one, ranking=ranking, centre=centre)
+        weight += one.weight
+    loss = total / weight
+    loss.backward()
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}, loss.item()
+
+
+def reordered(seed: int) -> list[RankedAnswers]:
+    made = ranked()
+    Random(seed).shuffle(made)
+    return made
+
+
+@pytest.mark.parametrize("ranking", ["plackett_luce", "all_pairs"])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        compared(ranked(), rows=7, pad=PAD),
+        compared(ranked(), rows=1, pad=PAD),
+        compared(ranked(), rows=2, pad=PAD),
+        compared(reordered(1), rows=3, pad=PAD),
+        list(reversed(compared(ranked(), rows=4, pad=PAD))),
+    ],
+    ids=["whole", "one by one", "twos", "shuffled", "reversed"],
+)
+def test_preference_has_one_gradient_for_any_layout(
+    batches: list[Comparisons], ranking: RankingLoss, folder: Path
+) -> None:
+    expected, loss = preference_reference(small_reward(folder), ranking=ranking, centre=0.01)
+    model = small_reward(folder)
+    found, facts = after_one_step(model, preference(model, ranking=ranking, centre=0.01), batches)
+    expect(found, expected)
+    assert facts["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
+    """Accuracy is a share of the strictly ranked pairs of a comparison, margin their mean gap, both by weight."""
+    model = small_reward(folder).eval()
+    right, gap, weight = 0.0, 0.0, 0.0
+    with torch.no_grad():
+        for one in ranked():
+            s = [model(torch.tensor([answer])).logits[0, one.objective].item() for answer in one.answers]
+            at = range(len(s))
+            gaps = [s[i] - s[j] for i in at for j in at if one.rank[i] < one.rank[j]]
+            right += one.weight * sum(g > 0 for g in gaps) / max(len(gaps), 1)
+            gap += one.weight * sum(gaps) / max(len(gaps), 1)
+            weight += one.weight
+    learner = Learner(model, preference(model, ranking="all_pairs", centre=0.0), OptimiserSettings(), total_steps=1)
+    found = learner.measure(compared(ranked(), rows=3, pad=PAD))
+    assert (found["accuracy"], found["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
+    assert 0.0 < right / weight < 1.0

@@ -1,0 +1,335 @@
+"""One loss and one gradient for one step of preferences, however it is cut, ordered, padded or packed; in float64.
+
+The expected ones come from plain transformers, one answer at a time, and the papers' formulas written out by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedModel
+
+from kedge.core.answer_batches import AnswerBatch
+from kedge.core.errors import ConfigError
+from kedge.core.optimiser import OptimiserSettings
+from kedge.data.answer_batching import Answers, answer_batches
+from kedge.data.batching import TokenSequence
+from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.loading.tiny import tiny_model
+from kedge.models.settings import LoraSettings
+from kedge.models.training.learner import Learner
+from kedge.models.training.preference_methods import CPO, DPO, IPO, KTO, ORPO, TDPO, AnyMethod, SimPO
+from kedge.models.training.preference_objectives import (
+    adapters_off,
+    anchor_point,
+    answer_logprobs,
+    preference_objective,
+    reference_for,
+)
+
+PAD = 256
+ANCHOR = 0.375
+Gradients = dict[str, Tensor]
+
+
+def sequence(rng: Random, prompt: int, answer: int) -> TokenSequence:
+    """A prompt and an answer; one answer in three has a hole, as answers of several turns have."""
+    tokens = [rng.randrange(256) for _ in range(prompt + answer)]
+    counted = [False] * prompt + [True] * answer
+    if answer > 3 and rng.random() < 0.4:
+        counted[prompt + 1] = False
+    return TokenSequence(tokens=tokens, counted=counted)
+
+
+def pairs() -> list[Answers]:
+    rng = Random(3)
+    made: list[Answers] = []
+    for prompt, chosen, rejected in ((4, 9, 2), (1, 3, 12), (7, 5, 6), (2, 1, 4), (5, 7, 1)):
+        both = (sequence(rng, prompt, chosen), sequence(rng, prompt, rejected))
+        # Near what a random model gives, so that no loss saturates; in eighths, which float32 holds exactly.
+        ref = tuple(-5.5 * sum(one.counted) + rng.randrange(-16, 16) / 8 for one in both)
+        made.append(Answers(sequences=both, is_good=(True, False), ref_logp=ref))
+    return made
+
+
+def thumbs() -> list[Answers]:
+    """Seven single answers; three of them are liked."""
+    liked = (True, False, False, True, False, True, False)
+    single = [(one.sequences[side], one.ref_logp[side]) for one in pairs() for side in (0, 1)][:7]
+    return [
+        Answers(sequences=(one,), is_good=(good,), ref_logp=(ref,))
+        for (one, ref), good in zip(single, liked, strict=True)
+    ]
+
+
+METHODS: dict[str, AnyMethod] = {
+    "dpo": DPO(beta=0.3, label_smoothing=0.1, sft_weight=0.2),
+    "hinge": DPO(loss="hinge", beta=0.2),
+    "ipo": IPO(beta=0.4),
+    "ipo mean": IPO(beta=0.4, log_probs="mean"),
+    "orpo": ORPO(beta=0.7, sft_weight=0.5),
+    "simpo": SimPO(beta=2.5, gamma=0.8),
+    "cpo": CPO(beta=0.05, sft_weight=0.3),
+    "kto": KTO(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5, sft_weight=0.25),
+    "tdpo": TDPO(beta=0.3, alpha=0.7),
+    "tdpo1": TDPO(beta=0.3, alpha=None),
+}
+
+
+def items_of(name: str) -> list[Answers]:
+    return thumbs() if name == "kto" else pairs()
+
+
+def small(seed: int = 0) -> PreTrainedModel:
+    return cast(PreTrainedModel, tiny_model(seed=seed, hidden=32, layers=2).double())
+
+
+def log_softmaxes(model: PreTrainedModel, one: TokenSequence) -> list[Tensor]:
+    """The distributions that the counted tokens were outcomes of."""
+    logp_TV = model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)
+    return [logp_TV[t - 1] for t in range(1, len(one.tokens)) if one.counted[t]]
+
+
+def picked(rows: Sequence[Tensor], one: TokenSequence) -> Tensor:
+    tokens = [one.tokens[t] for t in range(1, len(one.tokens)) if one.counted[t]]
+    return torch.stack([row[token] for row, token in zip(rows, tokens, strict=True)]).sum()
+
+
+def logp(model: PreTrainedModel, one: TokenSequence) -> Tensor:
+    return picked(log_softmaxes(model, one), one)
+
+
+def kl(rows: Sequence[Tensor], reference: PreTrainedModel, one: TokenSequence) -> Tensor:
+    both = zip(rows, log_softmaxes(reference, one), strict=True)
+    return torch.stack([(ref.detach().exp() * (ref.detach() - own)).sum() for own, ref in both]).sum()
+
+
+def length(one: TokenSequence) -> int:
+    return sum(one.counted[1:])
+
+
+def loss_of_pair(method: AnyMethod, model: PreTrainedModel, reference: PreTrainedModel, one: Answers) -> Tensor:
+    # Each answer is read once: gradients go through norms that round to float32, so that two readings add up otherwise.
+    rows = [log_softmaxes(model, side) for side in one.sequences]
+    c, r = (picked(own, side) for own, side in zip(rows, one.sequences, strict=True))
+    lc, lr = (length(side) for side in one.sequences)
+    refc, refr = one.ref_logp
+    sft = method.sft_weight * -c / lc
+    margin = (c - r) - (refc - refr)
+    match method:
+        case DPO(loss="hinge", beta=b):
+            return torch.clamp(1 - b * margin, min=0)
+        case DPO(beta=b, label_smoothing=e):
+            return sft - (1 - e) * logsigmoid(b * margin) - e * logsigmoid(-b * margin)
+        case IPO(beta=b, log_probs="sum"):
+            return (margin - 1 / (2 * b)) ** 2
+        case IPO(beta=b):
+            return ((c - refc) / lc - (r - refr) / lr - 1 / (2 * b)) ** 2
+        case ORPO(beta=b):
+            pc, pr = (c / lc).exp(), (r / lr).exp()
+            return sft - b * logsigmoid(((pc / (1 - pc)) / (pr / (1 - pr))).log())
+        case SimPO(beta=b, gamma=g):
+            return -logsigmoid(b * (c / lc - r / lr) - g)
+        case CPO(beta=b):
+            return sft - logsigmoid(b * (c - r))
+        case TDPO(beta=b, alpha=a):
+            kc, kr = (kl(own, reference, side) for own, side in zip(rows, one.sequences, strict=True))
+            shift = kr - kc if a is None else a * (kr - kc.detach())
+            return -logsigmoid(b * (margin - shift))
+        case KTO():
+            raise AssertionError
+
+
+def loss_of_thumbs(method: KTO, model: PreTrainedModel, items: Sequence[Answers]) -> Tensor:
+    losses: list[Tensor] = []
+    nll: list[Tensor] = []
+    for item in items:
+        (one,), (good,), (ref,) = item.sequences, item.is_good, item.ref_logp
+        own = logp(model, one)
+        above = method.beta * (own - ref - ANCHOR)
+        if good:
+            losses.append(method.desirable_weight * (1 - above.sigmoid()))
+            nll.append(-own / length(one))
+        else:
+            losses.append(method.undesirable_weight * (1 - (-above).sigmoid()))
+    return torch.stack(losses).mean() + method.sft_weight * torch.stack(nll).mean()
+
+
+@cache
+def expected(name: str) -> tuple[Gradients, float]:
+    """One answer at a time, then the mean over the step."""
+    method, model, reference = METHODS[name], small(), small(seed=1)
+    items = items_of(name)
+    if isinstance(method, KTO):
+        loss = loss_of_thumbs(method, model, items)
+    else:
+        loss = torch.stack([loss_of_pair(method, model, reference, one) for one in items]).mean()
+    loss.backward()
+    return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}, loss.item()
+
+
+def shuffled(items: list[Answers], seed: int) -> list[Answers]:
+    Random(seed).shuffle(items)
+    return items
+
+
+LAYOUTS: dict[str, Callable[[list[Answers]], list[AnswerBatch]]] = {
+    "whole": lambda items: answer_batches(items, rows=7, pad=PAD, width=None),
+    "one by one": lambda items: answer_batches(items, rows=1, pad=PAD, width=None),
+    "twos, shuffled": lambda items: answer_batches(shuffled(items, 1), rows=2, pad=0, width=None),
+    "reversed": lambda items: answer_batches(items, rows=3, pad=PAD, width=None)[::-1],
+    "one packed row": lambda items: answer_batches(items, rows=7, pad=PAD, width=200),
+    "packed, shuffled": lambda items: answer_batches(shuffled(items, 2), rows=2, pad=7, width=18),
+}
+
+
+def after_one_step(
+    model: nn.Module, objective: Any, batches: Sequence[AnswerBatch]
+) -> tuple[Gradients, dict[str, float]]:
+    learner = Learner(model, objective, OptimiserSettings(lr=1e-9, clip=1e9), total_steps=10)
+    facts = learner.update(batches)
+    return {key: one.grad.clone() for key, one in model.named_parameters() if one.grad is not None}, facts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_has_one_loss_and_one_gradient_for_any_layout(name: str, layout: str) -> None:
+    model, reference = small(), small(seed=1)
+    batches = LAYOUTS[layout](items_of(name))
+    if name == "kto":
+        batches = [replace(batch, anchor=torch.tensor(ANCHOR)) for batch in batches]
+    objective = preference_objective(model, METHODS[name], reference=lambda: nullcontext(reference))
+    found, facts = after_one_step(model, objective, batches)
+    gradients, loss = expected(name)
+    assert found.keys() == gradients.keys()
+    assert sum(one.abs().sum() for one in gradients.values()) > 0.1
+    for key, one in gradients.items():
+        torch.testing.assert_close(found[key], one, rtol=1e-7, atol=1e-11, msg=lambda text, at=key: f"{at}: {text}")
+    assert facts["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_rows_are_packed_where_that_was_asked_for() -> None:
+    (alone,) = answer_batches(pairs(), rows=7, pad=PAD, width=None)
+    (packed,) = answer_batches(pairs(), rows=7, pad=PAD, width=200)
+    assert (len(alone.tokens_BT), len(packed.tokens_BT)) == (10, 1)
+
+
+# Facts
+
+
+def test_facts_of_pairs_by_hand() -> None:
+    model, method = small().eval(), DPO(beta=0.3)
+    rewards = [
+        tuple(0.3 * (logp(model, side).item() - ref) for side, ref in zip(one.sequences, one.ref_logp, strict=True))
+        for one in pairs()
+    ]
+    sums = [[logp(model, side).item() for side in one.sequences] for one in pairs()]
+    learner = Learner(model, preference_objective(model, method), OptimiserSettings(), total_steps=1)
+    found = learner.measure(answer_batches(pairs(), rows=2, pad=PAD, width=30))
+    right = sum(c > r for c, r in rewards)
+    assert 0 < right < 5
+    assert found["accuracy"] == pytest.approx(right / 5)
+    assert found["margin"] == pytest.approx(sum(c - r for c, r in rewards) / 5, rel=1e-5)
+    assert found["chosen"] == pytest.approx(sum(c for c, _ in rewards) / 5, rel=1e-5)
+    assert found["rejected"] == pytest.approx(sum(r for _, r in rewards) / 5, rel=1e-5)
+    assert found["chosen_logp"] == pytest.approx(sum(c for c, _ in sums) / 5, rel=1e-6)
+    assert found["rejected_logp"] == pytest.approx(sum(r for _, r in sums) / 5, rel=1e-6)
+    assert found["chosen_drift"] == pytest.approx(sum(c for c, _ in rewards) / 5 / 0.3, rel=1e-5)
+    assert "nll" not in found
+
+
+def test_facts_of_thumbs_are_means_over_the_liked_and_over_the_others() -> None:
+    model = small().eval()
+    batches = [replace(one, anchor=torch.tensor(-2.0)) for one in answer_batches(thumbs(), rows=2, pad=PAD, width=None)]
+    learner = Learner(model, preference_objective(model, KTO(beta=0.3)), OptimiserSettings(), total_steps=1)
+    found = learner.measure(batches)
+    rewards = [(0.3 * (logp(model, one.sequences[0]).item() - one.ref_logp[0]), one.is_good[0]) for one in thumbs()]
+    liked, others = [x for x, good in rewards if good], [x for x, good in rewards if not good]
+    assert found["chosen"] == pytest.approx(sum(liked) / 3, rel=1e-5)
+    assert found["rejected"] == pytest.approx(sum(others) / 4, rel=1e-5)
+    # A negative reference point counts as 0, and is told as it is.
+    assert found["accuracy"] == pytest.approx((sum(x > 0 for x in liked) + sum(x < 0 for x in others)) / 7)
+    assert found["anchor"] == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize("method", [ORPO(), SimPO(), CPO()])
+def test_methods_without_a_reference_do_not_read_it(method: AnyMethod) -> None:
+    model = small()
+    elsewhere = [replace(one, ref_logp=(9.0, -30.0)) for one in pairs()]
+    losses = [
+        preference_objective(model, method).sums(batch).loss.item()
+        for items in (pairs(), elsewhere)
+        for batch in answer_batches(items, rows=5, pad=0, width=None)
+    ]
+    assert losses[0] == losses[1] > 0
+
+
+def test_the_reference_point_is_the_mean_log_ratio_over_the_whole_step() -> None:
+    model = small()
+    ratios = [logp(model, one.sequences[0]).item() - one.ref_logp[0] for one in thumbs()]
+    for rows, width in ((7, None), (1, None), (3, 25)):
+        model.train()
+        found = anchor_point(model, answer_batches(thumbs(), rows=rows, pad=PAD, width=width))
+        assert found.item() == pytest.approx(sum(ratios) / 7, rel=1e-5)
+        assert not found.requires_grad
+        assert model.training
+
+
+# The reference
+
+
+def trained_adapters(dropout: float = 0.0) -> Any:
+    """A model whose adapters are no longer zero."""
+    torch.manual_seed(0)
+    model = with_lora(tiny_model(hidden=32, layers=2), LoraSettings(rank=4, dropout=dropout), name="policy", seed=2)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if ".lora_B." in name:
+                one.normal_()
+    return model
+
+
+def test_with_adapters_the_reference_is_the_base_to_the_last_bit() -> None:
+    (batch,) = answer_batches(pairs(), rows=5, pad=PAD, width=None)
+    plain = tiny_model(hidden=32, layers=2)
+    adapted = trained_adapters(dropout=0.5).train()
+    with torch.no_grad():
+        expected_S = answer_logprobs(cast(PreTrainedModel, plain), batch)
+        assert not torch.equal(answer_logprobs(base_of(adapted), batch), expected_S)
+        before = [name for name, one in adapted.named_parameters() if one.requires_grad]
+        with adapters_off(adapted) as base:
+            assert torch.equal(answer_logprobs(base, batch), expected_S)
+            assert not adapted.training
+    assert adapted.training
+    assert [name for name, one in adapted.named_parameters() if one.requires_grad] == before != []
+    with torch.no_grad():
+        assert not torch.equal(answer_logprobs(base_of(adapted), batch), expected_S)
+
+
+@pytest.mark.parametrize("has_adapters", [True, False])
+def test_the_reference_of_tdpo_stays_while_the_policy_learns(has_adapters: bool) -> None:
+    (batch,) = answer_batches(pairs(), rows=5, pad=PAD, width=None)
+    policy = trained_adapters() if has_adapters else cast(PreTrainedModel, tiny_model(hidden=32, layers=2))
+    start_S = answer_logprobs(cast(PreTrainedModel, tiny_model(hidden=32, layers=2)), batch)
+    reference = reference_for(policy)
+    learner = Learner(
+        policy, preference_objective(policy, TDPO(), reference=reference), OptimiserSettings(lr=1e-2), total_steps=3
+    )
+    found = [learner.update([batch]) for _ in range(3)]
+    assert found[-1]["chosen_kl"] > 0.01
+    with torch.no_grad(), reference() as model:
+        assert torch.equal(answer_logprobs(model, batch), start_S)
+
+
+def test_tdpo_without_a_reference_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs the reference model"):
+        preference_objective(small(), TDPO())

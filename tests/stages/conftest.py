@@ -1,0 +1,151 @@
+"""A place to write recipes in, and short PPO runs on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kedge.cli.main import main
+from kedge.data.template import template_hash
+from kedge.models.loading.tiny import make_tiny
+from kedge.models.reward.ensemble import lora_members
+from kedge.models.reward.reward_files import build, save
+from kedge.models.reward.reward_model import RewardModel
+from kedge.models.settings import LoraSettings
+from kedge.recipe.runner import run_recipe
+from kedge.recipe.schema import load_recipe
+
+RULES = """
+def plain(answer):
+    return sum(letter < "\\x80" for letter in answer.text) / 8
+"""
+LEARN = {"lr": 1e-2, "schedule": "constant", "warmup": 0.0, "eps": 1e-5}
+SHORT: dict[str, Any] = {
+    "kind": "ppo",
+    "reward": {"kind": "function", "path": "rules.py:plain"},
+    "roles": "separate",
+    "hold": {"dtype": "float32", "lora": {"rank": 2}},
+    "iterations": 2,
+    "batch": 4,
+    "epochs": 1,
+    "minibatches": 2,
+    "micro_batch": 4,
+    "max_prompt_tokens": 40,
+    "sampling": {"max_new_tokens": 8},
+    "actor": LEARN,
+    "critic": LEARN,
+    "watch": {"every": 1, "samples": 1},
+    "checkpoints": {"every": 1, "keep": 20},
+}
+
+
+@pytest.fixture(scope="session")
+def ppo_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers, ten prompts, conversations to imitate, and a reward model: plain, and as an adapter."""
+    home = tmp_path_factory.mktemp("ppo")
+    tiny = make_tiny(home / "tiny", hidden=32, layers=2)
+    prompts = [{"prompt": f"Say {'abcdefghij'[number] * (number % 3 + 1)}"} for number in range(10)]
+    demonstrations = [
+        {"messages": [{"role": "user", "content": f"Say {word}"}, {"role": "assistant", "content": f"{word} it is."}]}
+        for word in ("yes", "no", "maybe", "never", "often")
+    ]
+    for name, rows in {"prompts": prompts, "demonstrations": demonstrations}.items():
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save(_knowing(build(tiny, seed=3, dtype="float32")), home / "judge")
+    (adapted,) = lora_members(build(tiny, seed=4, dtype="float32"), LoraSettings(rank=2), count=1, seed=7)
+    with torch.no_grad():  # as after some training: a new adapter changes nothing
+        for name, one in adapted.model.named_parameters():
+            if "lora_B." in name:
+                one.copy_(0.03 * torch.sin(torch.arange(one.numel()) + 2.0).view_as(one))
+    save(_knowing(adapted), home / "judge-lora")
+    return home
+
+
+def _knowing(reward: RewardModel) -> RewardModel:
+    facts = replace(reward.facts, template_hash=template_hash(reward.tokenizer), max_length=192)
+    return replace(reward, facts=facts)
+
+
+@pytest.fixture(scope="session")
+def run_ppo(ppo_home: Path) -> Callable[..., Path]:
+    """A run of one PPO stage below a folder; settings go over those of `SHORT`. Returns the folder of the stage."""
+
+    def run(place: Path, *, resumed: bool = False, rules: str = RULES, **settings: Any) -> Path:
+        file = write_ppo(place, ppo_home, rules, settings)
+        return run_recipe(load_recipe(file), place / "runs", is_resumed=resumed, say=print) / "ppo"
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ppo_recipe(ppo_home: Path) -> Callable[..., Path]:
+    """The recipe of such a run, not started."""
+
+    def recipe(place: Path, *, rules: str = RULES, **settings: Any) -> Path:
+        return write_ppo(place, ppo_home, rules, settings)
+
+    return recipe
+
+
+def write_ppo(place: Path, home: Path, rules: str, settings: Mapping[str, Any]) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "rules.py").write_text(rules)
+    stage = merged(SHORT, {"prompts": str(home / "prompts.jsonl"), **settings})
+    recipe = {"kedge": 1, "name": "short", "seed": 5, "model": str(home / "tiny"), "device": "cpu"}
+    file = place / "recipe.yaml"
+    file.write_text(json.dumps({**recipe, "stages": {"ppo": stage}}))
+    return file
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key; a source of scores is replaced as a whole."""
+    found = dict(under)
+    for key, value in over.items():
+        is_section = isinstance(value, Mapping) and isinstance(found.get(key), Mapping) and "kind" not in value
+        found[key] = merged(found[key], value) if is_section else value
+    return found
+
+
+@pytest.fixture(scope="session")
+def records() -> Callable[[Path], list[dict[str, Any]]]:
+    """The lines of a journal without what a clock gave them."""
+
+    def read(journal: Path) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+        return [{name: value for name, value in one.items() if not _is_timed(name)} for one in found]
+
+    return read
+
+
+def _is_timed(name: str) -> bool:
+    return name in ("at", "tokens/per_second") or name.startswith("time/")
+
+
+@pytest.fixture(scope="session")
+def weights() -> Callable[[Path], dict[str, torch.Tensor]]:
+    """The weights of the model that a stage made."""
+    from safetensors.torch import load_file
+
+    return lambda stage: load_file(stage / "model" / "model.safetensors")
+
+
+@pytest.fixture
+def kedge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command line in this process; returns its exit code."""
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["kedge", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    return run

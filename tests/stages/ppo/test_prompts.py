@@ -1,0 +1,106 @@
+"""The prompts of a PPO run: which come when, how many answers each gets, and which are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.core.errors import DataError
+from kedge.models.loading.tiny import tiny_tokenizer
+from kedge.stages.rl.prompts import PromptDataset, read_prompts
+
+RunPPO = Callable[..., Path]
+Records = Callable[[Path], list[dict[str, Any]]]
+LETTERS = "abcdefg"
+
+
+def book(folder: Path, *, seed: int = 3, batch: int = 3, answers: int = 1, max_tokens: int = 40) -> PromptDataset:
+    file = folder / "letters.jsonl"
+    rows = [{"prompt": f"Say {letter}", "answer": letter.upper(), "level": 2} for letter in LETTERS]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_prompts(
+        str(file),
+        tiny_tokenizer(),
+        batch=batch,
+        answers=answers,
+        max_tokens=max_tokens,
+        seed=seed,
+        set_aside=folder / "broken.jsonl",
+    )
+
+
+def asked(found: PromptDataset, start: int, end: int) -> list[str]:
+    """The letters that are asked for, in order, by the tokens themselves."""
+    decode = tiny_tokenizer().decode
+    texts = [str(decode(list(row))) for batch in found.batches(start, end) for row in batch.tokens]
+    assert all(text.startswith("<|im_start|>user\nSay ") for text in texts)
+    return [text.removeprefix("<|im_start|>user\nSay ")[0] for text in texts]
+
+
+def test_every_epoch_is_another_permutation_and_a_seed_gives_the_same_again(tmp_path: Path) -> None:
+    order = asked(book(tmp_path), 0, 7)  # 21 prompts: three times through the seven
+    epochs = [order[:7], order[7:14], order[14:]]
+    assert all(sorted(epoch) == list(LETTERS) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert asked(book(tmp_path), 0, 7) == order
+    assert asked(book(tmp_path, seed=4), 0, 7) != order
+    assert asked(book(tmp_path, batch=7), 0, 3) == order  # how they are cut changes nothing
+
+
+def test_a_resumed_run_asks_what_the_other_would_have_asked(tmp_path: Path) -> None:
+    found = book(tmp_path)
+    assert asked(found, 4, 7) == asked(found, 0, 7)[12:]
+
+
+def test_answers_to_a_prompt_share_a_group_and_a_prompt_that_comes_again_is_another_one(tmp_path: Path) -> None:
+    found = book(tmp_path, answers=2, batch=7)
+    first, second = found.batches(0, 2)
+    assert list(first.group) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert list(second.group) == [number for number in range(7, 14) for _ in range(2)]
+    letters = asked(found, 0, 1)
+    assert letters[0::2] == letters[1::2]
+    for group, letter in enumerate(letters[0::2]):
+        case = found.case(group)
+        assert case.prompt == (("user", f"Say {letter}"),)
+        assert (case.solution, case.extra) == (letter.upper(), {"level": 2})
+
+
+def test_prompts_that_are_too_long_are_refused_by_place(tmp_path: Path) -> None:
+    # <|im_start|> user \n S a y _ a <|im_end|> \n <|im_start|> assistant \n, a byte a token
+    length = 1 + 5 + 5 + 1 + 1 + 1 + 10
+    assert book(tmp_path, max_tokens=length)
+    with pytest.raises(DataError) as refused:
+        book(tmp_path, max_tokens=length - 1)
+    message = str(refused.value)
+    assert f"7 of 7 prompts are longer than max_prompt_tokens {length - 1}: " in message
+    assert f"letters.jsonl:1 ({length} tokens), " in message
+    assert f"raise max_prompt_tokens (the longest has {length})" in message
+
+
+def test_a_file_without_prompts_is_refused(tmp_path: Path, run_ppo: RunPPO) -> None:
+    (tmp_path / "none.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"none\.jsonl"):
+        run_ppo(tmp_path, prompts=str(tmp_path / "none.jsonl"))
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(tmp_path: Path, run_ppo: RunPPO) -> None:
+    with pytest.raises(DataError, match=r"leave no room for an answer of 1010 tokens in the window of 1024"):
+        run_ppo(tmp_path, sampling={"max_new_tokens": 1010})
+
+
+def test_several_answers_to_a_prompt_differ_and_are_the_same_however_they_are_batched(
+    tmp_path: Path, run_ppo: RunPPO, records: Records
+) -> None:
+    settings = {"answers": 3, "batch": 2, "watch": {"samples": 6}, "iterations": 1}
+    found = records(run_ppo(tmp_path / "a", **settings) / "samples.jsonl")
+    prompts = [one["prompt"] for one in found]
+    assert prompts == [prompts[0]] * 3 + [prompts[3]] * 3
+    assert prompts[0] != prompts[3]
+    assert len({one["answer"] for one in found}) == 6
+    assert records(run_ppo(tmp_path / "b", **settings, hold={"generate_rows": 2}) / "samples.jsonl") == found
+    greedy = records(run_ppo(tmp_path / "c", **settings, sampling={"top_k": 1}) / "samples.jsonl")
+    assert [one["answer"] for one in greedy] == [greedy[0]["answer"]] * 3 + [greedy[3]["answer"]] * 3
