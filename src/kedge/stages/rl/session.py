@@ -26,7 +26,6 @@ from kedge.stages.rl.lookout import Lookout, peak_passed
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens
 from kedge.stages.shared.context import Context
-from kedge.stages.shared.interrupt import Interrupt
 from kedge.stages.shared.loop import keep_bad
 from kedge.trainers.controllers import KLExceeded, Steering
 from kedge.trainers.evaluated import Judged
@@ -59,7 +58,6 @@ class Session:
     book: PromptDataset
     tokenizer: PreTrainedTokenizerBase
     decode: Callable[[Sequence[int]], str]
-    interrupt: Interrupt
     clock: Clock
     lookout: Lookout
     also: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
@@ -220,9 +218,9 @@ class Session:
         self._done(step)
         self.held.forget()
         is_last = step == self.settings.iterations
-        if is_last or self.interrupt.is_asked or step % self.settings.checkpoints.every == 0:
+        if is_last or self.context.stop.is_asked or step % self.settings.checkpoints.every == 0:
             self.save()
-        if self.interrupt.is_asked and not is_last:
+        if self.context.stop.is_asked and not is_last:
             self.context.event("info", "run.interrupted", f"stopped at step {step}, which is saved", step=step)
             raise KeyboardInterrupt
 

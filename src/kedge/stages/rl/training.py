@@ -41,7 +41,7 @@ from kedge.stages.rl.session import RolloutSettings, Session
 from kedge.stages.shared import loop as training
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.encoding import encode_demonstrations
-from kedge.stages.shared.interrupt import Interrupt, interruptible
+from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.controllers import KLExceeded, steering_for
 
@@ -69,9 +69,9 @@ def train_on_rollouts(context: Context, settings: RolloutSettings, learner: Call
         set_aside=context.folder / "prompts.broken.jsonl",
     )
     held = hold(context, settings, tokenizer)
-    with interruptible(context.say) as interrupt:
+    with interruptible(context.stop, context.say):
         clock = Clock(torch.cuda.synchronize if held.model.device.type == "cuda" else lambda: None)
-        session = _session(context, settings, held, book, tokenizer, interrupt, clock)
+        session = _session(context, settings, held, book, tokenizer, clock)
         _improve(session, learner(session))
     return held.save(tokenizer, context.folder / "model")
 
@@ -132,7 +132,6 @@ def _session(
     held: RoleSet,
     book: PromptDataset,
     tokenizer: PreTrainedTokenizerBase,
-    interrupt: Interrupt,
     clock: Clock,
 ) -> Session:
     def load(place: str) -> Judge:
@@ -167,7 +166,6 @@ def _session(
         book=book,
         tokenizer=tokenizer,
         decode=partial(decoded, tokenizer),
-        interrupt=interrupt,
         clock=clock,
         lookout=Lookout(settings.detectors, settings.kl, settings.scores),
     )

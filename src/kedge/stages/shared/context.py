@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kedge.stages.shared.interrupt import StopRequest
 
 if TYPE_CHECKING:
     from kedge.core.findings import Level
@@ -29,6 +31,8 @@ class Context:
     """Where the paths of code that a recipe names start."""
     sources: Mapping[str, Sequence[str]]
     say: Say
+    stop: StopRequest = field(default_factory=StopRequest)
+    """Asked to stop, a loop saves and ends after the step that is under way."""
 
     @property
     def folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""Ctrl-C once: finish what is under way, save, stop. Twice: stop at once."""
+"""Stopping between two steps: Ctrl-C once finishes the step that is under way, saves and stops; twice stops at once."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Interrupt:
-    """Whether somebody asked to stop."""
+class StopRequest:
+    """Whether somebody asked to stop: with Ctrl-C, or by a callback. A loop looks at it after every step."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         self.is_asked = False
-        self._say = say
 
-    def ask(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_asked:
-            raise KeyboardInterrupt
+    def ask(self) -> None:
         self.is_asked = True
-        self._say("stopping after this step, with everything saved; once more to stop at once")
 
 
 @contextmanager
-def interruptible(say: Callable[[str], None]) -> Generator[Interrupt]:
-    """Within, the first Ctrl-C only asks. Elsewhere than in the main thread nothing changes."""
-    interrupt = Interrupt(say)
+def interruptible(stop: StopRequest, say: Callable[[str], None]) -> Generator[None]:
+    """Within, the first Ctrl-C only asks to stop. Outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
-        yield interrupt
+        yield
         return
-    before = signal.signal(signal.SIGINT, interrupt.ask)
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_asked:
+            raise KeyboardInterrupt
+        stop.ask()
+        say("stopping after this step, with everything saved; once more to stop at once")
+
+    before = signal.signal(signal.SIGINT, on_signal)
     try:
-        yield interrupt
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
