@@ -108,7 +108,7 @@ PPO = f"""
     answers: 1
     minibatches: 2
     micro_batch: 64
-    hold: {{dtype: float32}}
+    memory: {{dtype: float32}}
     kl: {{start: 0.5}}
     actor: {{lr: 3e-4, eps: 1.0e-5, schedule: constant}}
     critic: {{lr: 1e-3, eps: 1.0e-5, schedule: constant}}
@@ -123,7 +123,7 @@ GRPO = f"""
     batch: 16
     answers: 4
     micro_batch: 64
-    hold: {{dtype: float32}}
+    memory: {{dtype: float32}}
     kl: {{start: 0.1}}
     actor: {{lr: 3e-4, eps: 1.0e-5, schedule: constant}}
     checkpoints: {{every: 1000}}

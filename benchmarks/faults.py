@@ -39,7 +39,7 @@ STAGE: dict[str, Any] = {
     "gold": {"kind": "function", "path": "gold.py:score"},
     "prompts": "data/prompts.jsonl",
     "roles": "separate",
-    "hold": {"dtype": "float32"},
+    "memory": {"dtype": "float32"},
     "iterations": 30,
     "batch": 32,
     "minibatches": 2,
@@ -50,7 +50,7 @@ STAGE: dict[str, Any] = {
     "loss": {"value": {"clip": None}},
     "actor": {"lr": 4e-4, "schedule": "constant", "warmup": 0, "eps": 1e-5},
     "critic": {"lr": 1e-3, "schedule": "constant", "warmup": 0, "eps": 1e-5},
-    "watch": {"every": 10},
+    "logging": {"every": 10},
     "checkpoints": {"every": 1000},
 }
 """A healthy run, which the cases change."""

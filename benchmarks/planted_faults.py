@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from kedge.stages.rl.session import Session
 from torch import Tensor
 
 from kedge.core.loss import ItemLoss
@@ -23,7 +24,6 @@ from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.ppo import train as ppo_training
 from kedge.stages.rl import training as rollout_training
-from kedge.stages.rl.session import Session
 from kedge.trainers.ppo import PPORoles
 
 Wrap = Callable[[PPORoles], PPORoles]
@@ -197,7 +197,7 @@ FAULTS = (
     Case(
         name="critic learns nothing",
         cause="critic",
-        settings={"critic": {"lr": 1e-9}, "hold": {"critic_from_reward": False}},
+        settings={"critic": {"lr": 1e-9}, "memory": {"critic_from_reward": False}},
     ),
     Case(
         name="critic of other rows",

@@ -22,7 +22,7 @@ SHORT = [
     *(
         "stages.ppo.iterations=3",
         "stages.ppo.batch=4",
-        "stages.ppo.watch.every=2",
+        "stages.ppo.logging.every=2",
         "stages.ppo.sampling.max_new_tokens=8",
     ),
     *("stages.ppo.kl.limit=null", "stages.ppo.scores.overlong_buffer=null", "stages.eval.max_new_tokens=8"),
@@ -159,7 +159,11 @@ def test_real_tells_of_the_rule_and_what_it_did(
     small = [
         *("model=tiny", "stages.eval.models=[tiny, ppo]", "stages.ppo.roles=separate"),
         *("stages.ppo.iterations=2", "stages.ppo.batch=4", "stages.ppo.max_prompt_tokens=256"),
-        *("stages.ppo.sampling.max_new_tokens=8", "stages.ppo.scores.overlong_buffer=null", "stages.ppo.watch.every=1"),
+        *(
+            "stages.ppo.sampling.max_new_tokens=8",
+            "stages.ppo.scores.overlong_buffer=null",
+            "stages.ppo.logging.every=1",
+        ),
         *("stages.eval.max_new_tokens=8", "stages.eval.answers=1"),
     ]
     asked: list[str] = []

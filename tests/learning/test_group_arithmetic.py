@@ -48,7 +48,7 @@ stages:
     reward: {kind: exact}
     prompts: prompts.jsonl
     roles: separate
-    hold: {dtype: float32}
+    memory: {dtype: float32}
     iterations: 80
     batch: 32
     minibatches: 4
@@ -56,7 +56,7 @@ stages:
     max_prompt_tokens: 40
     sampling: {max_new_tokens: 4}
     actor: {lr: 1e-3, beta2: 0.98}
-    watch: {every: 1000}
+    logging: {every: 1000}
     checkpoints: {every: 1000}
 """
 Sum = tuple[str, str]

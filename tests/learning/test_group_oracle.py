@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.clock import Clock
-from kedge.core.errors import NumericsError
 from kedge.core.optimiser import OptimiserSettings
-from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Origin, Prompt
 from kedge.models.forward.lora import base_of
@@ -29,14 +27,12 @@ from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runtime.local import LocalRuntime
-from kedge.stages.group.dynamic_sampling import Drawing
+from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.rl.prompts import PromptDataset
-from kedge.trainers.controllers import steering_for
-from kedge.trainers.evaluated import Judged, Scored
+from kedge.trainers.control import RewardShaper, kl_controller
 from kedge.trainers.group import GroupRoles, iteration
 from kedge.trainers.group_methods import METHODS, Credit
 from kedge.trainers.group_settings import TRAITS, GroupConfig
-from kedge.trainers.loop import train
 
 PROMPT, OTHER, BETA, ROWS, STEPS = [72, 105], [81, 40], 0.5, 256, 240
 
@@ -50,15 +46,6 @@ class Payoffs:
 
     def score(self, rollouts: Rollouts) -> Tensor:
         return self.payoff_V[rollouts.tokens_BT[rollouts.response_mask_BT]]
-
-
-class Silent:
-    def learnt(self, number: int, judged: Judged, metrics: Metrics) -> None:
-        del number, judged, metrics
-
-    def dropped(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
-        del number, rollouts
-        raise error
 
 
 @torch.no_grad()
@@ -98,7 +85,7 @@ def held_in(folder: Path, *, steps: int) -> RoleSet:
     )
 
 
-def drawing_of(held: RoleSet, reward: Payoffs, *, answers: int) -> Drawing:
+def sampler_of(held: RoleSet, reward: Payoffs, *, answers: int) -> GroupSampler:
     """One prompt, answered ROWS times an iteration: as one group, or by groups of one."""
 
     def generator(**how: Any) -> LocalGenerator:
@@ -108,7 +95,7 @@ def drawing_of(held: RoleSet, reward: Payoffs, *, answers: int) -> Drawing:
     prompt = Prompt(prompt=(Message("user", "Hi"),), origin=Origin("here", 1))
     book = PromptDataset(prompts=[prompt], tokens=[PROMPT], batch=ROWS // answers, answers=answers, seed=0)
     greedy = generator(top_k=1)
-    return Drawing(book, generator(), reward, greedy=greedy, max_rounds=None, seed=0, clock=Clock())
+    return GroupSampler(book, generator(), reward, greedy=greedy, max_rounds=None, seed=0, clock=Clock())
 
 
 def learn(
@@ -117,14 +104,11 @@ def learn(
     cfg = GroupConfig.model_validate(
         {"method": method, "kl": {**TRAITS[method].kl, **kl}, "minibatches": minibatches, "max_new_tokens": 1}
     )
-    drawing = drawing_of(held, reward, answers=ROWS if TRAITS[method].needs_groups else 1)
+    sampler = sampler_of(held, reward, answers=ROWS if TRAITS[method].needs_groups else 1)
     roles = GroupRoles(policy=held.policy, reference=held.reference)
-    steering, runtime = steering_for(cfg.kl), LocalRuntime(Clock())
-
-    def step(scored: Scored, number: int) -> tuple[Judged, Metrics]:
-        return iteration(scored, roles, cfg, steering, runtime, seed=number)
-
-    train(drawing.batches(0, iterations), step, Silent())
+    kl_coef, shaper, runtime = kl_controller(cfg.kl), RewardShaper(), LocalRuntime(Clock())
+    for number in range(iterations):
+        iteration(sampler.sample(number), roles, cfg, kl_coef, shaper, runtime, seed=number)
 
 
 IN_REWARD = {"where": "reward", "kind": "k1", "start": BETA}

@@ -18,7 +18,7 @@ STAGE = """
     reward: {kind: function, path: "rules.py:true"}
     prompts: prompts.jsonl
     roles: separate
-    hold: {dtype: float32}
+    memory: {dtype: float32}
     iterations: 25
     batch: 16
     answers: 8
@@ -28,7 +28,7 @@ STAGE = """
     max_prompt_tokens: 64
     sampling: {max_new_tokens: 24}
     actor: {lr: RATE, beta2: 0.98}
-    watch: {every: 1000}
+    logging: {every: 1000}
     checkpoints: {every: 1000}
 """
 ON_POLICY = ("rloo", "reinforce", "remax")

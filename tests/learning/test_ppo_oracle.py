@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.clock import Clock
-from kedge.core.errors import NumericsError
 from kedge.core.optimiser import OptimiserSettings
-from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
@@ -26,9 +24,7 @@ from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.stream import stream
 from kedge.runtime.local import LocalRuntime
-from kedge.trainers.controllers import steering_for
-from kedge.trainers.evaluated import Judged
-from kedge.trainers.loop import train
+from kedge.trainers.control import RewardShaper, kl_controller
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.settings import CreditSettings, KLSettings, PPOConfig
 
@@ -47,15 +43,6 @@ class Payoffs:
 
     def score(self, rollouts: Rollouts) -> Tensor:
         return self.payoff_V[rollouts.tokens_BT[rollouts.response_mask_BT]]
-
-
-class Silent:
-    def learnt(self, number: int, judged: Judged, metrics: Metrics) -> None:
-        del number, judged, metrics
-
-    def dropped(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
-        del number, rollouts
-        raise error
 
 
 @torch.no_grad()
@@ -113,12 +100,9 @@ def test_ppo_reaches_the_optimum_of_reward_minus_kl(
     )
     batches = (repeated([PROMPT], ids=[number], answers=ANSWERS) for number in range(STEPS // 4))
     roles = PPORoles(policy=held.policy, critic=held.critic, reference=held.reference, reward=reward)
-    steering, runtime = steering_for(cfg.kl), LocalRuntime(Clock())
-
-    def step(rollouts: Rollouts, number: int) -> tuple[Judged, Metrics]:
-        return iteration(rollouts, roles, cfg, steering, runtime, number=number, seed=number)
-
-    train(stream(generator, batches, lag=0, seed=0), step, Silent())
+    kl_coef, shaper, runtime = kl_controller(cfg.kl), RewardShaper(), LocalRuntime(Clock())
+    for number, rollouts in enumerate(stream(generator, batches, lag=0, seed=0)):
+        iteration(rollouts, roles, cfg, kl_coef, shaper, runtime, number=number, seed=number)
 
     def distance(log_V: Tensor) -> float:
         return 0.5 * (log_V.exp() - best_V).abs().sum().item()

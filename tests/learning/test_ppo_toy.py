@@ -17,7 +17,7 @@ PPO = """
     reward: {kind: function, path: "rules.py:true"}
     prompts: prompts.jsonl
     roles: ROLES
-    hold: {dtype: float32}
+    memory: {dtype: float32}
     iterations: 25
     batch: 64
     minibatches: 4
@@ -29,7 +29,7 @@ PPO = """
     actor: {lr: RATE, beta2: 0.98}
     critic: {lr: 2e-3}
     critic_warmup: 3
-    watch: {every: 1000}
+    logging: {every: 1000}
 """
 RATES = {"separate": "1e-3", "lora": "3e-3", "trunk": "1e-3"}
 LIMIT = 15.0

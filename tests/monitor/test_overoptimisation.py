@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from itertools import count
 from typing import Literal
 
 import pytest
 
 from kedge.core.errors import DataError
-from kedge.monitor.overoptimisation import Fit, TooLittle, fit, should_stop
+from kedge.monitor.overoptimisation import Fit, TooLittle, fit, passed_peak, should_stop
 
 Kind = Literal["rl", "best_of_n"]
 
@@ -151,3 +152,16 @@ def test_a_run_is_not_stopped_by_a_peak_that_is_hardly_known() -> None:
 def test_scores_and_kl_must_come_in_pairs() -> None:
     with pytest.raises(DataError, match="3 KL values for 2 gold scores"):
         fit([1.0, 2.0, 3.0], [1.0, 2.0], kind="rl")
+
+
+def test_a_run_past_the_peak_of_its_gold_score_is_told_so() -> None:
+    """R = 1 + d (2 - 1 ln d), d = sqrt(KL): the peak is at ln d = 1, a KL of e^2 = 7.39."""
+    points = [
+        {"kl/mean": kl, "gold/mean": 1 + math.sqrt(kl) * (2 - math.log(math.sqrt(kl))) + 0.01 * (-1) ** number}
+        for kl, number in zip((0.5 * step for step in range(1, 40)), count(), strict=False)
+    ]
+    assert passed_peak(points[:8]) is None
+    assert passed_peak([{"kl/mean": 3.0}]) is None
+    found = passed_peak(points)
+    assert found is not None
+    assert math.isclose(found.peak_kl, math.e**2, rel_tol=0.1)

@@ -43,8 +43,8 @@ SUPERVISED: dict[str, Any] = {
 }  # fmt: skip
 SAMPLED: dict[str, Any] = {"prompts": "prompts.jsonl", "max_prompt_tokens": 120, "sampling": {"max_new_tokens": 8}}
 ROLLOUTS: dict[str, Any] = {
-    "from": "sft", **SAMPLED, "gold": SHORT, "hold": {"dtype": "float32", "lora": {"rank": 2}}, "iterations": 3,
-    "batch": 4, "micro_batch": 3, "actor": LEARN, "watch": {"every": 2, "samples": 2}, "checkpoints": {"every": 2},
+    "from": "sft", **SAMPLED, "gold": SHORT, "memory": {"dtype": "float32", "lora": {"rank": 2}}, "iterations": 3,
+    "batch": 4, "micro_batch": 3, "actor": LEARN, "logging": {"every": 2, "samples": 2}, "checkpoints": {"every": 2},
 }  # fmt: skip
 PPO: dict[str, Any] = {"kind": "ppo", **ROLLOUTS, "epochs": 2, "minibatches": 2, "critic": LEARN}
 GROUP: dict[str, Any] = {"kind": "group", **ROLLOUTS, "reward": PLAIN, "roles": "separate"}

@@ -26,7 +26,7 @@ stages:
     kind: group
     method: {method}
     roles: separate
-    hold: {{dtype: float32}}
+    memory: {{dtype: float32}}
     reward: {{kind: function, path: "rules.py:plain"}}
     prompts: prompts.jsonl
     iterations: 8
@@ -37,7 +37,7 @@ stages:
     max_prompt_tokens: 40
     sampling: {{max_new_tokens: 8}}
     actor: {{lr: 1e-2}}
-    watch: {{every: 2, samples: 2}}
+    logging: {{every: 2, samples: 2}}
     checkpoints: {{every: 3}}
 """
 RULES = 'def plain(answer):\n    return float(sum(one < "\\x80" for one in answer.text) > 5)\n'

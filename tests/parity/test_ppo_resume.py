@@ -33,7 +33,7 @@ TRAIN = """
   train:
     kind: ppo
     roles: {roles}
-    hold: {{lora: {{rank: 2}}, dtype: float32}}
+    memory: {{lora: {{rank: 2}}, dtype: float32}}
     reward:
       kind: mix
       parts:
@@ -54,7 +54,7 @@ TRAIN = """
     loss: {{imitate: {{data: demonstrations.jsonl, batch: 2, max_length: 64}}}}
     actor: {{lr: 1e-2}}
     critic: {{lr: 1e-2}}
-    watch: {{every: 2, samples: 2}}
+    logging: {{every: 2, samples: 2}}
     checkpoints: {{every: 2}}
 """
 

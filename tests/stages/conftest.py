@@ -31,7 +31,7 @@ SHORT: dict[str, Any] = {
     "kind": "ppo",
     "reward": {"kind": "function", "path": "rules.py:plain"},
     "roles": "separate",
-    "hold": {"dtype": "float32", "lora": {"rank": 2}},
+    "memory": {"dtype": "float32", "lora": {"rank": 2}},
     "iterations": 2,
     "batch": 4,
     "epochs": 1,
@@ -41,7 +41,7 @@ SHORT: dict[str, Any] = {
     "sampling": {"max_new_tokens": 8},
     "actor": LEARN,
     "critic": LEARN,
-    "watch": {"every": 1, "samples": 1},
+    "logging": {"every": 1, "samples": 1},
     "checkpoints": {"every": 1, "keep": 20},
 }
 

@@ -20,12 +20,11 @@ from kedge.core.loss import ItemLoss
 from kedge.core.per import Per
 from kedge.core.protocols import Metrics, PolicyLoss
 from kedge.core.records import Experience, Rollouts, take
-from kedge.trainers.controllers import KLExceeded, Steering, steering_for
-from kedge.trainers.evaluated import Greedy, Judged, Scored
+from kedge.trainers.control import KLExceeded, RewardShaper, kl_controller
+from kedge.trainers.evaluated import EvaluatedRollouts, GreedyBaseline, ScoredRollouts
 from kedge.trainers.group import GroupRoles, actor_loss, iteration
 from kedge.trainers.group_methods import METHODS
 from kedge.trainers.group_settings import NAMES, TRAITS, GroupConfig
-from kedge.trainers.loop import train
 from kedge.trainers.settings import KLSettings, ScoreSettings
 
 NAN = math.nan
@@ -34,7 +33,7 @@ SCORES = [3.0, 1.0, 5.0, 6.0]
 GREEDY = [2.0, 2.0, 4.0, 4.0]
 
 
-def scored_of(scores: list[float] = SCORES, greedy: list[float] = GREEDY, **facts: Any) -> Scored:
+def scored_of(scores: list[float] = SCORES, greedy: list[float] = GREEDY, **facts: Any) -> ScoredRollouts:
     """Two prompts of two tokens, two answers each."""
     index_T, length_B = torch.arange(5), torch.tensor(LENGTHS)
     attention_BT = index_T < length_B[:, None] + 2
@@ -47,13 +46,13 @@ def scored_of(scores: list[float] = SCORES, greedy: list[float] = GREEDY, **fact
         finished_B=torch.tensor([True, True, False, True]),
         version=0,
     )
-    baseline = Greedy(
+    baseline = GreedyBaseline(
         scores_B=torch.tensor(greedy),
         finished_B=torch.tensor([True, True, False, False]),
         length_B=torch.tensor([1, 1, 8, 8]),
     )
     known: dict[str, Any] = {"mean_score": 3.75, "zero_variance": 0.25, "rounds": 1} | facts
-    return Scored(rollouts=rollouts, scores_B=torch.tensor(scores), greedy=baseline, **known)
+    return ScoredRollouts(rollouts=rollouts, scores_B=torch.tensor(scores), greedy=baseline, **known)
 
 
 @dataclass
@@ -93,14 +92,14 @@ def config(name: str, *, coef: float = 0.2, **settings: Any) -> GroupConfig:
 
 
 def learn(
-    scored: Scored, cfg: GroupConfig, *, steering: Steering | None = None, approx_kl: float = 0.0
-) -> tuple[FakePolicy, Judged, Metrics]:
+    scored: ScoredRollouts, cfg: GroupConfig, *, shaper: RewardShaper | None = None, approx_kl: float = 0.0
+) -> tuple[FakePolicy, EvaluatedRollouts, Metrics]:
     """The policy is 0.5 nats a token more sure than the reference, so with 0.2 a token pays 0.1."""
     mask_BT = scored.rollouts.response_mask_BT
     policy = FakePolicy(-1.0 * mask_BT, approx_kl)
     roles = GroupRoles(policy=policy, reference=Still(-1.5 * mask_BT))
-    judged, metrics = iteration(scored, roles, cfg, steering or steering_for(cfg.kl), Here(), seed=5)
-    return policy, judged, metrics
+    evaluated, metrics = iteration(scored, roles, cfg, kl_controller(cfg.kl), shaper or RewardShaper(), Here(), seed=5)
+    return policy, evaluated, metrics
 
 
 def on_tokens(*rows: list[float]) -> Tensor:
@@ -209,23 +208,21 @@ def test_methods_without_a_ratio_still_say_how_far_the_policy_moved() -> None:
 
 def test_the_baseline_of_reinforce_is_what_came_before() -> None:
     cfg = config("reinforce")
-    steering = steering_for(cfg.kl)
-    steering.returns = RunningMoments(count=4, mean=2.0, squares=0.0)
-    policy, _, _ = learn(scored_of(), cfg, steering=steering)
+    shaper = RewardShaper(returns=RunningMoments(count=4, mean=2.0, squares=0.0))
+    policy, _, _ = learn(scored_of(), cfg, shaper=shaper)
     expected_BT = on_tokens(*([one - 2.0 for one in row] for row in TO_GO))
     assert_close(policy.updates[0][0].advantages_BT, expected_BT)
-    assert (steering.returns.count, steering.returns.mean) == (8, pytest.approx((2.0 + AVERAGE) / 2))
-    again = steering_for(cfg.kl)
-    again.load(steering.state())
-    assert again == steering
+    assert (shaper.returns.count, shaper.returns.mean) == (8, pytest.approx((2.0 + AVERAGE) / 2))
+    again = RewardShaper()
+    again.load(shaper.state())
+    assert again == shaper
 
 
 def test_returns_are_discounted() -> None:
     """With 0.5, the first of two tokens has -0.1 + 2.9 / 2; of three: -0.1 + (-0.1 + 4.9 / 2) / 2."""
     cfg = config("reinforce", method={"kind": "reinforce", "gamma": 0.5})
-    steering = steering_for(cfg.kl)
-    steering.returns = RunningMoments(count=1, mean=0.0, squares=0.0)
-    policy, _, _ = learn(scored_of(), cfg, steering=steering)
+    shaper = RewardShaper(returns=RunningMoments(count=1, mean=0.0, squares=0.0))
+    policy, _, _ = learn(scored_of(), cfg, shaper=shaper)
     expected_BT = on_tokens([1.35, 2.9], [0.9], [1.075, 2.35, 4.9], [5.9])
     assert_close(policy.updates[0][0].advantages_BT, expected_BT)
 
@@ -239,12 +236,12 @@ def test_the_greedy_answer_is_shaped_as_the_others_are() -> None:
 
 def test_a_row_without_a_score_or_without_a_baseline_is_left_out() -> None:
     """What is left of the first group has nobody to be compared with."""
-    policy, judged, metrics = learn(scored_of([3.0, NAN, 5.0, 6.0]), config("grpo"))
-    assert judged.rollouts.group_B.tolist() == [4, 9, 9]
+    policy, evaluated, metrics = learn(scored_of([3.0, NAN, 5.0, 6.0]), config("grpo"))
+    assert evaluated.rollouts.group_B.tolist() == [4, 9, 9]
     assert_close(policy.updates[0][0].advantages_BT[:, 2], torch.tensor([0.0, -HALF, HALF]), rtol=1e-4, atol=1e-5)
     assert metrics["reward/unscored"] == 0.25
-    policy, judged, _ = learn(scored_of(greedy=[2.0, 2.0, NAN, 4.0]), config("remax", coef=0.0))
-    assert judged.scores_B.tolist() == [3.0, 1.0, 6.0]
+    policy, evaluated, _ = learn(scored_of(greedy=[2.0, 2.0, NAN, 4.0]), config("remax", coef=0.0))
+    assert evaluated.scores_B.tolist() == [3.0, 1.0, 6.0]
     assert policy.updates[0][0].advantages_BT[:, 2].tolist() == [1.0, -1.0, 2.0]
 
 
@@ -266,34 +263,17 @@ def test_steps_are_cut_and_stopped_as_in_ppo() -> None:
 def test_a_broken_budget_stops_before_anything_is_learnt() -> None:
     cfg = config("grpo")
     tight = cfg.model_copy(update={"kl": cfg.kl.model_copy(update={"limit": 0.8})})
-    steering = steering_for(tight.kl)
+    shaper = RewardShaper()
     with pytest.raises(KLExceeded, match=r"0\.875 nats a sequence, over the limit of 0\.8"):
-        learn(scored_of(), tight, steering=steering)
-    assert steering == steering_for(tight.kl)
+        learn(scored_of(), tight, shaper=shaper)
+    assert shaper == RewardShaper()
 
 
-def test_a_batch_that_is_not_finite_is_dropped_and_the_next_one_learnt() -> None:
-    good, cfg = scored_of(), config("grpo")
-    bad = replace(good, scores_B=torch.tensor([1.0, math.inf, 2.0, 3.0]))
-    told: list[str] = []
-
-    class Notes:
-        def learnt(self, number: int, judged: Judged, metrics: Metrics) -> None:
-            del judged, metrics
-            told.append(f"{number} learnt")
-
-        def dropped(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
-            assert rollouts is bad.rollouts
-            told.append(f"{number} {error}")
-
-    def step(scored: Scored, number: int) -> tuple[Judged, Metrics]:
-        del number
-        _, judged, metrics = learn(scored, cfg)
-        return judged, metrics
-
-    train([bad, good], step, Notes(), start=3)
-    assert told[0].startswith("3 reward: 1 of 4 are not finite, first inf at row 1")
-    assert told[1:] == ["4 learnt"]
+def test_a_batch_that_is_not_finite_is_refused_before_anything_is_learnt() -> None:
+    bad, shaper = replace(scored_of(), scores_B=torch.tensor([1.0, math.inf, 2.0, 3.0])), RewardShaper()
+    with pytest.raises(NumericsError, match="reward: 1 of 4 are not finite, first inf at row 1"):
+        learn(bad, config("grpo"), shaper=shaper)
+    assert shaper == RewardShaper()
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from kedge.core.loss import ItemLoss
 from kedge.core.per import Per
 from kedge.core.protocols import Metrics, PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
-from kedge.trainers.controllers import KLExceeded, Steering, steering_for
-from kedge.trainers.evaluated import Judged, check_finite, with_scores
-from kedge.trainers.loop import minibatches, train
-from kedge.trainers.metrics import correlation, explained_variance, mean_of
+from kedge.trainers.control import KLController, KLExceeded, RewardShaper, kl_controller
+from kedge.trainers.evaluated import EvaluatedRollouts, check_finite, drop_unscored
+from kedge.trainers.metrics import correlation, explained_variance, mean_over_steps
 from kedge.trainers.ppo import PPORoles, actor_loss, iteration
 from kedge.trainers.settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
+from kedge.trainers.update import minibatches
 
 NAN = math.nan
 
@@ -99,8 +99,8 @@ class Notes:
     learnt_: list[int] = field(default_factory=list[int])
     dropped_: list[str] = field(default_factory=list[str])
 
-    def learnt(self, number: int, judged: Judged, metrics: Metrics) -> None:
-        del judged, metrics
+    def learnt(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> None:
+        del evaluated, metrics
         self.learnt_.append(number)
 
     def dropped(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
@@ -121,9 +121,9 @@ def roles_for(rollouts: Rollouts, scores: list[float], *, gap: float = 0.5) -> P
 
 
 def run(
-    rollouts: Rollouts, roles: PPORoles, cfg: PPOConfig, *, number: int = 0, steering: Steering | None = None
-) -> tuple[Judged, Metrics]:
-    return iteration(rollouts, roles, cfg, steering or steering_for(cfg.kl), Here(), number=number, seed=5)
+    rollouts: Rollouts, roles: PPORoles, cfg: PPOConfig, *, number: int = 0, kl: KLController | None = None
+) -> tuple[EvaluatedRollouts, Metrics]:
+    return iteration(rollouts, roles, cfg, kl or kl_controller(cfg.kl), RewardShaper(), Here(), number=number, seed=5)
 
 
 PLAIN = PPOConfig(
@@ -217,8 +217,8 @@ def test_advantages_are_whitened_over_the_whole_batch() -> None:
 def test_rows_without_a_score_are_left_out_and_counted() -> None:
     rollouts = rollouts_of([2, 3, 1])
     roles = roles_for(rollouts, [1.0, NAN, 5.0])
-    judged, metrics = run(rollouts, roles, PLAIN)
-    assert judged.rollouts.group_B.tolist() == [0, 2]
+    evaluated, metrics = run(rollouts, roles, PLAIN)
+    assert evaluated.rollouts.group_B.tolist() == [0, 2]
     assert metrics["reward/mean"] == 3.0
     assert metrics["reward/unscored"] == pytest.approx(1 / 3)
     assert isinstance(roles.policy, FakePolicy)
@@ -244,32 +244,25 @@ def test_rows_without_a_score_are_left_out_and_counted() -> None:
 def test_what_is_not_finite_is_named(poison: dict[str, Tensor], message: str) -> None:
     """A NaN in the prompt (the first one above) is nobody's business."""
     zeros_BT = torch.zeros(2, 4)
-    sound = Judged(
+    sound = EvaluatedRollouts(
         rollouts=rollouts_of([2, 2]),
         scores_B=torch.zeros(2),
         old_logp_BT=zeros_BT,
         ref_logp_BT=zeros_BT,
         values_BT=zeros_BT,
     )
-    assert check_finite(with_scores(sound)) is sound
+    assert check_finite(drop_unscored(sound)) is sound
     with pytest.raises(NumericsError, match=message):
-        check_finite(with_scores(replace(sound, **poison)))
+        check_finite(drop_unscored(replace(sound, **poison)))
 
 
-def test_a_bad_batch_is_dropped_and_the_next_one_learnt() -> None:
+def test_a_bad_batch_is_refused_before_anything_is_learnt() -> None:
     rollouts = rollouts_of([2, 2])
-    roles = roles_for(rollouts, [1.0, 2.0])
-    bad = replace(roles, reward=Still(torch.tensor([NAN, NAN])))
-    notes = Notes()
-
-    def step(batch: Rollouts, number: int) -> tuple[Judged, Metrics]:
-        return run(batch, bad if number == 7 else roles, PLAIN, number=number)
-
-    train([rollouts, rollouts], step, notes, start=7)
-    assert notes.learnt_ == [8]
-    assert notes.dropped_[0].startswith("7: reward: none of the 2 answers")
+    roles = replace(roles_for(rollouts, [1.0, 2.0]), reward=Still(torch.tensor([NAN, NAN])))
+    with pytest.raises(NumericsError, match="reward: none of the 2 answers"):
+        run(rollouts, roles, PLAIN)
     assert isinstance(roles.policy, FakePolicy)
-    assert len(roles.policy.updates) == 1
+    assert roles.policy.updates == []
 
 
 def test_a_broken_budget_stops_before_anything_is_learnt() -> None:
@@ -310,13 +303,13 @@ def test_passes_end_early_when_a_step_went_too_far() -> None:
 def test_the_coefficient_is_steered_after_the_batch_that_paid_it() -> None:
     rollouts = rollouts_of([2, 2])  # kl 1 a sequence, half of the target
     cfg = PLAIN.model_copy(update={"kl": KLSettings(start=0.2, target=2.0, horizon=10)})
-    steering = steering_for(cfg.kl)
-    _, metrics = run(rollouts, roles_for(rollouts, [1.0, 2.0]), cfg, steering=steering)
+    kl = kl_controller(cfg.kl)
+    _, metrics = run(rollouts, roles_for(rollouts, [1.0, 2.0]), cfg, kl=kl)
     assert metrics["kl/coef"] == 0.2
-    assert steering.kl.coef == pytest.approx(0.2 * (1 - 0.2 * 2 / 10))
-    again = steering_for(cfg.kl)
-    again.load(steering.state())
-    assert again == steering
+    assert kl.coef == pytest.approx(0.2 * (1 - 0.2 * 2 / 10))
+    again = kl_controller(cfg.kl)
+    again.load(kl.state())
+    assert again.coef == kl.coef
 
 
 @pytest.mark.parametrize(
@@ -335,7 +328,7 @@ def test_the_coefficient_is_steered_after_the_batch_that_paid_it() -> None:
 )
 def test_scores_are_shaped_in_order(settings: ScoreSettings, expected: list[float]) -> None:
     zeros_BT = torch.zeros(2, 9)
-    judged = Judged(
+    evaluated = EvaluatedRollouts(
         rollouts=rollouts_of([2, 7], finished=[True, False]),
         scores_B=torch.tensor([1.0, 5.0]),
         old_logp_BT=zeros_BT,
@@ -343,9 +336,9 @@ def test_scores_are_shaped_in_order(settings: ScoreSettings, expected: list[floa
         values_BT=zeros_BT,
     )
     cfg = PLAIN.model_copy(update={"scores": settings})
-    steering = steering_for(cfg.kl)
-    assert_close(steering.shaped(judged, cfg), torch.tensor(expected))
-    assert (steering.moments.count, steering.moments.mean) == (2, 3.0)
+    shaper = RewardShaper()
+    assert_close(shaper.shape_scores(evaluated, cfg), torch.tensor(expected))
+    assert (shaper.moments.count, shaper.moments.mean) == (2, 3.0)
 
 
 def test_minibatches_are_new_permutations_of_all_rows() -> None:
@@ -372,7 +365,7 @@ def test_explained_variance_by_hand() -> None:
 
 
 def test_facts_over_steps() -> None:
-    assert mean_of([{"a": 1.0, "ratio_max": 3.0}, {"a": 2.0, "b": 5.0, "ratio_max": 2.0}]) == {
+    assert mean_over_steps([{"a": 1.0, "ratio_max": 3.0}, {"a": 2.0, "b": 5.0, "ratio_max": 2.0}]) == {
         "a": 1.5,
         "b": 5.0,
         "ratio_max": 3.0,

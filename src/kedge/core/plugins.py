@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from kedge.core.errors import PluginError
 from kedge.core.suggest import nearest
 
-Kind = Literal["algorithms", "rewards", "generators", "trackers", "stages"]
+Kind = Literal["algorithms", "rewards", "generators", "trackers", "stages", "roles"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

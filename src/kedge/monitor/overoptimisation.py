@@ -7,9 +7,9 @@ d = 0; here that zero is unknown, so it is fitted too, as `start`. Left out: any
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,3 +193,13 @@ def _around(centre: float, half: float) -> Interval:
 
 def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
+
+
+def passed_peak(metrics: Sequence[Mapping[str, Any]]) -> Fit | None:
+    """The fit, where it says that the gold score is at or past its predicted peak; None while it does not."""
+    measured = [record for record in metrics if "gold/mean" in record]
+    if not measured:
+        return None
+    kl = [float(record["kl/mean"]) for record in measured]
+    curve = fit(kl, [float(record["gold/mean"]) for record in measured], kind="rl")
+    return curve if isinstance(curve, Fit) and should_stop(curve, kl[-1]) else None

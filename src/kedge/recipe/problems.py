@@ -42,6 +42,10 @@ _WORDS: dict[str, Describe] = {
 }
 
 
+RENAMED: dict[str, str] = {"hold": "memory", "watch": "logging", "look": "eval"}
+"""Keys of version 0.1, and what they are called now."""
+
+
 def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: KeyPath = ()) -> list[tuple[int, str]]:
     """One (line, text) per problem, without repeats of the same place by the branches of a union."""
     found: dict[tuple[KeyPath, str], tuple[int, str]] = {}
@@ -61,9 +65,11 @@ def describe(details: ErrorDetails, section: type[BaseModel]) -> str:
     if kind == "missing":
         return "is required and missing"
     if kind == "extra_forbidden":
-        known = known_keys(section, details["loc"][:-1])
+        key, known = str(details["loc"][-1]), known_keys(section, details["loc"][:-1])
+        if RENAMED.get(key) in known:
+            return f"is called `{RENAMED[key]}` now; the settings inside are the same"
         allowed = f"; allowed: {', '.join(known)}" if known else ""
-        return f"not a setting here{did_you_mean(str(details['loc'][-1]), known) or allowed}"
+        return f"not a setting here{did_you_mean(key, known) or allowed}"
     if kind in _WORDS:
         return _WORDS[kind](context, details["input"])
     return f"{details['msg']}, found {details['input']!r}"

@@ -23,6 +23,7 @@ from kedge.models.forward import heads
 from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding
 from kedge.rollout.families import obstacle
+from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.merged import StandIns
 from kedge.rollout.prompts import Prompts
@@ -181,6 +182,19 @@ class LocalGenerator:
                 f"{len(too_long)} prompt(s) leave no room for an answer of {new} tokens in the window of {window}: "
                 f"{named} tokens{more}; at most {window - new} fit. Leave them out, or set a lower max_new_tokens"
             )
+
+
+def make(settings: LocalSettings, parts: GeneratorParts) -> LocalGenerator:
+    """The local generator as a plugin: it samples with the weights of the policy that is trained."""
+    del settings
+    return LocalGenerator(
+        parts.model,
+        parts.sampling,
+        stop_ids=parts.stop_ids,
+        pad=parts.pad,
+        max_rows=parts.max_rows,
+        decode=parts.decode,
+    )
 
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:

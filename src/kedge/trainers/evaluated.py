@@ -1,6 +1,6 @@
-"""What the four roles said of a batch, and what is done before anything is learnt from it.
+"""Rollouts with what the roles computed of them, and what is checked before anything is learnt from them.
 
-Rows that no reward source could score are left out; anything else that is not a number refuses the batch by name.
+Rows that no reward source could score are left out; any other number that is not finite refuses the batch by name.
 Shape letters: B sequences, T token positions.
 """
 
@@ -17,8 +17,8 @@ from kedge.core.records import Rollouts, num_rows, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greedy:
-    """The likeliest answer to the prompt of each row, as far as a baseline needs to know it."""
+class GreedyBaseline:
+    """The greedy answer to the prompt of each row, as far as a baseline needs it."""
 
     scores_B: Tensor
     finished_B: Tensor
@@ -26,20 +26,20 @@ class Greedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """Answers that were scored as they were drawn, and how they were drawn."""
+class ScoredRollouts:
+    """Answers that were scored as they were sampled, and how they were sampled."""
 
     rollouts: Rollouts
     scores_B: Tensor
     """NaN where a source failed."""
-    greedy: Greedy
-    """All zero for methods that do not ask for it."""
+    greedy: GreedyBaseline
+    """All zero for methods without a greedy baseline."""
     mean_score: float
-    """Of all answers that were drawn and have a score, those of groups that were left out too."""
+    """Mean over all answers that were sampled and have a score, those of groups that were left out too."""
     zero_variance: float
-    """Share of all groups drawn whose scores are all equal: nothing can be learnt from comparing them."""
+    """Share of all sampled groups whose scores are all equal: a comparison within them teaches nothing."""
     rounds: int
-    """Batches of prompts that were answered for this one."""
+    """Batches of prompts that were answered to fill this one."""
 
     @property
     def known_B(self) -> Tensor:
@@ -48,8 +48,8 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """`scores_B` may hold NaN (a source failed) until `with_scores`."""
+class EvaluatedRollouts:
+    """Rollouts with scores, log-probs and values. `scores_B` may hold NaN until `drop_unscored`."""
 
     rollouts: Rollouts
     scores_B: Tensor
@@ -59,38 +59,38 @@ class Judged:
 
     @property
     def kl_B(self) -> Tensor:
-        """KL(policy || reference) of each answer in nats, by the log-probs of its tokens (k1)."""
+        """KL(policy ‖ reference) of each answer in nats, by the log-probs of its tokens (k1)."""
         return masked(self.old_logp_BT - self.ref_logp_BT, self.rollouts.response_mask_BT).sum(dim=1)
 
 
-def with_scores(judged: Judged) -> Judged:
+def drop_unscored(evaluated: EvaluatedRollouts) -> EvaluatedRollouts:
     """The rows that have a score."""
-    has_score_B = ~judged.scores_B.isnan()
+    has_score_B = ~evaluated.scores_B.isnan()
     if bool(has_score_B.all()):
-        return judged
+        return evaluated
     if not bool(has_score_B.any()):
         raise NumericsError(
-            f"reward: none of the {num_rows(judged)} answers has a score (all NaN); nothing was learnt from them"
+            f"reward: none of the {num_rows(evaluated)} answers has a score (all NaN); nothing was learnt from them"
         )
-    return take(judged, has_score_B)
+    return take(evaluated, has_score_B)
 
 
-def check_finite(judged: Judged) -> Judged:
-    """The same; a number that is not finite is an error that says whose it is, in which row and at which token."""
-    mask_BT = judged.rollouts.response_mask_BT
-    named = {
-        "reward": judged.scores_B[:, None],
-        "policy log-prob": masked(judged.old_logp_BT, mask_BT),
-        "reference log-prob": masked(judged.ref_logp_BT, mask_BT),
-        "value": masked(judged.values_BT, mask_BT),
+def check_finite(evaluated: EvaluatedRollouts) -> EvaluatedRollouts:
+    """The same rollouts; a number that is not finite is an error that names its source, row and token."""
+    mask_BT = evaluated.rollouts.response_mask_BT
+    tensors = {
+        "reward": evaluated.scores_B[:, None],
+        "policy log-prob": masked(evaluated.old_logp_BT, mask_BT),
+        "reference log-prob": masked(evaluated.ref_logp_BT, mask_BT),
+        "value": masked(evaluated.values_BT, mask_BT),
     }
-    for name, tensor in named.items():
+    for name, tensor in tensors.items():
         bad = (~tensor.isfinite()).nonzero()
         if len(bad):
-            row, at = bad[0].tolist()
-            place = f"row {row}" if name == "reward" else f"row {row}, token {at}"
+            row, position = bad[0].tolist()
+            place = f"row {row}" if name == "reward" else f"row {row}, token {position}"
             raise NumericsError(
-                f"{name}: {len(bad)} of {tensor.numel()} are not finite, first {tensor[row, at].item()} at {place}; "
-                "nothing was learnt from this batch"
+                f"{name}: {len(bad)} of {tensor.numel()} are not finite, first {tensor[row, position].item()} at "
+                f"{place}; nothing was learnt from this batch"
             )
-    return judged
+    return evaluated

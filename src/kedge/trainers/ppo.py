@@ -1,7 +1,7 @@
-"""PPO with four roles: one iteration. The loop around it is `loop.train`.
+"""PPO with four roles: one iteration. The loop around it is `kedge.stages.ppo.train`.
 
-Left out: where rollouts come from, what is written down, checkpoints, the answer to a broken KL budget. The stage
-passes them in. Shape letters: B sequences, T token positions.
+Left out: where rollouts come from, logging, checkpoints, what follows on a broken KL budget.
+Shape letters: B sequences, T token positions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from kedge.algorithms import estimate, gae, policy_loss, scale, shape_rewards, v
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import CriticRole, Metrics, PolicyRole, ReferenceRole, RewardSource, Runtime
 from kedge.core.records import Experience, Rollouts, ValueTargets, num_rows, take
-from kedge.trainers.controllers import Steering, hold_to_budget
-from kedge.trainers.evaluated import Judged, check_finite, with_scores
-from kedge.trainers.loop import minibatches
-from kedge.trainers.metrics import explained_variance, facts_of, mean_of, prefixed
+from kedge.trainers.control import KLController, RewardShaper, check_kl_limit
+from kedge.trainers.evaluated import EvaluatedRollouts, check_finite, drop_unscored
+from kedge.trainers.metrics import explained_variance, mean_over_steps, prefixed, rollout_metrics
 from kedge.trainers.settings import PolicyLossSettings, PPOConfig
-from kedge.trainers.terms import add_kl_and_entropy
+from kedge.trainers.update import add_kl_and_entropy, minibatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,39 +34,42 @@ def iteration(
     rollouts: Rollouts,
     roles: PPORoles,
     cfg: PPOConfig,
-    steering: Steering,
+    kl: KLController,
+    shaper: RewardShaper,
     runtime: Runtime,
     *,
     number: int,
     seed: int,
-) -> tuple[Judged, Metrics]:
-    # 1. judge: four independent questions about the same text
+) -> tuple[EvaluatedRollouts, Metrics]:
+    # 1. evaluate: four independent questions about the same text
     scores_B, old_logp_BT, ref_logp_BT, values_BT = runtime.gather(
         lambda: roles.reward.score(rollouts),
         lambda: old_logprobs(rollouts, roles.policy, cfg.policy),
         lambda: roles.reference.logprobs(rollouts),
         lambda: roles.critic.values(rollouts),
     )
-    asked = Judged(
+    everything = EvaluatedRollouts(
         rollouts=rollouts, scores_B=scores_B, old_logp_BT=old_logp_BT, ref_logp_BT=ref_logp_BT, values_BT=values_BT
     )
-    judged = check_finite(with_scores(asked))
-    hold_to_budget(judged, cfg.kl)
+    evaluated = check_finite(drop_unscored(everything))
+    check_kl_limit(evaluated, cfg.kl)
 
     # 2. assign credit
-    mask_BT, coef = judged.rollouts.response_mask_BT, steering.kl.coef
-    kl_BT = estimate(judged.old_logp_BT, judged.ref_logp_BT, kind=cfg.kl.kind)
+    mask_BT, coef = evaluated.rollouts.response_mask_BT, kl.coef
+    kl_BT = estimate(evaluated.old_logp_BT, evaluated.ref_logp_BT, kind=cfg.kl.kind)
     rewards_BT = shape_rewards(
-        steering.shaped(judged, cfg), kl_BT, mask_BT, coef=coef if cfg.kl.where == "reward" else 0.0
+        shaper.shape_scores(evaluated, cfg), kl_BT, mask_BT, coef=coef if cfg.kl.where == "reward" else 0.0
     )
     if cfg.credit.scale_rewards:
         rewards_BT = scale(rewards_BT, mask_BT)
-    advantages_BT, returns_BT = gae(rewards_BT, judged.values_BT, mask_BT, gamma=cfg.credit.gamma, lam=cfg.credit.lam)
-    targets = ValueTargets(rollouts=judged.rollouts, old_values_BT=judged.values_BT, returns_BT=returns_BT)
+    advantages_BT, returns_BT = gae(
+        rewards_BT, evaluated.values_BT, mask_BT, gamma=cfg.credit.gamma, lam=cfg.credit.lam
+    )
+    targets = ValueTargets(rollouts=evaluated.rollouts, old_values_BT=evaluated.values_BT, returns_BT=returns_BT)
     experience = Experience(
-        rollouts=judged.rollouts,
-        old_logp_BT=judged.old_logp_BT,
-        ref_logp_BT=judged.ref_logp_BT,
+        rollouts=evaluated.rollouts,
+        old_logp_BT=evaluated.old_logp_BT,
+        ref_logp_BT=evaluated.ref_logp_BT,
         advantages_BT=whiten(advantages_BT, mask_BT) if cfg.credit.whiten_advantages else advantages_BT,
     )
 
@@ -78,28 +80,27 @@ def iteration(
         steps.append(prefixed("value", critic))
         if number < cfg.critic_warmup:
             continue
-        policy = roles.policy.update(
-            take(experience, rows), partial(actor_loss, cfg=cfg, coef=coef), per=cfg.policy.per
-        )
+        loss = partial(actor_loss, cfg=cfg, coef=coef)
+        policy = roles.policy.update(take(experience, rows), loss, per=cfg.policy.per)
         steps.append(prefixed("policy", policy))
         if cfg.policy.stop_at_kl is not None and policy["approx_kl"] > cfg.policy.stop_at_kl:
             break
 
     is_recomputed = cfg.policy.old_logprobs == "recomputed"
-    facts = facts_of(asked, judged, is_recomputed=is_recomputed) | explained_variance(targets) | {"kl/coef": coef}
-    steering.note(facts["kl/mean"], num_rows(judged))
-    return judged, facts | mean_of(steps)
+    metrics = rollout_metrics(evaluated, num_sampled=num_rows(everything), is_recomputed=is_recomputed)
+    kl.update(metrics["kl/mean"], num_rows(evaluated))
+    return evaluated, metrics | explained_variance(targets) | {"kl/coef": coef} | mean_over_steps(steps)
 
 
 def old_logprobs(rollouts: Rollouts, policy: PolicyRole, settings: PolicyLossSettings) -> Tensor:
-    """`logp_BT` of the policy that is about to learn, on the response, 0 elsewhere."""
+    """`logp_BT` of the policy before its update, on the response, 0 elsewhere."""
     if settings.old_logprobs == "sampled":
         return masked(rollouts.behaviour_logp_BT, rollouts.response_mask_BT)
     return policy.logprobs(rollouts)
 
 
 def actor_loss(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cfg: PPOConfig, coef: float) -> ItemLoss:
-    """The policy's loss: the clipped surrogate, the entropy bonus, and the KL where it is paid in the loss."""
+    """The clipped surrogate, the entropy bonus, and the KL penalty where it is part of the loss."""
     item = policy_loss(
         logp_BT,
         experience.old_logp_BT,
@@ -112,5 +113,5 @@ def actor_loss(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, c
 
 
 def critic_loss(values_BT: Tensor, targets: ValueTargets, *, cfg: PPOConfig) -> ItemLoss:
-    """The critic's loss."""
+    """The clipped squared error of the values."""
     return value_loss(values_BT, targets.old_values_BT, targets.returns_BT, clip=cfg.value.clip)

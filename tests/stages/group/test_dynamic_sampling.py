@@ -16,7 +16,7 @@ from kedge.core.seeds import seed_for
 from kedge.data.batching import item_at
 from kedge.data.examples import Message, Origin, Prompt
 from kedge.rollout.prompts import Prompts
-from kedge.stages.group.dynamic_sampling import Drawing
+from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.rl.prompts import PromptDataset
 
 BATCH = 2
@@ -64,9 +64,9 @@ class Table:
         return torch.tensor([self.scores.get(row // 10, [1.0, 1.0])[row % 10] for row in rows])
 
 
-def drawing_of(
+def sampler_of(
     scores: Mapping[int, Sequence[float]], *, max_rounds: int | None, greedy: Echo | None = None
-) -> tuple[Drawing, Echo]:
+) -> tuple[GroupSampler, Echo]:
     prompts = [
         Prompt(prompt=(Message("user", str(number)),), origin=Origin("p.jsonl", number + 1))
         for number in range(PROMPTS)
@@ -75,7 +75,7 @@ def drawing_of(
     book = PromptDataset(prompts=prompts, tokens=tokens, batch=BATCH, answers=2, seed=3)
     echo = Echo()
     table = Table(scores)
-    return Drawing(book, echo, table, greedy=greedy, max_rounds=max_rounds, seed=9, clock=Clock()), echo
+    return GroupSampler(book, echo, table, greedy=greedy, max_rounds=max_rounds, seed=9, clock=Clock()), echo
 
 
 UNLIKE = [0.0, 1.0]
@@ -86,8 +86,8 @@ def unlike(*groups: int) -> dict[int, list[float]]:
 
 
 def test_without_dynamic_sampling_every_group_is_learnt_from() -> None:
-    drawing, echo = drawing_of({1: UNLIKE, 2: UNLIKE}, max_rounds=None)
-    found = list(drawing.batches(0, 2))
+    sampler, echo = sampler_of({1: UNLIKE, 2: UNLIKE}, max_rounds=None)
+    found = [sampler.sample(number) for number in (0, 1)]
     assert [one.rollouts.group_B.tolist() for one in found] == [[0, 0, 1, 1], [2, 2, 3, 3]]
     assert [one.scores_B.tolist() for one in found] == [[1, 1, 0, 1], [0, 1, 1, 1]]
     assert [(one.rounds, one.zero_variance, one.mean_score) for one in found] == [(1, 0.5, 0.75)] * 2
@@ -97,64 +97,65 @@ def test_without_dynamic_sampling_every_group_is_learnt_from() -> None:
 
 def test_further_prompts_are_asked_until_the_batch_is_full() -> None:
     """Groups 0, 2 and 4 have equal scores: 1 and 3 fill the first batch, in two rounds; 5 and 6 the second."""
-    drawing, echo = drawing_of(unlike(1, 3, 5, 6, 7), max_rounds=5)
-    first, second = drawing.batches(0, 2)
+    sampler, echo = sampler_of(unlike(1, 3, 5, 6, 7), max_rounds=5)
+    first, second = sampler.sample(0), sampler.sample(1)
     assert first.rollouts.group_B.tolist() == [1, 1, 3, 3]
     assert first.scores_B.tolist() == [0, 1, 0, 1]
     assert (first.rounds, first.zero_variance, first.mean_score) == (2, 0.5, 0.75)
     assert second.rollouts.group_B.tolist() == [5, 5, 6, 6]
     # 7 was answered in vain, and comes again: nothing of the data is lost
     assert [groups for groups, _ in echo.asked] == [(0, 0, 1, 1), (2, 2, 3, 3), (4, 4, 5, 5), (6, 6, 7, 7)]
-    assert drawing.state() == {"position": 7}
+    assert sampler.state() == {"position": 7}
     assert first.rollouts.tokens_BT[:, 0].tolist() == [10, 11, 30, 31]
 
 
 def test_rows_of_unlike_rounds_are_joined_as_they_were() -> None:
-    drawing, _ = drawing_of(unlike(1, 3), max_rounds=5)
-    (found,) = drawing.batches(0, 1)
+    sampler, _ = sampler_of(unlike(1, 3), max_rounds=5)
+    found = sampler.sample(0)
     lengths = {group: 1 + item_at(group, PROMPTS, 3) % 3 for group in (1, 3)}
     assert found.rollouts.response_mask_BT.sum(dim=1).tolist() == [lengths[1], lengths[1], lengths[3], lengths[3]]
 
 
 def test_it_takes_what_there_is_after_the_last_round() -> None:
-    drawing, echo = drawing_of({1: UNLIKE}, max_rounds=3)
-    (found,) = drawing.batches(0, 1)
+    sampler, echo = sampler_of({1: UNLIKE}, max_rounds=3)
+    found = sampler.sample(0)
     assert found.rollouts.group_B.tolist() == [1, 1]
     assert (found.rounds, found.zero_variance) == (3, pytest.approx(5 / 6))
     assert len(echo.asked) == 3
-    assert drawing.position == 6
+    assert sampler.position == 6
 
 
 def test_where_all_groups_are_alike_the_first_round_goes_on() -> None:
-    drawing, _ = drawing_of({}, max_rounds=2)
-    (found,) = drawing.batches(0, 1)
+    sampler, _ = sampler_of({}, max_rounds=2)
+    found = sampler.sample(0)
     assert found.rollouts.group_B.tolist() == [0, 0, 1, 1]
-    assert (found.rounds, found.zero_variance, found.mean_score, drawing.position) == (2, 1.0, 1.0, 4)
+    assert (found.rounds, found.zero_variance, found.mean_score, sampler.position) == (2, 1.0, 1.0, 4)
 
 
 def test_a_row_without_a_score_makes_no_difference() -> None:
-    drawing, _ = drawing_of({0: [math.nan, 1.0], 1: [math.nan, math.nan], 2: UNLIKE, 3: UNLIKE}, max_rounds=5)
-    (found,) = drawing.batches(0, 1)
+    sampler, _ = sampler_of({0: [math.nan, 1.0], 1: [math.nan, math.nan], 2: UNLIKE, 3: UNLIKE}, max_rounds=5)
+    found = sampler.sample(0)
     assert found.rollouts.group_B.tolist() == [2, 2, 3, 3]
     assert found.mean_score == pytest.approx((1 + 0 + 1 + 0 + 1) / 5)
 
 
-def test_a_resumed_drawing_goes_on_where_it_was() -> None:
+def test_a_resumed_sampler_goes_on_where_it_was() -> None:
     scores = unlike(1, 3, 5, 6)
-    whole, _ = drawing_of(scores, max_rounds=5)
-    _, expected = whole.batches(0, 2)
-    first, _ = drawing_of(scores, max_rounds=5)
-    next(first.batches(0, 2))
-    again, _ = drawing_of(scores, max_rounds=5)
+    whole, _ = sampler_of(scores, max_rounds=5)
+    whole.sample(0)
+    expected = whole.sample(1)
+    first, _ = sampler_of(scores, max_rounds=5)
+    first.sample(0)
+    again, _ = sampler_of(scores, max_rounds=5)
     again.load(first.state())
-    (found,) = again.batches(1, 2)
+    found = again.sample(1)
     assert found.rollouts.tokens_BT.tolist() == expected.rollouts.tokens_BT.tolist()
 
 
 def test_the_likeliest_answer_is_asked_once_a_prompt_and_stands_beside_all_of_its_rows() -> None:
     greedy = Echo()
-    drawing, _ = drawing_of({0: [5.0, 6.0], 1: [7.0, 8.0]}, max_rounds=None, greedy=greedy)
-    (found,) = drawing.batches(0, 1)
+    sampler, _ = sampler_of({0: [5.0, 6.0], 1: [7.0, 8.0]}, max_rounds=None, greedy=greedy)
+    found = sampler.sample(0)
     assert greedy.asked == [((0, 1), seed_for(9, "rollout", 0))]
     assert found.greedy.scores_B.tolist() == [5.0, 5.0, 7.0, 7.0]  # answer 0 of each group
     lengths = [1 + item_at(group, PROMPTS, 3) % 3 for group in (0, 0, 1, 1)]

@@ -37,7 +37,7 @@ SHORT: dict[str, Any] = {
     "kind": "group",
     "reward": {"kind": "function", "path": "rules.py:plain"},
     "roles": "separate",
-    "hold": {"dtype": "float32", "lora": {"rank": 2}},
+    "memory": {"dtype": "float32", "lora": {"rank": 2}},
     "iterations": 2,
     "batch": 3,
     "answers": 4,
@@ -46,7 +46,7 @@ SHORT: dict[str, Any] = {
     "max_prompt_tokens": 40,
     "sampling": {"max_new_tokens": 8},
     "actor": {"lr": 1e-2, "schedule": "constant", "warmup": 0.0, "eps": 1e-5},
-    "watch": {"every": 1, "samples": 1},
+    "logging": {"every": 1, "samples": 1},
     "checkpoints": {"every": 1, "keep": 20},
 }
 
@@ -128,7 +128,7 @@ def test_a_run_that_fell_is_taken_up_to_the_last_bit(
     model = "model/model.safetensors"
     assert (cut / model).read_bytes() == (whole / model).read_bytes()
     if method == "dapo":  # so that the comparison says something about where prompts are
-        assert load_state(whole / "checkpoints/step-000002")["also"]["drawing"]["position"] != 2 * 3
+        assert load_state(whole / "checkpoints/step-000002")["stateful"]["sampler"]["position"] != 2 * 3
 
 
 def test_how_a_step_is_cut_changes_nothing(run_group: RunGroup, weights: Weights, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_broken_budget_stops_the_run_with_the_last_good_policy(
     events = [one["code"] for one in records(stage / "events.jsonl")]
     assert "kl.limit" in events
     good = Run.open(stage, for_writing=False).checkpoints.pins()["good"]
-    state = load_state(stage / f"checkpoints/step-{good:06d}")["held"]["policy"]["stepper"]["weights"]
+    state = load_state(stage / f"checkpoints/step-{good:06d}")["roles"]["policy"]["stepper"]["weights"]
     for name, one in weights(stage).items():
         assert_close(one, state[name])
 
@@ -238,4 +238,4 @@ def test_a_setting_of_another_method_is_refused() -> None:
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         settings_of(method={"kind": "rloo", "clip": 0.1})
     with pytest.raises(ValidationError, match="critic_from_reward"):
-        settings_of(hold={"critic_from_reward": True})
+        settings_of(memory={"critic_from_reward": True})

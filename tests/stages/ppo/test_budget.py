@@ -17,7 +17,7 @@ from kedge.core.errors import ContractStop
 from kedge.monitor.overoptimisation import Fit, fit
 from kedge.runs.folder import Run, status_of
 from kedge.runs.state import load_state
-from kedge.stages.rl import session as rollout_session
+from kedge.stages.rl import run as rl_run
 
 Recipe = Callable[..., Path]
 Kedge = Callable[..., int]
@@ -162,7 +162,7 @@ def test_a_pause_after_a_dropped_iteration_saves_the_step_that_the_weights_are_a
     (event,) = [one for one in records(stage / "events.jsonl") if one["code"] == "kl.limit"]
     assert event["step"] == 2
     state = load_state(stage / "checkpoints/step-000002")
-    ((tally,),) = state["tallies"]
+    ((tally,),) = state["failures"]
     assert (state["step"], tally["rows"], tally["failed"]) == (2, 8, 1 + 4)
 
 
@@ -174,7 +174,7 @@ def test_the_run_stops_at_the_predicted_peak_of_the_gold_score_if_asked(
     law = fit([d * d for d in distances], [3 * d - d * math.log(d) for d in distances], kind="rl")
     assert isinstance(law, Fit)
     assert law.peak_kl == pytest.approx(math.exp(4), rel=1e-6)
-    monkeypatch.setattr(rollout_session, "peak_passed", lambda metrics: law if len(metrics) == 2 else None)
+    monkeypatch.setattr(rl_run, "passed_peak", lambda metrics: law if len(metrics) == 2 else None)
     settings = {"iterations": 4, "gold": {"kind": "function", "path": "rules.py:plain"}, "checkpoints": {"every": 9}}
     recipe = ppo_recipe(tmp_path, **settings, stop={"overoptimisation": True})
     command = ("run", recipe, "--runs", tmp_path / "runs")
@@ -190,7 +190,7 @@ def test_the_run_stops_at_the_predicted_peak_of_the_gold_score_if_asked(
 
 
 def assert_is_policy_of(stage: Path, step: int) -> None:
-    kept = load_state(stage / f"checkpoints/step-{step:06d}")["held"]["policy"]["stepper"]["weights"]
+    kept = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]["policy"]["stepper"]["weights"]
     found = load_file(stage / "model/model.safetensors")
     assert found.keys() == kept.keys()
     for name, one in found.items():

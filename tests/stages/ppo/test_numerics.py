@@ -20,7 +20,7 @@ from kedge.models.training.train_step import TrainStep
 from kedge.rewards.rollouts import FromText
 from kedge.runs.folder import Run, status_of
 from kedge.runs.state import load_state
-from kedge.stages.rl import training as rollout_training
+from kedge.stages.rl import run as rl_run
 
 RunPPO = Callable[..., Path]
 Recipe = Callable[..., Path]
@@ -45,7 +45,7 @@ def while_broken(answers):
 
 def learnt(stage: Path, step: int) -> dict[str, Tensor]:
     """The weights of policy and critic in a checkpoint."""
-    held = load_state(stage / f"checkpoints/step-{step:06d}")["held"]
+    held = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]
     policy, critic = held["policy"]["stepper"]["weights"], held["critic"]["weights"]
     return {f"policy.{name}": one for name, one in policy.items()} | {
         f"critic.{name}": one for name, one in critic.items()
@@ -70,7 +70,7 @@ def test_rows_whose_score_is_no_number_are_left_out_and_counted(
 ) -> None:
     source = {"kind": "function", "path": "rules.py:some"}
     stage = run_ppo(
-        tmp_path, rules=SOME, reward=source, failures={"max_share": 1.0}, watch={"samples": 4}, iterations=3
+        tmp_path, rules=SOME, reward=source, failures={"max_share": 1.0}, logging={"samples": 4}, iterations=3
     )
     found = records(stage / "metrics.jsonl")
     assert [one["reward/unscored"] for one in found] == [0.5] * 3
@@ -174,7 +174,7 @@ def test_a_number_of_a_role_that_is_not_finite_is_named(
 def test_a_broken_weight_of_the_reference_is_named_and_stops_the_run(
     run_ppo: RunPPO, records: Records, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rollout_training, "hold", poison_after(rollout_training.hold, reference_weight))
+    monkeypatch.setattr(rl_run, "build_roles", poison_after(rl_run.build_roles, reference_weight))
     with pytest.raises(NumericsError, match="5 iterations in a row were dropped; the last one: reference log-prob"):
         run_ppo(tmp_path, iterations=9)
     stage = tmp_path / "runs/short/ppo"
@@ -189,9 +189,9 @@ def reference_weight(held: RoleSet) -> nn.Parameter:
     return body.model.model.norm.weight
 
 
-def poison_after(hold: Callable[..., RoleSet], pick: Callable[[RoleSet], nn.Parameter]) -> Callable[..., RoleSet]:
+def poison_after(build: Callable[..., RoleSet], pick: Callable[[RoleSet], nn.Parameter]) -> Callable[..., RoleSet]:
     def held_and_poisoned(*arguments: Any) -> RoleSet:
-        held = hold(*arguments)
+        held = build(*arguments)
         with torch.no_grad():
             pick(held)[3] = torch.nan
         return held
@@ -209,16 +209,16 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_no_weight(
     tmp_path: Path,
 ) -> None:
     """The critic learns first in every minibatch: its step before the policy's bad one stays."""
-    hold = rollout_training.hold
+    build_roles = rl_run.build_roles
 
-    def hold_hooked(*arguments: Any) -> RoleSet:
-        held = hold(*arguments)
+    def build_hooked(*arguments: Any) -> RoleSet:
+        held = build_roles(*arguments)
         stepper: TrainStep = getattr(held, role).stepper
         weight: nn.Parameter = dict(stepper.named)["model.layers.1.mlp.up_proj.weight"]
         weight.register_hook(lambda gradient: gradient * torch.nan if stepper.step == 3 else gradient)
         return held
 
-    monkeypatch.setattr(rollout_training, "hold", hold_hooked)
+    monkeypatch.setattr(rl_run, "build_roles", build_hooked)
     stage = run_ppo(tmp_path, iterations=3)
     ((step, message),) = refused(stage, records)
     assert step == 2

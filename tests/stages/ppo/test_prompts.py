@@ -95,12 +95,12 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(tmp_path: Path, r
 def test_several_answers_to_a_prompt_differ_and_are_the_same_however_they_are_batched(
     tmp_path: Path, run_ppo: RunPPO, records: Records
 ) -> None:
-    settings = {"answers": 3, "batch": 2, "watch": {"samples": 6}, "iterations": 1}
+    settings = {"answers": 3, "batch": 2, "logging": {"samples": 6}, "iterations": 1}
     found = records(run_ppo(tmp_path / "a", **settings) / "samples.jsonl")
     prompts = [one["prompt"] for one in found]
     assert prompts == [prompts[0]] * 3 + [prompts[3]] * 3
     assert prompts[0] != prompts[3]
     assert len({one["answer"] for one in found}) == 6
-    assert records(run_ppo(tmp_path / "b", **settings, hold={"generate_rows": 2}) / "samples.jsonl") == found
+    assert records(run_ppo(tmp_path / "b", **settings, memory={"generate_rows": 2}) / "samples.jsonl") == found
     greedy = records(run_ppo(tmp_path / "c", **settings, sampling={"top_k": 1}) / "samples.jsonl")
     assert [one["answer"] for one in greedy] == [greedy[0]["answer"]] * 3 + [greedy[3]["answer"]] * 3

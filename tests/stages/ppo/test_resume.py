@@ -18,7 +18,7 @@ from kedge.models.training.train_step import TrainStep
 from kedge.rollout.local import LocalGenerator
 from kedge.runs.folder import Run, status_of
 from kedge.runs.state import load_state
-from kedge.stages.rl import session as rollout_session
+from kedge.stages.rl import run as rl_run
 
 RunPPO = Callable[..., Path]
 Records = Callable[[Path], list[dict[str, Any]]]
@@ -96,7 +96,7 @@ def interrupt() -> None:
 PLACES = {
     "generation": (LocalGenerator, "generate", 4),
     "update": (TrainStep, "learn", 21),  # 4 steps of each of two roles an iteration: in the third
-    "saving": (rollout_session, "save_state", 3),  # the first is of step 0
+    "saving": (rl_run, "save_state", 3),  # the first is of step 0
 }
 SLOW = pytest.mark.slow
 
@@ -137,9 +137,9 @@ def test_every_part_of_the_state_moves(whole: Whole, records: Records) -> None:
     for name in ("kl/coef", "policy/ptx_loss", "reward/mean", "gold/mean", "kl/mean", "policy/lr", "value/loss"):
         assert len({one[name] for one in found}) == 5, name
     state = load_state(whole("separate") / "checkpoints/step-000004")
-    assert state["steering"]["moments"]["count"] == 4 * 6
-    assert state["held"]["policy"]["average"].keys() == state["held"]["policy"]["stepper"]["weights"].keys()
-    assert [tally["rows"] for source in state["tallies"] for tally in source] == [24, 24, 24]
+    assert state["shaper"]["moments"]["count"] == 4 * 6
+    assert state["roles"]["policy"]["average"].keys() == state["roles"]["policy"]["stepper"]["weights"].keys()
+    assert [counter["rows"] for source in state["failures"] for counter in source] == [24, 24, 24]
 
 
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_last_bit(

@@ -34,7 +34,7 @@ def test_a_mix_is_the_weighted_sum_of_a_model_and_a_function(
 ) -> None:
     """The first answers do not depend on the reward, so that three runs score the same ones."""
     model = {"kind": "model", "from": str(ppo_home / "judge")}
-    settings = {"rules": RULES, "roles": roles, "iterations": 1, "watch": {"samples": 4}}
+    settings = {"rules": RULES, "roles": roles, "iterations": 1, "logging": {"samples": 4}}
     by_model = scores(run_ppo(tmp_path / "model", **settings, reward=model), records)
     by_rule = scores(run_ppo(tmp_path / "rule", **settings, reward=PLAIN), records)
     mix = {"kind": "mix", "parts": {"judge": model, "rule": PLAIN}, "weights": {"judge": 0.25, "rule": -3.0}}
@@ -47,7 +47,7 @@ def test_a_mix_is_the_weighted_sum_of_a_model_and_a_function(
 def test_the_judge_says_the_same_whether_or_not_it_shares_weights(
     run_ppo: RunPPO, records: Records, ppo_home: Path, tmp_path: Path
 ) -> None:
-    settings = {"iterations": 1, "watch": {"samples": 4}, "reward": str(ppo_home / "judge-lora")}
+    settings = {"iterations": 1, "logging": {"samples": 4}, "reward": str(ppo_home / "judge-lora")}
     shared = run_ppo(tmp_path / "lora", **settings, roles="lora")
     alone = run_ppo(tmp_path / "separate", **settings, roles="separate")
     assert scores(shared, records) == pytest.approx(scores(alone, records), rel=1e-4, abs=2e-6)
@@ -56,7 +56,7 @@ def test_the_judge_says_the_same_whether_or_not_it_shares_weights(
 def test_gold_is_logged_and_never_learnt_from(
     run_ppo: RunPPO, records: Records, weights: Weights, tmp_path: Path
 ) -> None:
-    settings = {"rules": RULES, "iterations": 4, "watch": {"samples": 4, "gold_every": 2}}
+    settings = {"rules": RULES, "iterations": 4, "logging": {"samples": 4, "gold_every": 2}}
     without = run_ppo(tmp_path / "without", **settings)
     stage = run_ppo(tmp_path / "with", **settings, gold=SIZE)
     found = records(stage / "metrics.jsonl")

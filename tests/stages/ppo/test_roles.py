@@ -24,7 +24,7 @@ ONE: dict[str, Any] = {
     "minibatches": 1,
     "micro_batch": 5,
     "sampling": {"max_new_tokens": 8, "stop": LETTERS},
-    "watch": {"samples": 16},
+    "logging": {"samples": 16},
 }
 """One step on answers of 1 to 8 tokens."""
 
@@ -47,7 +47,7 @@ def test_sampled_log_probs_change_no_number_in_float32(run_ppo: RunPPO, records:
     sampling = {"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 8}
     found: list[dict[str, Any]] = []
     for how in ("recomputed", "sampled"):
-        settings = ONE | {"sampling": sampling, "minibatches": 2, "hold": {"dtype": "float32"}}
+        settings = ONE | {"sampling": sampling, "minibatches": 2, "memory": {"dtype": "float32"}}
         stage = run_ppo(tmp_path / how, **settings, roles="separate", loss={"policy": {"old_logprobs": how}})
         found += records(stage / "metrics.jsonl")
     recomputed, sampled = found
@@ -79,13 +79,13 @@ def test_answers_are_drawn_as_the_recipe_says(run_ppo: RunPPO, records: Records,
 
 def test_a_trunk_of_all_layers_is_refused(run_ppo: RunPPO, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="found 2 shared layers, expected 1 to 1 of the 2"):
-        run_ppo(tmp_path, roles="trunk", hold={"trunk_layers": 2})
+        run_ppo(tmp_path, roles="trunk", memory={"trunk_layers": 2})
 
 
 @pytest.mark.parametrize("roles", ["separate", *(pytest.param(roles, marks=SLOW) for roles in ("lora", "trunk"))])
 def test_recomputing_activations_changes_nothing(roles: str, run_ppo: RunPPO, records: Records, tmp_path: Path) -> None:
     plain, again = (
-        records(run_ppo(tmp_path / str(recompute), roles=roles, hold={"recompute": recompute}) / "metrics.jsonl")
+        records(run_ppo(tmp_path / str(recompute), roles=roles, memory={"recompute": recompute}) / "metrics.jsonl")
         for recompute in (False, True)
     )
     assert len(plain) == 2
@@ -119,12 +119,12 @@ def test_layers_are_compiled_when_asked(
     settings = {**ONE, "roles": "separate", "reward": str(ppo_home / "judge")}
     run_ppo(tmp_path / "off", **settings)
     assert compiled == []
-    run_ppo(tmp_path / "on", **settings, hold={"compile": True})
+    run_ppo(tmp_path / "on", **settings, memory={"compile": True})
     assert len({id(model) for model in compiled}) == 4
 
 
 def test_samples_are_written_when_asked(run_ppo: RunPPO, records: Records, tmp_path: Path) -> None:
-    stage = run_ppo(tmp_path, iterations=5, watch={"every": 2, "samples": 3})
+    stage = run_ppo(tmp_path, iterations=5, logging={"every": 2, "samples": 3})
     found = [(one["step"], one["number"]) for one in records(stage / "samples.jsonl")]
     assert found == [(step, number) for step in (1, 2, 4, 5) for number in range(3)]
 

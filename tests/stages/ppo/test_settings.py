@@ -31,7 +31,7 @@ ONE: dict[str, Any] = {
     "minibatches": 1,
     "micro_batch": 5,
     "sampling": {"max_new_tokens": 8, "stop": LETTERS},
-    "watch": {"samples": 16},
+    "logging": {"samples": 16},
 }
 """One step on answers of 1 to 8 tokens, half of which end by themselves."""
 DECAY = 0.95
@@ -240,7 +240,7 @@ def test_values_are_clipped_where_the_recipe_says(run_ppo: RunPPO, records: Reco
 
 def steps_done(stage: Path, step: int) -> tuple[int, int]:
     """Optimiser steps of policy and critic."""
-    held = load_state(stage / f"checkpoints/step-{step:06d}")["held"]
+    held = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]
     return held["policy"]["stepper"]["step"], held["critic"]["step"]
 
 
@@ -258,7 +258,7 @@ def test_in_the_warm_up_only_the_critic_learns(
     assert [steps_done(stage, step) for step in (1, 2, 3)] == [(0, 1), (0, 2), (1, 3)]
     start = weights_in(ppo_home / "tiny")
     for step, is_same in ((2, True), (3, False)):
-        state = load_state(stage / f"checkpoints/step-{step:06d}")["held"]["policy"]["stepper"]["weights"]
+        state = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]["policy"]["stepper"]["weights"]
         assert all(torch.equal(one, start[name]) for name, one in state.items()) is is_same
     found = records(stage / "metrics.jsonl")
     assert [one["kl/mean"] for one in found] == [0.0] * 3
@@ -325,7 +325,7 @@ def test_the_critic_starts_from_the_reward_model_if_asked(
     run_ppo: RunPPO, records: Records, ppo_home: Path, tmp_path: Path
 ) -> None:
     settings = {**ONE, "reward": str(ppo_home / "judge"), "roles": "trunk"}
-    stage = run_ppo(tmp_path / "zero", **settings, hold={"critic_from_reward": False, "trunk_layers": 1})
+    stage = run_ppo(tmp_path / "zero", **settings, memory={"critic_from_reward": False, "trunk_layers": 1})
     rows = rows_of(stage, records)
     (found,) = records(stage / "metrics.jsonl")
     squares = half_squares(returns(on_last(rows, [row.score for row in rows])))

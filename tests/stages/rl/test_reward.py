@@ -178,7 +178,7 @@ def test_an_ensemble_says_how_far_its_members_are_apart(
     assert spread_B.tolist() == pytest.approx([abs(a - b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-3)
     reward.score(sampled(tiny_tokenizer()))
     assert cast(Any, reward.source).disagreement_B.shape == (2,)
-    facts = cast(Any, reward.source).facts_of(torch.tensor([0.0, 0.0]))
+    facts = cast(Any, reward.source).trust_metrics(torch.tensor([0.0, 0.0]))
     assert facts == {"reward/disagreement": pytest.approx(cast(Any, reward.source).disagreement_B.mean().item())}
 
 
@@ -291,5 +291,5 @@ def test_scores_outside_of_what_training_saw_are_counted(tmp_path: Path) -> None
     judge = judge_of("here", members, MeanOfMembers(), base=base_of(members[0].model))
     settings = ModelSource.model_validate({"kind": "model", "from": "here"})
     source = ModelOnTokens(judge, settings, Tally("reward", FailureSettings()), ends=frozenset({258}))
-    facts = source.facts_of(torch.tensor([-1.5, -1.0, 2.5, 3.0, 3.5]))
+    facts = source.trust_metrics(torch.tensor([-1.5, -1.0, 2.5, 3.0, 3.5]))
     assert facts == {"reward/out_of_range": pytest.approx(0.4)}

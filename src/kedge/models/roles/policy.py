@@ -126,6 +126,10 @@ class Policy:
         if self._average:
             self._average.load(state["average"])
 
+    def weights(self) -> Mapping[str, Tensor]:
+        """What has been learnt, by parameter name, in full precision."""
+        return self.stepper.weights()
+
     def final_weights(self) -> Mapping[str, Tensor]:
         """What a finished run keeps: the average of the weights where one is kept, else the weights."""
         return self._average.weights() if self._average else self.stepper.weights()

@@ -30,9 +30,9 @@ def sampling_as_scored(facts: Facts) -> list[Change]:
     why = "log-probs are those of the whole distribution: sampling from a part of it makes them wrong"
     found = changed(facts.settings, "sampling.top_p", 1.0, why, area="generation")
     found += changed(facts.settings, "sampling.top_k", None, why, area="generation")
-    if not found and value_at(facts.settings, "hold.dtype") not in (None, "float32"):
+    if not found and value_at(facts.settings, "memory.dtype") not in (None, "float32"):
         why = "float32 tells a difference of precision from a difference of meaning"
-        found += changed(facts.settings, "hold.dtype", "float32", why, area="generation")
+        found += changed(facts.settings, "memory.dtype", "float32", why, area="generation")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Batches of scored answers for methods without a critic: dynamic sampling, and the likeliest answers as a baseline.
+"""Batches of scored answers for methods without a critic: dynamic sampling, and greedy answers as a baseline.
 
 Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): a group whose scores are all equal teaches nothing, so it is left
 out, and further prompts are answered until the batch is full. Then the next batch does not begin where its number says,
@@ -7,7 +7,7 @@ but behind the last prompt that was used: `position`, which is part of a run's s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,15 +19,15 @@ from kedge.core.records import Rollouts, joined, num_rows, take
 from kedge.rollout.prompts import Prompts
 from kedge.rollout.stream import Generator, stream
 from kedge.stages.rl.prompts import PromptDataset
-from kedge.trainers.evaluated import Greedy, Scored
+from kedge.trainers.evaluated import GreedyBaseline, ScoredRollouts
 
 
-class Drawing:
-    """Asks prompts in the order of the book; `position` is the group that comes next."""
+class GroupSampler:
+    """Samples and scores groups of answers in the order of the prompts; `position` is the group that comes next."""
 
     def __init__(
         self,
-        book: PromptDataset,
+        prompts: PromptDataset,
         generator: Generator,
         reward: RewardSource,
         *,
@@ -37,13 +37,8 @@ class Drawing:
         clock: Clock,
     ) -> None:
         self.position = 0
-        self._book, self._generator, self._reward, self._greedy = book, generator, reward, greedy
+        self._prompts, self._generator, self._reward, self._greedy = prompts, generator, reward, greedy
         self._max_rounds, self._seed, self._clock = max_rounds, seed, clock
-
-    def batches(self, start: int, end: int) -> Iterator[Scored]:
-        """The batches of the iterations from `start` up to `end`, each drawn when it is asked for."""
-        for number in range(start, end):
-            yield self._draw(number)
 
     def state(self) -> dict[str, Any]:
         return {"position": self.position}
@@ -51,58 +46,59 @@ class Drawing:
     def load(self, state: Mapping[str, Any]) -> None:
         self.position = int(state["position"])
 
-    def _draw(self, number: int) -> Scored:
+    def sample(self, number: int) -> ScoredRollouts:
+        """The batch of iteration `number`; with `max_rounds`, groups of equal scores are left out and replaced."""
         parts = list[Rollouts]()
         scores = list[Tensor]()
-        wanted = self._book.batch
+        batch = self._prompts.batch
         while True:
-            rollouts, scores_B = self._round(number)
+            rollouts, scores_B = self._next_round(number)
             parts.append(rollouts)
             scores.append(scores_B)
-            drawn, scores_B = joined(parts), torch.cat(scores)
-            differs_B = ~is_equal(scores_B, drawn.group_B)
-            useful = drawn.group_B[differs_B].unique().tolist()
-            if self._max_rounds is None or len(useful) >= wanted or len(parts) == self._max_rounds:
+            sampled, scores_B = joined(parts), torch.cat(scores)
+            differs_B = ~is_equal(scores_B, sampled.group_B)
+            useful = sampled.group_B[differs_B].unique().tolist()
+            if self._max_rounds is None or len(useful) >= batch or len(parts) == self._max_rounds:
                 break
-        mean, share = scores_B.nanmean().item(), 1 - len(useful) / (len(parts) * wanted)
-        # Where all groups are of one score, the first round is learnt from: the KL and the numbers go on.
-        kept_B = drawn.group_B <= drawn.group_B[0] + wanted - 1
+        mean_score, zero_variance = scores_B.nanmean().item(), 1 - len(useful) / (len(parts) * batch)
+        # Where all groups have equal scores, the first round is learnt from: the KL term and the metrics go on.
+        chosen_B = sampled.group_B <= sampled.group_B[0] + batch - 1
         if self._max_rounds is not None and useful:
-            useful = useful[:wanted]
-            kept_B = differs_B & (drawn.group_B <= useful[-1])
-            self.position = useful[-1] + 1 if len(useful) == wanted else self.position
-        rollouts = take(drawn, kept_B)
-        return Scored(
+            useful = useful[:batch]
+            chosen_B = differs_B & (sampled.group_B <= useful[-1])
+            self.position = useful[-1] + 1 if len(useful) == batch else self.position
+        rollouts = take(sampled, chosen_B)
+        return ScoredRollouts(
             rollouts=rollouts,
-            scores_B=scores_B[kept_B],
-            greedy=self._greedy_of(rollouts, number),
-            mean_score=mean,
-            zero_variance=share,
+            scores_B=scores_B[chosen_B],
+            greedy=self._greedy_baseline(rollouts, number),
+            mean_score=mean_score,
+            zero_variance=zero_variance,
             rounds=len(parts),
         )
 
-    def _round(self, number: int) -> tuple[Rollouts, Tensor]:
-        """The answers to the next prompts, and their scores."""
-        prompts = self._book.prompts_of(range(self.position, self.position + self._book.batch))
-        self.position += self._book.batch
-        return self._answers(self._generator, prompts, number)
+    def _next_round(self, number: int) -> tuple[Rollouts, Tensor]:
+        """The answers to the next batch of prompts, and their scores."""
+        prompts = self._prompts.prompts_of(range(self.position, self.position + self._prompts.batch))
+        self.position += self._prompts.batch
+        return self._scored_answers(self._generator, prompts, number)
 
-    def _answers(self, generator: Generator, prompts: Prompts, number: int) -> tuple[Rollouts, Tensor]:
+    def _scored_answers(self, generator: Generator, prompts: Prompts, number: int) -> tuple[Rollouts, Tensor]:
         with self._clock.lap("generate"):
             (rollouts,) = stream(generator, [prompts], lag=0, seed=self._seed, start=number)
         with self._clock.lap("judge"):
             return rollouts, self._reward.score(rollouts)
 
-    def _greedy_of(self, rollouts: Rollouts, number: int) -> Greedy:
-        """For each row, the likeliest answer to its prompt; each prompt is answered once."""
+    def _greedy_baseline(self, rollouts: Rollouts, number: int) -> GreedyBaseline:
+        """For each row, the score of the greedy answer to its prompt; each prompt is answered once."""
         if self._greedy is None:
-            none_B = torch.zeros(num_rows(rollouts), device=rollouts.group_B.device)
-            return Greedy(scores_B=none_B, finished_B=none_B.bool(), length_B=none_B.long())
+            zero_B = torch.zeros(num_rows(rollouts), device=rollouts.group_B.device)
+            return GreedyBaseline(scores_B=zero_B, finished_B=zero_B.bool(), length_B=zero_B.long())
         group_G, row_B = rollouts.group_B.unique(return_inverse=True)
-        prompts = self._book.prompts_of(group_G.tolist(), answers=1)
-        found, scores_G = self._answers(self._greedy, prompts, number)
-        length_G = found.response_mask_BT.sum(dim=1)
-        return Greedy(scores_B=scores_G[row_B], finished_B=found.finished_B[row_B], length_B=length_G[row_B])
+        prompts = self._prompts.prompts_of(group_G.tolist(), answers=1)
+        answers, scores_G = self._scored_answers(self._greedy, prompts, number)
+        length_G = answers.response_mask_BT.sum(dim=1)
+        return GreedyBaseline(scores_B=scores_G[row_B], finished_B=answers.finished_B[row_B], length_B=length_G[row_B])
 
 
 def is_equal(scores_B: Tensor, group_B: Tensor) -> Tensor:

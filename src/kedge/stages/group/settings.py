@@ -13,14 +13,17 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rollout.generators import LocalSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.rl.settings import (
-    HoldSettings,
+    GeneratorSettings,
     ImitationSettings,
+    LoggingSettings,
+    MemorySettings,
+    RolesName,
     StopSettings,
-    WatchSettings,
-    findings,
+    check_rl,
 )
 from kedge.stages.shared import batch_arithmetic as words
 from kedge.trainers.group_settings import GRPO, TRAITS, GroupConfig, Method, method_name
@@ -54,10 +57,12 @@ class GroupSettings(Section):
     """Another judge of the same answers, which is never learnt from: `gold/mean`."""
     prompts: Annotated[str, Input("prompts")]
     """Prompts to answer."""
-    roles: Literal["separate", "lora", "trunk"] = "lora"
+    roles: RolesName = "lora"
     """How the roles are held: models of their own, an adapter on one base, or tops on one shared trunk."""
-    hold: HoldSettings = HoldSettings()
-    """How they lie in memory."""
+    memory: MemorySettings = MemorySettings()
+    """Their type, adapters, recomputation, compilation."""
+    generator: GeneratorSettings = LocalSettings()
+    """Who samples the answers: `local`, in this process with the policy's own weights, or an installed generator."""
     iterations: int = Field(default=100, ge=1)
     """How many times to generate and learn."""
     batch: int = Field(default=64, ge=1)
@@ -89,8 +94,8 @@ class GroupSettings(Section):
     """AdamW of the policy."""
     failures: FailureSettings = FailureSettings()
     """How many answers may go without a score."""
-    watch: Annotated[WatchSettings, MayChange()] = WatchSettings()
-    """What is written down of the answers."""
+    logging: Annotated[LoggingSettings, MayChange()] = LoggingSettings()
+    """What is written of the answers while a run goes on."""
     detectors: Annotated[DetectorSettings, MayChange()] = DetectorSettings()
     """What a run warns of by itself (docs/detectors.md)."""
     stop: Annotated[StopSettings, MayChange()] = StopSettings()
@@ -153,7 +158,7 @@ def explain(settings: GroupSettings) -> list[str]:
 
 
 def check(settings: GroupSettings) -> Iterator[Finding]:
-    yield from findings(settings)
+    yield from check_rl(settings)
     traits, name = TRAITS[settings.method.kind], settings.method.kind
     if settings.answers < 2 and (traits.needs_groups or settings.max_rounds is not None):
         who = f"{name} compares" if traits.needs_groups else "max_rounds compares"

@@ -1,50 +1,46 @@
-"""RL without a critic: answers scored as they are drawn. The loop is `trainers/group.py`, all around it
-`rollout_training`."""
+"""RL without a critic: sample groups of answers, score them, update the policy. One iteration: `trainers.group`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
-from kedge.core.protocols import Metrics
+from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
 from kedge.runtime.local import LocalRuntime
-from kedge.stages.group.dynamic_sampling import Drawing
+from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.group.settings import GroupSettings
-from kedge.stages.rl.session import Session
-from kedge.stages.rl.training import Learn, generator_of, train_on_rollouts
+from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
-from kedge.trainers.evaluated import Judged, Scored
+from kedge.trainers.control import KLExceeded
 from kedge.trainers.group import GroupRoles, iteration
 from kedge.trainers.group_settings import TRAITS
-from kedge.trainers.loop import train as train_each
 
 
 def train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
     """Train, and save the policy; a resumed run goes on where it was."""
-    return {"model": train_on_rollouts(context, settings, partial(_learner, settings))}
-
-
-def _learner(settings: GroupSettings, session: Session) -> Learn:
-    roles = GroupRoles(policy=session.held.policy, reference=session.held.reference)
-    cfg, runtime, order = settings.config(), LocalRuntime(session.clock), seed_for(session.context.seed, "minibatches")
-    likeliest = settings.sampling.model_copy(update={"top_k": 1})
-    drawing = Drawing(
-        session.book,
-        generator_of(session, settings.sampling),
-        session.reward,
-        greedy=generator_of(session, likeliest) if TRAITS[settings.method.kind].needs_greedy else None,
-        max_rounds=settings.max_rounds,
-        seed=session.context.seed,
-        clock=session.clock,
-    )
-    session.also["drawing"] = drawing
-
-    def step(scored: Scored, number: int) -> tuple[Judged, Metrics]:
-        return iteration(scored, roles, cfg, session.steering, runtime, seed=order + number)
-
-    def learn(start: int) -> None:
-        train_each(drawing.batches(start, settings.iterations), step, session, start=start)
-
-    return learn
+    with open_rl_run(context, settings) as run:
+        roles = GroupRoles(policy=run.roles.policy, reference=run.roles.reference)
+        cfg, runtime, seed = settings.config(), LocalRuntime(run.clock), seed_for(context.seed, "minibatches")
+        greedy = settings.sampling.model_copy(update={"top_k": 1})
+        sampler = GroupSampler(
+            run.prompts,
+            run.generator,
+            run.reward,
+            greedy=run.make_generator(greedy) if TRAITS[settings.method.kind].needs_greedy else None,
+            max_rounds=settings.max_rounds,
+            seed=context.seed,
+            clock=run.clock,
+        )
+        run.stateful["sampler"] = sampler
+        for number in run.numbers():  # a broken KL budget may lead back to an earlier number
+            scored = sampler.sample(number)
+            try:
+                evaluated, metrics = iteration(scored, roles, cfg, run.kl, run.shaper, runtime, seed=seed + number)
+            except KLExceeded as exceeded:
+                run.exceed_budget(exceeded)
+            except NumericsError as error:
+                run.drop(number, scored.rollouts, error)
+            else:
+                run.finish(number, evaluated, metrics)
+        return {"model": run.save_policy()}

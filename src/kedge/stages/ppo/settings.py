@@ -13,14 +13,17 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rollout.generators import LocalSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.rl.settings import (
-    HoldSettings,
+    GeneratorSettings,
     ImitationSettings,
+    LoggingSettings,
+    MemorySettings,
+    RolesName,
     StopSettings,
-    WatchSettings,
-    findings,
+    check_rl,
 )
 from kedge.stages.shared import batch_arithmetic as words
 from kedge.trainers.settings import (
@@ -33,8 +36,8 @@ from kedge.trainers.settings import (
 )
 
 
-class PPOHoldSettings(HoldSettings):
-    """How the roles lie in memory."""
+class PPOMemorySettings(MemorySettings):
+    """How the roles are held in memory."""
 
     critic_from_reward: bool = True
     """The critic starts from the reward model where there is one, else from the policy."""
@@ -65,10 +68,12 @@ class PPOSettings(Section):
     """Another judge of the same answers, which is never learnt from: `gold/mean`."""
     prompts: Annotated[str, Input("prompts")]
     """Prompts to answer."""
-    roles: Literal["separate", "lora", "trunk"] = "lora"
+    roles: RolesName = "lora"
     """How the four roles are held: four models, adapters on one base, or tops on one shared trunk."""
-    hold: PPOHoldSettings = PPOHoldSettings()
-    """How they lie in memory."""
+    memory: PPOMemorySettings = PPOMemorySettings()
+    """Their type, adapters, recomputation, compilation."""
+    generator: GeneratorSettings = LocalSettings()
+    """Who samples the answers: `local`, in this process with the policy's own weights, or an installed generator."""
     iterations: int = Field(default=100, ge=1)
     """How many times to generate and learn."""
     batch: int = Field(default=128, ge=1)
@@ -101,8 +106,8 @@ class PPOSettings(Section):
     """AdamW of the value model."""
     failures: FailureSettings = FailureSettings()
     """How many answers may go without a score."""
-    watch: Annotated[WatchSettings, MayChange()] = WatchSettings()
-    """What is written down of the answers."""
+    logging: Annotated[LoggingSettings, MayChange()] = LoggingSettings()
+    """What is written of the answers while a run goes on."""
     detectors: Annotated[DetectorSettings, MayChange()] = DetectorSettings()
     """What a run warns of by itself (docs/detectors.md)."""
     stop: Annotated[StopSettings, MayChange()] = StopSettings()
@@ -132,7 +137,7 @@ def explain(settings: PPOSettings) -> list[str]:
 
 
 def check(settings: PPOSettings) -> Iterator[Finding]:
-    yield from findings(settings)
+    yield from check_rl(settings)
     if settings.loss.policy.old_logprobs == "sampled":
         yield Finding(
             level="warning",

@@ -122,8 +122,8 @@ class ModelOnTokens:
             self.disagreement_B = self._members.take_spread()[:, self._objective].to(scores_B.device)
         return scores_B
 
-    def facts_of(self, scores_B: Tensor) -> dict[str, float]:
-        """How far the model is out of its depth with scores that it gave: outside of its training, and of one mind."""
+    def trust_metrics(self, scores_B: Tensor) -> dict[str, float]:
+        """Whether its scores can be trusted: disagreement of the members, and scores outside the range of training."""
         facts: dict[str, float] = {}
         if self.disagreement_B is not None:
             facts["reward/disagreement"] = torch.nanmean(self.disagreement_B).item()

@@ -1,22 +1,32 @@
-"""What the stages that learn from rollouts have in common: sections of their settings, and what is checked of them."""
+"""What the RL stages have in common: sections of their settings, and what is checked of them. Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.plugin_sections import PluginSection, installed_name
 from kedge.core.settings import Section
 from kedge.core.stage import Input
 from kedge.models.settings import LoraSettings
+from kedge.monitor.detectors.settings import DetectorSettings
+from kedge.rewards.settings import FailureSettings, RewardSettings
 from kedge.rollout.settings import SamplingSettings
+from kedge.runs.checkpoints import CheckpointSettings
 from kedge.trainers.settings import KLSettings, ScoreSettings
 
+GeneratorSettings = Annotated[Section, PluginSection("generators")]
+"""Who samples: `local`, or any installed generator with its settings, `{kind: NAME, …}`."""
+RolesName = Annotated[str, AfterValidator(installed_name("roles"))]
+"""A way of holding the roles: `separate`, `lora`, `trunk`, or any that is installed."""
 
-class HoldSettings(Section):
-    """How the roles lie in memory."""
+
+class MemorySettings(Section):
+    """How the roles are held in memory."""
 
     lora: LoraSettings = LoraSettings()
     """Adapters of the roles that learn, under `roles: lora`."""
@@ -45,15 +55,15 @@ class ImitationSettings(Section):
     """Longest of them in tokens; longer ones are left out and counted."""
 
 
-class WatchSettings(Section):
-    """What is written down of the answers."""
+class LoggingSettings(Section):
+    """What is written of the answers while a run goes on."""
 
     every: int = Field(default=10, ge=1)
     """Iterations between two sets of samples; the first and the last always have one."""
     samples: int = Field(default=4, ge=0)
     """Answers in a set."""
     gold_every: int = Field(default=1, ge=1)
-    """Iterations between two looks of the gold source."""
+    """Iterations between two evaluations by the gold source."""
 
 
 class StopSettings(Section):
@@ -63,17 +73,42 @@ class StopSettings(Section):
     """Stop at the predicted peak of the gold score (Gao et al. 2022); needs `gold`."""
 
 
-class OnRollouts(Protocol):
-    """The settings that `findings` reads."""
+class LossSettings(Protocol):
+    """The part of a method's loss that all RL stages have."""
+
+    @property
+    def imitate(self) -> ImitationSettings | None: ...
+
+
+class RLSettings(Protocol):
+    """The settings that all RL stages have."""
 
     @property
     def kind(self) -> str: ...
+    @property
+    def reward(self) -> str | RewardSettings: ...
+    @property
+    def gold(self) -> str | RewardSettings | None: ...
+    @property
+    def roles(self) -> str: ...
+    @property
+    def memory(self) -> MemorySettings: ...
+    @property
+    def generator(self) -> Section: ...
+    @property
+    def iterations(self) -> int: ...
     @property
     def batch(self) -> int: ...
     @property
     def answers(self) -> int: ...
     @property
+    def epochs(self) -> int: ...
+    @property
     def minibatches(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def max_prompt_tokens(self) -> int: ...
     @property
     def sampling(self) -> SamplingSettings: ...
     @property
@@ -81,13 +116,25 @@ class OnRollouts(Protocol):
     @property
     def scores(self) -> ScoreSettings: ...
     @property
-    def gold(self) -> object: ...
+    def loss(self) -> LossSettings: ...
+    @property
+    def ema(self) -> float | None: ...
+    @property
+    def actor(self) -> OptimiserSettings: ...
+    @property
+    def failures(self) -> FailureSettings: ...
+    @property
+    def logging(self) -> LoggingSettings: ...
+    @property
+    def detectors(self) -> DetectorSettings: ...
     @property
     def stop(self) -> StopSettings: ...
+    @property
+    def checkpoints(self) -> CheckpointSettings: ...
 
 
-def findings(settings: OnRollouts) -> Iterator[Finding]:
-    """What is wrong with any of these stages."""
+def check_rl(settings: RLSettings) -> Iterator[Finding]:
+    """What is wrong with the settings that all RL stages have."""
     responses = settings.batch * settings.answers
     if settings.minibatches > responses:
         yield Finding(

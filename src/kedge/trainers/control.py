@@ -1,12 +1,13 @@
-"""What changes from iteration to iteration besides the weights: the KL coefficient and the moments of the scores.
+"""What changes from iteration to iteration besides the weights: the KL coefficient, and the moments that shape rewards.
 
+Both are part of a checkpoint: a resumed run continues with the same coefficient and moments.
 Shape letters: B sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -21,8 +22,18 @@ from kedge.algorithms import (
     overlong_penalty,
 )
 from kedge.core.errors import ContractStop
-from kedge.trainers.evaluated import Judged
+from kedge.trainers.evaluated import EvaluatedRollouts
 from kedge.trainers.settings import KLSettings, ScoreSettings
+
+KLController = FixedKL | AdaptiveKL
+"""The coefficient of the KL penalty: `coef` now, `update(observed, n)` after each iteration."""
+
+
+def kl_controller(settings: KLSettings) -> KLController:
+    """A coefficient that is steered towards `target` where the settings have one, else a fixed one."""
+    if settings.target is None:
+        return FixedKL(settings.start)
+    return AdaptiveKL(settings.start, target=settings.target, horizon=settings.horizon)
 
 
 class KLExceeded(ContractStop):
@@ -37,15 +48,15 @@ class KLExceeded(ContractStop):
         return type(self), (self.kl, self.limit)
 
 
-def hold_to_budget(judged: Judged, settings: KLSettings) -> None:
-    """Refuse to learn more from a policy that has left its budget."""
-    kl = judged.kl_B.mean().item()
+def check_kl_limit(evaluated: EvaluatedRollouts, settings: KLSettings) -> None:
+    """Raise before a policy that has left its KL budget learns any more."""
+    kl = evaluated.kl_B.mean().item()
     if settings.limit is not None and kl > settings.limit:
         raise KLExceeded(kl, settings.limit)
 
 
-class Shaping(Protocol):
-    """Settings that say how scores are shaped."""
+class ShapingSettings(Protocol):
+    """The settings that say how scores are shaped."""
 
     @property
     def scores(self) -> ScoreSettings: ...
@@ -54,23 +65,22 @@ class Shaping(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Steering:
-    """Held in checkpoints: a resumed run steers as an uninterrupted one."""
+class RewardShaper:
+    """Normalises, clips and penalises scores before they become rewards."""
 
-    kl: FixedKL | AdaptiveKL
-    moments: RunningMoments
-    """Of the raw scores."""
-    returns: RunningMoments
-    """Of what whole answers earned: the baseline of REINFORCE."""
+    moments: RunningMoments = field(default_factory=RunningMoments)
+    """Of all raw scores so far."""
+    returns: RunningMoments = field(default_factory=RunningMoments)
+    """Of the returns of whole answers so far: the baseline of REINFORCE."""
 
-    def shaped(self, judged: Judged, cfg: Shaping) -> Tensor:
-        """The scores as rewards are made from them; the moments take note of the raw ones first."""
-        self.moments.update(judged.scores_B)
-        length_B = judged.rollouts.response_mask_BT.sum(dim=1)
-        return self.shape(judged.scores_B, judged.rollouts.finished_B, length_B, cfg)
+    def shape_scores(self, evaluated: EvaluatedRollouts, cfg: ShapingSettings) -> Tensor:
+        """The scores of a batch, shaped; the moments are updated with the raw scores first."""
+        self.moments.update(evaluated.scores_B)
+        length_B = evaluated.rollouts.response_mask_BT.sum(dim=1)
+        return self.shape(evaluated.scores_B, evaluated.rollouts.finished_B, length_B, cfg)
 
-    def shape(self, scores_B: Tensor, finished_B: Tensor, length_B: Tensor, cfg: Shaping) -> Tensor:
-        """The same for any scores, by the moments as they are."""
+    def shape(self, scores_B: Tensor, finished_B: Tensor, length_B: Tensor, cfg: ShapingSettings) -> Tensor:
+        """Any scores, shaped by the moments as they are."""
         settings = cfg.scores
         if settings.normalise != "none":
             scores_B = self.moments.normalise(scores_B, centre=settings.normalise == "standard")
@@ -85,22 +95,9 @@ class Steering:
             scores_B = scores_B + settings.overlong_penalty * soft_B
         return scores_B
 
-    def note(self, kl: float, rows: int) -> None:
-        self.kl.update(kl, rows)
-
     def state(self) -> dict[str, Any]:
-        return {"kl": self.kl.state(), "moments": self.moments.state(), "returns": self.returns.state()}
+        return {"moments": self.moments.state(), "returns": self.returns.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.kl.load(state["kl"])
         self.moments.load(state["moments"])
         self.returns.load(state["returns"])
-
-
-def steering_for(settings: KLSettings) -> Steering:
-    kl = (
-        FixedKL(settings.start)
-        if settings.target is None
-        else AdaptiveKL(settings.start, target=settings.target, horizon=settings.horizon)
-    )
-    return Steering(kl=kl, moments=RunningMoments(), returns=RunningMoments())

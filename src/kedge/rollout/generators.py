@@ -1,0 +1,62 @@
+"""Generators as plugins: what a `kedge.generators` entry point is, and how a stage opens the one its recipe names.
+
+Free of torch, so that a recipe is checked without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
+
+from kedge.core import plugins
+from kedge.core.settings import Section
+from kedge.rollout.settings import SamplingSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kedge.rollout.stream import Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorParts:
+    """What a generator is made from."""
+
+    model: PreTrainedModel
+    """The policy in this process; with adapters, the base that carries them."""
+    sampling: SamplingSettings
+    stop_ids: Collection[int]
+    """Tokens that end an answer."""
+    pad: int
+    max_rows: int
+    """Answers to sample at once; it changes speed and memory, never an answer."""
+    decode: Callable[[list[int]], str]
+    """From the tokens of an answer to the text in which stop strings are looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorKind:
+    """A `kedge.generators` plugin. `make(settings, parts)` returns a `kedge.rollout.stream.Generator`; it may be given
+    by its name `package.module:function`, so that a recipe is checked without importing it."""
+
+    settings: type[Section]
+    """Its own settings, with a field `kind` that holds its name."""
+    make: Callable[[Any, GeneratorParts], Generator] | str
+
+
+class LocalSettings(Section):
+    """Samples in this process, with the policy's own weights."""
+
+    kind: Literal["local"] = "local"
+
+
+LOCAL = GeneratorKind(settings=LocalSettings, make="kedge.rollout.local:make")
+
+
+def open_generator(settings: Section, parts: GeneratorParts) -> Generator:
+    """The generator that `settings`, checked by its plugin, asks for."""
+    kind: GeneratorKind = plugins.find("generators", str(settings.model_dump()["kind"]))
+    make = resolve_name(kind.make) if isinstance(kind.make, str) else kind.make
+    return make(settings, parts)

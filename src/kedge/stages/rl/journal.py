@@ -1,0 +1,130 @@
+"""What is written of each iteration of an RL run: metrics, alarms of detectors, samples, unscored answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kedge.core.clock import Clock
+from kedge.core.protocols import Metrics
+from kedge.core.records import Rollouts, num_rows
+from kedge.monitor.detectors.watchdog import Watchdog
+from kedge.rewards.build import Reward
+from kedge.stages.rl.prompts import PromptDataset
+from kedge.stages.rl.reward import ModelOnTokens, decoded
+from kedge.stages.rl.settings import RLSettings
+from kedge.stages.shared.context import Context
+from kedge.trainers.evaluated import EvaluatedRollouts
+from kedge.trainers.metrics import sampled_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, kw_only=True)
+class IterationJournal:
+    """The state of the detectors is part of a checkpoint: a resumed run raises the same alarms."""
+
+    context: Context
+    settings: RLSettings
+    reward: Reward
+    gold: Reward | None
+    prompts: PromptDataset
+    tokenizer: PreTrainedTokenizerBase
+    clock: Clock
+    detectors: Watchdog = field(init=False)
+    num_unscored: dict[str, int] = field(default_factory=dict[str, int], init=False)
+    """Answers without a score that were reported, by source."""
+
+    def __post_init__(self) -> None:
+        kl = self.settings.kl
+        # `reward/std` is of raw scores: normalised ones have a spread of about 1, whatever it says.
+        score_std = None if self.settings.scores.normalise == "none" else 1.0
+        self.detectors = Watchdog(self.settings.detectors, kl_target=kl.target, kl_limit=kl.limit, score_std=score_std)
+
+    @property
+    def sources(self) -> tuple[Reward, ...]:
+        return (self.reward, self.gold) if self.gold else (self.reward,)
+
+    def write(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> bool:
+        """Write iteration `number`; True where the gold source scored it."""
+        step, every, iterations = number + 1, self.settings.logging.every, self.settings.iterations
+        gold_B = self._gold_scores(number, evaluated)
+        record = {**metrics, **self._reward_metrics(evaluated, gold_B), **self._speed(evaluated.rollouts)}
+        self.context.tracker.log(record, step=step)
+        for alarm in self.detectors.observe(step, record):
+            self.context.tracker.event(alarm.as_event())
+            self.context.say(f"  step {step}: {alarm.level}: {alarm.message}")
+        self._report_unscored(step)
+        if step == 1 or step % every == 0 or step == iterations:
+            self._write_samples(step, evaluated, gold_B)
+            self.context.say(f"  {progress_line(step, iterations, record)}")
+        return gold_B is not None
+
+    def state(self) -> dict[str, Any]:
+        return {"detectors": self.detectors.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.detectors.load(state["detectors"])
+        self.num_unscored = {counter.source: counter.report().failed for counter in self.reward.tallies}
+
+    def _gold_scores(self, number: int, evaluated: EvaluatedRollouts) -> Tensor | None:
+        is_due = number % self.settings.logging.gold_every == 0 or number + 1 == self.settings.iterations
+        return self.gold.score(evaluated.rollouts) if self.gold and is_due else None
+
+    def _reward_metrics(self, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> dict[str, float]:
+        metrics = {} if gold_B is None else {"gold/mean": torch.nanmean(gold_B).item()}
+        if isinstance(self.reward.source, ModelOnTokens):
+            metrics |= self.reward.source.trust_metrics(evaluated.scores_B)
+        return metrics
+
+    def _speed(self, rollouts: Rollouts) -> dict[str, float]:
+        laps = self.clock.take()
+        laps["update"] = laps["step"] - laps.get("generate", 0.0) - laps.get("judge", 0.0)
+        tokens = int(rollouts.attention_mask_BT.sum())
+        return {"tokens/per_second": tokens / laps["step"]} | {f"time/{name}": value for name, value in laps.items()}
+
+    def _report_unscored(self, step: int) -> None:
+        for counter in self.reward.tallies:
+            report = counter.report(top=3)
+            if report.failed > self.num_unscored.get(report.source, 0):
+                reasons = "; ".join(f"{reason} ({count}x)" for reason, count in report.reasons.items())
+                what = f"{report.failed:,} of {report.rows:,} answers have no score so far"
+                self.context.event("warning", "reward.unscored", f"{report.source}: {what}: {reasons}", step=step)
+                self.num_unscored[report.source] = report.failed
+
+    def _write_samples(self, step: int, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> None:
+        rollouts = evaluated.rollouts
+        answers = sampled_tokens(rollouts)
+        for row in range(min(self.settings.logging.samples, num_rows(rollouts))):
+            prompt = self.prompts.tokens[self.prompts.item(int(rollouts.group_B[row]))]
+            sample = {
+                "number": row,
+                "prompt": decoded(self.tokenizer, prompt),
+                "answer": decoded(self.tokenizer, answers[row]),
+                "reward": evaluated.scores_B[row].item(),
+                "kl": evaluated.kl_B[row].item(),
+                "length": len(answers[row]),
+                "finished": bool(rollouts.finished_B[row]),
+                "gold": None if gold_B is None else gold_B[row].item(),
+            }
+            self.context.run.sample(sample, step)
+
+
+def progress_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
+    """One iteration as a line.
+
+    >>> progress_line(20, 100, {"reward/mean": 1.256, "kl/mean": 3.0, "length/mean": 41.0, "entropy/mean": 0.5,
+    ...     "policy/clip_fraction": 0.04, "tokens/per_second": 1500.0, "time/step": 3.0})
+    'step 20/100: reward 1.26, KL 3, length 41, entropy 0.5, clipped 0.04, 1,500 tokens/s, 4 min left'
+    """
+    names = {"reward": "reward/mean", "gold": "gold/mean", "KL": "kl/mean", "length": "length/mean"}
+    names |= {"entropy": "entropy/mean", "clipped": "policy/clip_fraction"}
+    parts = [f"{word} {metrics[name]:.3g}" for word, name in names.items() if name in metrics]
+    minutes = (total - step) * metrics["time/step"] / 60
+    speed = f"{metrics['tokens/per_second']:,.0f} tokens/s, {minutes:,.0f} min left"
+    return f"step {step}/{total}: {', '.join(parts)}, {speed}"

@@ -1,0 +1,147 @@
+"""From a recipe to the roles of an RL run: which models they start from, how they learn, what memory they take, and the
+reward source that stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kedge.core import plugins
+from kedge.core.batches import Batch
+from kedge.core.optimiser import OptimiserSettings
+from kedge.core.seeds import seed_for
+from kedge.data.batching import item_at, padded
+from kedge.data.tokenizer import padding_id
+from kedge.models.forward.lora import base_of
+from kedge.models.loading.load import DTypeName
+from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.memory import table
+from kedge.models.roles.policy import Imitation
+from kedge.rewards.build import Reward
+from kedge.rewards.settings import MixSource, ModelSource, RewardSettings
+from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing
+from kedge.stages.rl.prompts import PromptDataset
+from kedge.stages.rl.reward import open_reward
+from kedge.stages.rl.settings import ImitationSettings, RLSettings
+from kedge.stages.shared.context import Context
+from kedge.stages.shared.encoding import encode_demonstrations
+from kedge.stages.shared.loop import pick_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSpec:
+    """How the critic of an actor-critic method learns."""
+
+    optimiser: OptimiserSettings
+    from_reward: bool
+    """It starts from the reward model where there is one, else from the policy."""
+    warmup: int
+    """Iterations at the beginning in which it learns alone."""
+
+
+def build_roles(
+    context: Context, settings: RLSettings, tokenizer: PreTrainedTokenizerBase, critic: CriticSpec | None
+) -> RoleSet:
+    """The roles, held as `settings.roles` says; says what memory each takes."""
+    device = pick_device(context.device)
+    source, field = first_reward_model(settings.reward, "reward")
+    reward = find_judge(context.input(field)) if field else None
+    steps = settings.epochs * settings.minibatches
+    dtypes: dict[str, DTypeName] = {"auto": "bfloat16" if device.startswith("cuda") else "float32"}
+    spec = RoleSpec(
+        base=context.input("from"),
+        reward=Path(reward) if reward and Path(reward).is_dir() else None,
+        objective=source.objective if source else None,
+        critic_from_reward=critic is not None and critic.from_reward,
+        device=device,
+        dtype=dtypes.get(settings.memory.dtype, settings.memory.dtype),
+        lora=settings.memory.lora,
+        trunk_layers=settings.memory.trunk_layers,
+        actor=settings.actor,
+        critic=critic.optimiser if critic else None,
+        actor_steps=steps * (settings.iterations - (critic.warmup if critic else 0)),
+        critic_steps=steps * settings.iterations,
+        temperature=settings.sampling.temperature,
+        rows=settings.micro_batch,
+        recompute=settings.memory.recompute,
+        compile=settings.memory.compile,
+        ema=settings.ema,
+        imitation=_imitation(context, settings, settings.loss.imitate, tokenizer) if settings.loss.imitate else None,
+        seed=context.seed,
+    )
+    roles: RoleSet = plugins.find("roles", settings.roles)(spec)
+    for line in table(roles.memory):
+        context.say(f"  {line}")
+    for note in roles.notes:
+        context.event("info", f"{settings.kind}.roles", note)
+    return roles
+
+
+def first_reward_model(settings: RewardSettings | str | None, field: str) -> tuple[ModelSource | None, str]:
+    """The first reward model among the sources, and the input field that names it ("" where there is none)."""
+    match settings:
+        case str():
+            return None, field
+        case ModelSource():
+            return settings, f"{field}.from"
+        case MixSource():
+            parts = (first_reward_model(part, f"{field}.parts.{name}") for name, part in settings.parts.items())
+            return next((part for part in parts if part[1]), (None, ""))
+        case _:
+            return None, ""
+
+
+def _imitation(
+    context: Context, settings: RLSettings, imitate: ImitationSettings, tokenizer: PreTrainedTokenizerBase
+) -> Imitation:
+    """The PTX mix: which conversations stand beside an optimiser step depends on its number alone."""
+    data = encode_demonstrations(context.input("loss.imitate.data"), tokenizer, max_length=imitate.max_length)
+    if data.num_too_long:
+        what = f"{data.num_too_long:,} conversations to imitate are longer than {imitate.max_length} tokens: left out"
+        context.event("warning", f"{settings.kind}.too_long", what)
+    pad, seed = padding_id(tokenizer), seed_for(context.seed, "imitate")
+
+    def batches(step: int) -> Sequence[Batch]:
+        first = step * imitate.batch
+        items = [item_at(index, len(data.sequences), seed) for index in range(first, first + imitate.batch)]
+        return padded([data.sequences[item] for item in items], rows=settings.micro_batch, pad=pad)
+
+    return Imitation(batches=batches, coef=imitate.weight)
+
+
+def open_run_reward(
+    context: Context,
+    settings: RLSettings,
+    roles: RoleSet,
+    prompts: PromptDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    source: RewardSettings | str,
+    field: str,
+) -> Reward:
+    """The source behind `reward` or `gold` of an RL run; it may share weights with the policy."""
+    device = pick_device(context.device)
+
+    def load(place: str) -> Judge:
+        """A reward model that shares weights with the policy is not read a second time."""
+        _, shared_field = first_reward_model(settings.reward, "reward")
+        shared = roles.shared_judge
+        if shared is None or place != context.input(shared_field):
+            return load_standing(place, device=device, compiled=settings.memory.compile)
+        return judge_of(place, shared.members, shared.combine, base=base_of(roles.model))
+
+    return open_reward(
+        context,
+        source,
+        field=field,
+        tokenizer=tokenizer,
+        cases=prompts.case,
+        failures=settings.failures,
+        device=device,
+        max_tokens=max(map(len, prompts.tokens)) + settings.sampling.max_new_tokens,
+        load=load,
+    )

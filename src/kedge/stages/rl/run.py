@@ -1,0 +1,326 @@
+"""An RL run around its iterations: rollouts, journal, detectors, checkpoints, and what follows on a broken KL budget.
+
+A checkpoint is *good* once an iteration has measured its policy within the KL budget; the newest good one is pinned.
+Numbers count iterations from 0; step n is the state after n of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from kedge.core.clock import Clock
+from kedge.core.errors import ContractStop, NumericsError, RewardError
+from kedge.core.loss import masked
+from kedge.core.protocols import Metrics
+from kedge.core.records import Rollouts
+from kedge.core.seeds import seed_for
+from kedge.data.template import stop_ids
+from kedge.data.tokenizer import padding_id
+from kedge.models.forward.lora import base_of
+from kedge.models.roles.build import RoleSet
+from kedge.monitor.overoptimisation import passed_peak
+from kedge.rewards.build import Reward
+from kedge.rollout.generators import GeneratorParts, open_generator
+from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.stream import Generator as AnswerGenerator
+from kedge.rollout.stream import stream
+from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
+from kedge.stages.rl.journal import IterationJournal
+from kedge.stages.rl.prompts import PromptDataset, read_prompts
+from kedge.stages.rl.reward import decoded
+from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
+from kedge.stages.rl.settings import RLSettings
+from kedge.stages.shared.context import Context
+from kedge.stages.shared.interrupt import interruptible
+from kedge.stages.shared.loop import keep_bad
+from kedge.stages.shared.tokenizer import tokenizer_for
+from kedge.trainers.control import KLController, KLExceeded, RewardShaper, kl_controller
+from kedge.trainers.evaluated import EvaluatedRollouts
+from kedge.trainers.supervised import MAX_BAD_STEPS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_GOOD = "good"
+
+
+class Stateful(Protocol):
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+@contextmanager
+def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | None = None) -> Generator[RLRun]:
+    """Prompts, roles, reward and generator of a run. Ctrl-C ends it after the iteration that is under way."""
+    torch.manual_seed(context.seed)
+    tokenizer = tokenizer_for(context.input("from"), context.chat_template)
+    prompts = read_prompts(
+        context.input("prompts"),
+        tokenizer,
+        batch=settings.batch,
+        answers=settings.answers,
+        max_tokens=settings.max_prompt_tokens,
+        seed=context.seed,
+        set_aside=context.folder / "prompts.broken.jsonl",
+    )
+    roles = build_roles(context, settings, tokenizer, critic)
+    with interruptible(context.stop, context.say):
+        clock = Clock(torch.cuda.synchronize if roles.model.device.type == "cuda" else lambda: None)
+        open_source = partial(open_run_reward, context, settings, roles, prompts, tokenizer)
+        run = RLRun(
+            context=context,
+            settings=settings,
+            roles=roles,
+            kl=kl_controller(settings.kl),
+            shaper=RewardShaper(),
+            reward=open_source(settings.reward, "reward"),
+            gold=open_source(settings.gold, "gold") if settings.gold else None,
+            prompts=prompts,
+            tokenizer=tokenizer,
+            clock=clock,
+        )
+        try:
+            yield run
+        except RewardError:
+            run.save()  # a source that fails too often may be mended, and nothing need be done twice
+            raise
+
+
+@dataclass(slots=True, kw_only=True)
+class RLRun:
+    """What PPO and the critic-free methods have in common around an iteration."""
+
+    context: Context
+    settings: RLSettings
+    roles: RoleSet
+    kl: KLController
+    shaper: RewardShaper
+    reward: Reward
+    gold: Reward | None
+    prompts: PromptDataset
+    tokenizer: PreTrainedTokenizerBase
+    clock: Clock
+    generator: AnswerGenerator = field(init=False)
+    journal: IterationJournal = field(init=False)
+    stateful: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
+    """What else changes while a batch is sampled, by its name in a checkpoint."""
+    step: int = field(default=0, init=False)
+    """How many iterations the weights have behind them."""
+    rollbacks: int = field(default=0, init=False)
+    num_bad: int = field(default=0, init=False)
+    """Iterations in a row that were dropped."""
+    state_at_step: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
+    """Failure counts, random state, journal and `stateful` as they were at `step`: sampling the next batch changes
+    them, and a checkpoint must not hold half of an iteration."""
+
+    def __post_init__(self) -> None:
+        self.generator = self.make_generator(self.settings.sampling)
+        self.journal = IterationJournal(
+            context=self.context,
+            settings=self.settings,
+            reward=self.reward,
+            gold=self.gold,
+            prompts=self.prompts,
+            tokenizer=self.tokenizer,
+            clock=self.clock,
+        )
+
+    def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
+        """The generator that the recipe names, sampling from this run's policy."""
+        parts = GeneratorParts(
+            model=base_of(self.roles.model),
+            sampling=sampling,
+            stop_ids=stop_ids(self.tokenizer),
+            pad=padding_id(self.tokenizer),
+            max_rows=self.settings.memory.generate_rows or self.settings.batch * self.settings.answers,
+            decode=partial(decoded, self.tokenizer),
+        )
+        return open_generator(self.settings.generator, parts)
+
+    # The iterations
+
+    def rollouts(self) -> Iterator[tuple[int, Rollouts]]:
+        """Number and rollouts of each iteration, from where the run was, or where a rollback led back to."""
+        for start in self.numbers():
+            batches = self.prompts.batches(start, self.settings.iterations)
+            sampled = stream(self.generator, batches, lag=0, seed=self.context.seed, start=start)
+            for number, rollouts in enumerate(self.clock.each(sampled, "generate"), start=start):
+                yield number, rollouts
+                if self.step != number + 1:
+                    break  # a broken KL budget led back
+                self._publish_weights()
+
+    def numbers(self) -> Iterator[int]:
+        """The number of the next iteration, until all are done and the last policy is within the KL budget too."""
+        self._resume()
+        while self.step < self.settings.iterations or not self._last_policy_is_within_budget():
+            self._publish_weights()
+            yield self.step
+
+    def finish(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> None:
+        """After an iteration: journal, detectors, samples, checkpoint; and whether it was the last one for now."""
+        step, run = number + 1, self.context.run
+        self.num_bad = 0
+        has_gold = self.journal.write(number, evaluated, metrics)
+        if number in run.checkpoints.steps():
+            run.checkpoints.pin(number, _GOOD)
+        self._end_step(step)
+        if self.settings.stop.overoptimisation and has_gold:
+            self._stop_at_peak(step)
+
+    def drop(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
+        """A batch with numbers that are not finite: kept for study and reported; too many in a row end the run."""
+        step = number + 1
+        self.num_bad += 1
+        self.clock.take()
+        place = keep_bad(self.context.run, step, [rollouts])
+        message = f"iteration {step}: dropped: {error}; its batch is kept in {place}"
+        self.context.event("warning", "step.not_finite", message, step=step)
+        if self.num_bad >= MAX_BAD_STEPS:
+            self._note_state(step)
+            self.save()
+            raise NumericsError(f"{self.num_bad} iterations in a row were dropped; the last one: {error}") from error
+        self._end_step(step)
+
+    def exceed_budget(self, exceeded: KLExceeded) -> None:
+        """What the recipe says to do when the KL budget is broken: go back to the last good checkpoint with a larger
+        coefficient, or end the run with everything saved."""
+        kl, run = self.settings.kl, self.context.run
+        evidence = {"kl": exceeded.kl, "limit": exceeded.limit, "coef": self.kl.coef, "rollbacks": self.rollbacks}
+        if kl.on_limit == "pause":
+            self.save()
+            self.context.event("fatal", "kl.limit", f"{exceeded}: paused", step=self.step, **evidence)
+            raise ContractStop(
+                f"{exceeded}; everything is saved as it is at step {self.step}. To go on: --resume "
+                f"--set stages.{self.context.name}.kl.limit=HIGHER (or kl.on_limit=rollback)"
+            )
+        good, coef = run.checkpoints.pins().get(_GOOD, 0), self.kl.coef
+        self._load(run.checkpoints.read(good, check_hashes=True).folder)
+        if kl.on_limit == "rollback" and self.rollbacks < kl.max_rollbacks:
+            self.rollbacks += 1
+            self.kl.coef = max(self.kl.coef, coef) * kl.rollback_factor
+            run.resume_at(good)
+            what = f"{exceeded}: back to step {good} with the coefficient {self.kl.coef:.3g}, it was {coef:.3g}"
+            self.context.event("warning", "kl.rollback", what, step=good, **evidence)
+            self.save()
+            return
+        place = self.save_policy()
+        self.context.event("fatal", "kl.limit", f"{exceeded}: stopped", step=good, **evidence)
+        spent = f" after {self.rollbacks} rollbacks" if self.rollbacks else ""
+        raise ContractStop(
+            f"{exceeded}{spent}. The policy of step {good}, the last one found within the budget, is in "
+            f"{place}. Raise kl.limit or kl.start, or lower actor.lr, and start a new run"
+        )
+
+    def save_policy(self) -> Path:
+        return self.roles.save(self.tokenizer, self.context.folder / "model")
+
+    # Checkpoints
+
+    def save(self) -> None:
+        """A checkpoint of everything as it was at `step`."""
+        state = {
+            "step": self.step,
+            "roles": self.roles.state(),
+            "kl": self.kl.state(),
+            "shaper": self.shaper.state(),
+            "rollbacks": self.rollbacks,
+            "num_bad": self.num_bad,
+            **self.state_at_step,
+        }
+        self.context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state))
+
+    def _resume(self) -> None:
+        """Take up the newest checkpoint; else save step 0, to which a broken budget may lead back."""
+        run = self.context.run
+        latest = run.checkpoints.latest()
+        if latest is None:
+            if run.read_metrics() or run.read_samples():
+                run.resume_at(None)
+            self._note_state(0)
+            self.save()
+            return
+        self._load(latest.checkpoint.folder)
+        run.resume_at(latest.checkpoint.step)
+        for reason in latest.skipped:
+            run.event("warning", "checkpoint.damaged", f"left out: {reason}")
+
+    def _load(self, folder: Path) -> None:
+        state = load_state(folder)
+        self.roles.load(state["roles"])
+        self.kl.load(state["kl"])
+        self.shaper.load(state["shaper"])
+        for source, counts in zip(self.journal.sources, state["failures"], strict=True):
+            for counter, count in zip(source.tallies, counts, strict=True):
+                counter.load(count)
+        for name, part in self.stateful.items():
+            part.load(state["stateful"][name])
+        self.rollbacks, self.num_bad = max(self.rollbacks, state["rollbacks"]), state["num_bad"]
+        self.journal.load(state["journal"])
+        restore_rng(state["rng"])
+        self._note_state(state["step"])
+
+    def _note_state(self, step: int) -> None:
+        self.step = step
+        self.state_at_step = {
+            "failures": [[counter.state() for counter in source.tallies] for source in self.journal.sources],
+            "rng": capture_rng(),
+            "stateful": {name: part.state() for name, part in self.stateful.items()},
+            "journal": self.journal.state(),
+        }
+
+    def _end_step(self, step: int) -> None:
+        self._note_state(step)
+        self.roles.forget()
+        is_last, is_asked = step == self.settings.iterations, self.context.stop.is_asked
+        if is_last or is_asked or step % self.settings.checkpoints.every == 0:
+            self.save()
+        if is_asked and not is_last:
+            self.context.event("info", "run.interrupted", f"stopped at step {step}, which is saved", step=step)
+            raise KeyboardInterrupt
+
+    def _publish_weights(self) -> None:
+        """The generator samples with the weights as they are now; rollouts carry their version."""
+        self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+
+    # Ends
+
+    def _last_policy_is_within_budget(self) -> bool:
+        """The policy that is saved is measured too, on the prompts that would have come next; over the limit, what the
+        recipe says about a broken budget happens."""
+        limit = self.settings.kl.limit
+        if limit is None:
+            return True
+        (prompts,) = self.prompts.batches(self.settings.iterations, self.settings.iterations + 1)
+        rollouts = self.generator.submit(prompts, seed_for(self.context.seed, "last")).result()
+        gap_BT = self.roles.policy.logprobs(rollouts) - self.roles.reference.logprobs(rollouts)
+        kl = masked(gap_BT, rollouts.response_mask_BT).sum(dim=1).mean().item()
+        self.roles.forget()
+        if kl > limit:
+            self.exceed_budget(KLExceeded(kl, limit))
+            return False
+        self.context.event("info", "kl.last", f"the last policy has a KL of {kl:.3g} nats a sequence", kl=kl)
+        return True
+
+    def _stop_at_peak(self, step: int) -> None:
+        """End the run where the gold score is at or past its predicted peak."""
+        fit = passed_peak(self.context.run.read_metrics())
+        if fit is None:
+            return
+        self.save()
+        place = self.save_policy()
+        low, high = fit.peak_kl_interval
+        what = f"the gold score has its predicted peak at a KL of {fit.peak_kl:.3g} nats ({low:.3g} to {high:.3g})"
+        self.context.event("fatal", "overoptimisation.peak", what, step=step, kl=fit.kl)
+        raise ContractStop(
+            f"{what}, and the run is at {fit.kl:.3g}: more of this reward would make the answers worse. The policy "
+            f"is in {place}. To go on all the same: --resume "
+            f"--set stages.{self.context.name}.stop.overoptimisation=false"
+        )
