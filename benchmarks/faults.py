@@ -27,7 +27,7 @@ from kedge.commands.doctor import history_of
 from kedge.core.errors import KedgeError
 from kedge.demo.recipe import HEAD, PREPARE, REWARD, SFT, write_demo
 from kedge.monitor.doctor import diagnose
-from kedge.monitor.doctor.ppo import replayed
+from kedge.monitor.doctor.ppo import replay_detectors
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.runs.folder import status_of
@@ -149,7 +149,7 @@ def at_random(pairs: Path, seed: int) -> str:
 def examined(stage: Path, case: Case, seed: int) -> Seen:
     history = history_of(stage)
     alarms: dict[str, int] = {}
-    for alarm in replayed(history):
+    for alarm in replay_detectors(history):
         if alarm.level != "info":
             alarms.setdefault(alarm.code, alarm.step)
     causes = diagnose(history).causes

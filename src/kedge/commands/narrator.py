@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from kedge.demo import course, story
 from kedge.demo.world import best_accuracy
-from kedge.monitor.overoptimisation import TooLittle, fit
+from kedge.monitor.overoptimisation import NoFit, fit
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import connect
 from kedge.runs.folder import Run
@@ -134,7 +134,7 @@ class Narrator:
         alarms = [one for one in run.read_events() if one["level"] != "info"]
         self.tell(course.alarms(alarms), "warning")
         found = fit([one["kl/mean"] for one in metrics], [one["gold/mean"] for one in metrics], kind="rl")
-        if isinstance(found, TooLittle):
+        if isinstance(found, NoFit):
             self.tell(f"The law of Gao et al. (2022) was not fitted: {found.reason}.", "plain")
         else:
             self.tell(course.peak(found.peak_kl, found.peak_kl_interval, found.kl), "warning")
