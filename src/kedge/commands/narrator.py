@@ -123,11 +123,11 @@ class Narrator:
 
     def _improved(self, home: Path) -> None:
         """Only where nothing held the policy is there a fall to speak of."""
-        if self.steps["ppo"] is not story.LET_GO:
+        if self.steps["ppo"] is not story.WITHOUT_KL:
             return
         run = Run.open(home, for_writing=False)
         metrics = run.read_metrics()
-        start, best, end = course.course(metrics)
+        start, best, end = course.start_best_end(metrics)
         for line in course.table(start, best, end):
             self.tell(line, "plain")
         self.tell(course.fall(best, end), "warning")
