@@ -29,7 +29,7 @@ from peers.kedge_side import BUILD_ROLES, Update, role_spec
 from peers.options import add_sizes, case_of, parse_sizes
 
 MARK = "role "
-"""Stands before what is ours among the profiler's events."""
+"""Prefix of our own marks among the profiler's events."""
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from peers.options import MINIBATCHES, add_sizes, case_of, parse_sizes
 
 PHASES = ("generate", "judge", "update")
 TRL_TOKENS = 12_288
-"""Of one micro-batch of TRL's at first: its B×T×V logits leave no room for more at 0.5B on 139 GiB."""
+"""Tokens of a micro-batch that TRL is tried with first: its B×T×V logits leave no room for more at 0.5B on 139 GiB."""
 
 
 def main() -> None:

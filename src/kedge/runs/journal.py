@@ -58,12 +58,12 @@ class Journal:
         Records without a step stay. The file is replaced as a whole: a kill leaves the old one or the new one.
         """
         lines, records, rest = self._scan()
-        kept = [line for line, record in zip(lines, records, strict=True) if not _is_after(record, step)]
-        if len(kept) < len(lines) or rest:
+        remaining = [line for line, record in zip(lines, records, strict=True) if not _is_after(record, step)]
+        if len(remaining) < len(lines) or rest:
             self.close()
             with run_errors("rewind", self.path), atomic_open(self.path) as file:
-                file.writelines(line + b"\n" for line in kept)
-        return len(lines) - len(kept)
+                file.writelines(line + b"\n" for line in remaining)
+        return len(lines) - len(remaining)
 
     def repair(self) -> int:
         """Remove a cut-off last line; returns its length in bytes."""

@@ -22,8 +22,8 @@ CATALOGUE: tuple[Detector, ...] = (
 )
 
 REARM = 10
-"""Quiet steps after which a detector may raise its alarm again: the longest average is over ten steps, so none of them
-has a part in it."""
+"""Quiet steps after which a detector may raise its alarm again: the steps of the old one have then left an average over
+ten."""
 
 READ = frozenset(name for detector in CATALOGUE for name in detector.reads)
 """The metrics that any detector reads."""
