@@ -95,7 +95,7 @@ def main() -> int:
         size_mb = path.stat().st_size / 1e6
         print(f"{blocks * BLOCK:,} pairs, {size_mb:,.0f} MB")
         output = subprocess.run([sys.executable, __file__, "--child", str(path)], check=True, stdout=subprocess.PIPE)
-    found = json.loads(output.stdout)
+    numbers = json.loads(output.stdout)
     planted = {
         "items": blocks * BLOCK,
         "prompts": blocks * (BLOCK_BASES + IDENTICAL + NEAR),
@@ -104,12 +104,12 @@ def main() -> int:
         "pairs.identical": blocks * IDENTICAL,
         "pairs.contradictory": blocks * 2 * SWAPPED,
     }
-    print(f"{found['items'] / found['seconds']:,.0f} pairs/s ({size_mb / found['seconds']:.0f} MB/s)")
-    print(f"{found['items'] / found['cpu_seconds']:,.0f} pairs per second of processor time")
-    print(f"{found['peak_mib']:,.0f} MiB peak (limit {LIMIT_MIB:,})")
+    print(f"{numbers['items'] / numbers['seconds']:,.0f} pairs/s ({size_mb / numbers['seconds']:.0f} MB/s)")
+    print(f"{numbers['items'] / numbers['cpu_seconds']:,.0f} pairs per second of processor time")
+    print(f"{numbers['peak_mib']:,.0f} MiB peak (limit {LIMIT_MIB:,})")
     for name, count in planted.items():
-        print(f"{name}: {found[name]:,} found, {count:,} planted{'' if found[name] == count else '  <-- differs'}")
-    is_good = all(found[name] == count for name, count in planted.items()) and found["peak_mib"] < LIMIT_MIB
+        print(f"{name}: {numbers[name]:,} found, {count:,} planted{'' if numbers[name] == count else '  <-- differs'}")
+    is_good = all(numbers[name] == count for name, count in planted.items()) and numbers["peak_mib"] < LIMIT_MIB
     return 0 if is_good else 1
 
 

@@ -168,10 +168,10 @@ def main() -> None:
     evaluate = EVALUATE.replace("MODELS", ", ".join(["sft", *stages]))
     recipe = folder / "choosing.yaml"
     recipe.write_text(HEAD + "".join(stages.values()) + evaluate)
-    made = run_recipe(load_recipe(recipe), folder / "runs", is_resumed=(folder / "runs").exists(), say=print)
-    found = compare_runs([made / name for name in stages])
-    print("\n".join(found.lines()))
-    print(f"wrote {found.write_page(folder / 'compare.html')}")
+    run = run_recipe(load_recipe(recipe), folder / "runs", is_resumed=(folder / "runs").exists(), say=print)
+    comparison = compare_runs([run / name for name in stages])
+    print("\n".join(comparison.lines()))
+    print(f"wrote {comparison.write_page(folder / 'compare.html')}")
 
 
 if __name__ == "__main__":

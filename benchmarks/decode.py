@@ -37,6 +37,7 @@ EAGER_NEW = 24
 
 
 def make(shape: str, device: str) -> PreTrainedModel:
+    """A model of the shape with random weights, the same in every run."""
     vocabulary = 151_936 if shape != "tiny" else 1000
     config = Qwen2Config(
         **SHAPES[shape],
@@ -54,7 +55,7 @@ def make(shape: str, device: str) -> PreTrainedModel:
 
 
 def adapted(model: PreTrainedModel, rank: int) -> PreTrainedModel:
-    """With an adapter on every layer that does something."""
+    """The model with an adapter on every layer whose B is not zero, so that it changes the outputs."""
     wrapped = with_lora(model, LoraSettings(rank=rank), name="policy", seed=0)
     with torch.no_grad():
         for name, weight in wrapped.named_parameters():
@@ -81,7 +82,8 @@ def seconds(work: Any, device: str) -> float:
 
 
 def floor_seconds(model: PreTrainedModel, rollouts: Rollouts, rate: float) -> float:
-    """Of all steps after the first token: the weights once a step, and what is filled of each row that still grows."""
+    """The least time of all steps after the first token: a step reads the weights once, and the filled part of the
+    cache of each row that still grows."""
     config: Any = model.config
     weights = sum(weight.nbytes for weight in model.parameters())
     column = 2 * config.num_hidden_layers * config.num_key_value_heads * 2
@@ -105,21 +107,22 @@ def log_prob_gap(model: PreTrainedModel, rollouts: Rollouts) -> tuple[float, flo
 
 
 def measure(model: PreTrainedModel, way: Any, prompts: Prompts, stops: tuple[int, ...], args: Any, rate: float) -> None:
+    """Print the line of one way, batch size and kind of lengths."""
     device, rows = model.device.type, len(prompts.tokens)
     new = min(args.new, EAGER_NEW) if way == "eager" and device == "cuda" else args.new
-    many, one = (
+    full, first_token = (
         LocalGenerator(model, SamplingSettings(max_new_tokens=count), stop_ids=stops, pad=0, max_rows=rows, path=way)
         for count in (new, 1)
     )
     start = time.perf_counter()
-    rollouts = many.generate(prompts, 1)
+    rollouts = full.generate(prompts, 1)
     first = time.perf_counter() - start
-    reading = min(seconds(lambda: one.generate(prompts, 1), device) for _ in range(3))
-    whole = min(seconds(lambda: many.generate(prompts, 1), device) for _ in range(args.repeats))
+    reading = min(seconds(lambda: first_token.generate(prompts, 1), device) for _ in range(3))
+    whole = min(seconds(lambda: full.generate(prompts, 1), device) for _ in range(args.repeats))
     lengths_B = rollouts.response_mask_BT.sum(1)
     steps, tokens = int(lengths_B.max()) - 1, int(lengths_B.sum())
     mean, largest = log_prob_gap(model, rollouts)
-    many.release()
+    full.release()
     share, lengths = floor_seconds(model, rollouts, rate) / (whole - reading), "unequal" if stops else "equal"
     print(
         f"{way:6} {rows:5} {lengths:8} {tokens / rows:7.0f} {(whole - reading) / steps * 1e3:8.3f} {share:7.1%}"

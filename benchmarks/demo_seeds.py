@@ -26,7 +26,7 @@ LEAST_WINS, MOST_POINTS = 0.70, 0.03
 def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory() as scratch:
-        rows = [one_seed(seed, (args.folder or Path(scratch)) / str(seed), args.overoptimise) for seed in args.seeds]
+        rows = [run_seed(seed, (args.folder or Path(scratch)) / str(seed), args.overoptimise) for seed in args.seeds]
     titles = list(rows[0])
     print("  ".join(f"{title:>14}" for title in titles))
     for row in rows:
@@ -34,20 +34,21 @@ def main() -> None:
     sys.exit(any(row["verdict"] != "ok" for row in rows))
 
 
-def one_seed(seed: int, folder: Path, is_overoptimised: bool) -> dict[str, Any]:
-    began = time.process_time()
+def run_seed(seed: int, folder: Path, is_overoptimised: bool) -> dict[str, Any]:
+    """Run the demo with one seed; the row of the table."""
+    start = time.process_time()
     home = run_demo(
         folder,
         seed,
         tell=lambda text, _: print(f"[{seed}] {text}", flush=True),
         version="overoptimised" if is_overoptimised else "plain",
     )
-    seconds = time.process_time() - began
+    seconds = time.process_time() - start
     evaluation = json.loads((home / "eval" / "evaluation.json").read_text())
-    metrics = records(home / "ppo" / "metrics.jsonl")
-    events = [event for stage in ("sft", "reward", "ppo", "eval") for event in records(home / stage / "events.jsonl")]
+    metrics = read_rows(home / "ppo" / "metrics.jsonl")
+    events = [event for stage in ("sft", "reward", "ppo", "eval") for event in read_rows(home / stage / "events.jsonl")]
     settings = json.loads((home / "ppo" / "run.json").read_text())["settings"]
-    won = evaluation["comparisons"]["ppo"]["gold"]["win_rate"]
+    wins = evaluation["comparisons"]["ppo"]["gold"]["win_rate"]
     points = best_possible(home) - json.loads((home / "reward" / "reward-report.json").read_text())["accuracy"]["value"]
     most_kl, limit = max(row["kl/mean"] for row in metrics), settings["kl"]["limit"]
     fatal = sum(event["level"] == "fatal" for event in events)
@@ -57,12 +58,12 @@ def one_seed(seed: int, folder: Path, is_overoptimised: bool) -> dict[str, Any]:
     is_good = (
         bool(falls)
         if is_overoptimised
-        else won["rate"] >= LEAST_WINS and most_kl <= limit and not rollbacks and points <= MOST_POINTS and not fatal
+        else wins["rate"] >= LEAST_WINS and most_kl <= limit and not rollbacks and points <= MOST_POINTS and not fatal
     )
     return {
         "seed": seed,
-        "win rate": f"{won['rate']:.3f}",
-        "interval": f"[{won['low']:.2f}, {won['high']:.2f}]",
+        "win rate": f"{wins['rate']:.3f}",
+        "interval": f"[{wins['low']:.2f}, {wins['high']:.2f}]",
         "truth SFT": f"{evaluation['models']['sft']['scores']['gold']['mean']['mean']:.2f}",
         "truth PPO": f"{evaluation['models']['ppo']['scores']['gold']['mean']['mean']:.2f}",
         "best, last": f"{max(gold):.2f}, {gold[-1]:.2f}",
@@ -77,11 +78,12 @@ def one_seed(seed: int, folder: Path, is_overoptimised: bool) -> dict[str, Any]:
 
 
 def best_possible(home: Path) -> float:
-    held = records(home / "prepare" / "data" / "heldout.jsonl")
-    return best_accuracy([{side: turns[-1]["content"] for side, turns in row.items()} for row in held])
+    """The accuracy of a perfect reward model on the held-out labels."""
+    heldout = read_rows(home / "prepare" / "data" / "heldout.jsonl")
+    return best_accuracy([{side: turns[-1]["content"] for side, turns in row.items()} for row in heldout])
 
 
-def records(file: Path) -> list[dict[str, Any]]:
+def read_rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""How often the detectors cry wolf: simulated healthy PPO runs in, false alarms a detector out.
+"""The false alarms of each detector in simulated healthy PPO runs.
 
     python benchmarks/detector_false_alarms.py [--runs 300] [--steps 200]
 
@@ -34,15 +34,15 @@ def healthy(rng: random.Random, *, steps: int, answers: int) -> Iterator[dict[st
     truncated, repeated, distinct = rng.uniform(0, 0.3), rng.uniform(0.005, 0.1), rng.uniform(0.3, 0.7)
     alike, mismatch = rng.uniform(0.02, 0.25), rng.choice((2e-6, 0.005, 0.015))
     coef, drift = rng.uniform(0.01, 0.5), 0.0
-    untaught = rng.uniform(0.3, 1.1)  # the first loss of the critic over that of one that says 0, as in real runs
+    untrained = rng.uniform(0.3, 1.1)  # the critic's first loss over that of one that predicts 0, as in real runs
     for step in range(steps):
         done = 1 - math.exp(-step / pace)
         std = 1 + (std_end - 1) * done
         kl = kl_end * done * (1 + kl_swing * math.sin(step / 9))
-        drift = 0.8 * drift + rng.gauss(0, 0.02)  # what the policy itself wanders by, beside the noise of sampling
+        drift = 0.8 * drift + rng.gauss(0, 0.02)  # of the policy itself, beside the noise of sampling
         scores = start + gain * done + drift + rng.gauss(0, std * noise)
         spread_now = std * abs(1 + rng.gauss(0, noise / math.sqrt(2)))
-        loss = untaught * (scores**2 + spread_now**2) / 2
+        loss = untrained * (scores**2 + spread_now**2) / 2
         yield {
             "reward/mean": scores,
             "reward/std": spread_now,
@@ -77,28 +77,29 @@ def _share(rng: random.Random, share: float, answers: int) -> float:
 
 
 def alarms_of(seed: int, *, steps: int, answers: int) -> list[str]:
+    """The codes of all alarms in one healthy run."""
     rng = random.Random(f"{answers}/{seed}")
-    dog = Watchdog(DetectorSettings(), kl_target=TARGET, kl_limit=LIMIT)
+    watchdog = Watchdog(DetectorSettings(), kl_target=TARGET, kl_limit=LIMIT)
     stream = enumerate(healthy(rng, steps=steps, answers=answers), start=1)
-    return [alarm.code for step, metrics in stream for alarm in dog.observe(step, metrics)]
+    return [alarm.code for step, metrics in stream for alarm in watchdog.observe(step, metrics)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=300, help="runs for each number of answers a step")
     parser.add_argument("--steps", type=int, default=200)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     sizes = (16, 64, 256)
     counts: dict[int, Counter[str]] = {}
     for answers in sizes:
-        found = [alarms_of(seed, steps=asked.steps, answers=answers) for seed in range(asked.runs)]
-        counts[answers] = Counter(code for codes in found for code in codes)
-    print(f"false alarms in {asked.runs} healthy runs of {asked.steps} steps, by answers a step\n")
+        runs = [alarms_of(seed, steps=args.steps, answers=answers) for seed in range(args.runs)]
+        counts[answers] = Counter(code for codes in runs for code in codes)
+    print(f"false alarms in {args.runs} healthy runs of {args.steps} steps, by answers a step\n")
     print(f"{'':28}" + "".join(f"{answers:>8}" for answers in sizes))
     for detector in CATALOGUE:
         print(f"{detector.code:28}" + "".join(f"{counts[answers][detector.code]:8}" for answers in sizes))
-    warnings = {one.code for one in CATALOGUE if one.level != "info"}
-    totals = {answers: sum(counts[answers][code] for code in warnings) / asked.runs for answers in sizes}
+    warnings = {detector.code for detector in CATALOGUE if detector.level != "info"}
+    totals = {answers: sum(counts[answers][code] for code in warnings) / args.runs for answers in sizes}
     print(f"{'warnings in ten runs':28}" + "".join(f"{10 * totals[answers]:8.2f}" for answers in sizes))
     return int(max(totals.values()) > 0.1)
 

@@ -1,10 +1,10 @@
-"""Real small runs with planted faults, and healthy ones: what the detectors say, and what the doctor calls it.
+"""Real small runs with planted faults, and healthy ones: the alarms of the detectors, and the diagnosis of the doctor.
 
     python benchmarks/faults.py [FOLDER] [--seeds 7 8] [--only TEXT] [--again]    about twelve minutes on one core
 
 The shop of `kedge demo`: one SFT and one reward model a seed, then one short run a case (`planted_faults.py`).
-Runs stay in FOLDER and are not made twice; `--again` only diagnoses them. Exit code 1 when a fault is missed or called
-by another name, or there is more than one false warning in ten healthy runs.
+Runs stay in FOLDER and are not made twice; `--again` only diagnoses them. Exit code 1 when a fault is missed or
+diagnosed as another one, or there is more than one false warning in ten healthy runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kedge.commands.doctor import history_of
 from kedge.core.errors import KedgeError
 from kedge.demo.recipe import HEAD, PREPARE, REWARD, SFT, write_demo
 from kedge.monitor.doctor import diagnose
-from kedge.monitor.doctor.ppo import replayed
+from kedge.monitor.doctor.ppo import replay_detectors
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.runs.folder import status_of
@@ -54,7 +54,7 @@ STAGE: dict[str, Any] = {
     "checkpoints": {"every": 1000},
 }
 """A healthy run, which the cases change."""
-COINS: dict[str, Any] = {
+RANDOM_LABELS: dict[str, Any] = {
     "data": "data/coins-train.jsonl",
     "heldout": "data/coins-heldout.jsonl",
     "batch": 16,
@@ -65,23 +65,23 @@ COINS: dict[str, Any] = {
     "checkpoints": {"every": 1000},
     "optimiser": {"lr": 1e-3, "beta2": 0.98},
 }
-"""A reward model of labels that say nothing."""
+"""A reward model on labels at random."""
 
 
 MOST_CODES = 3
-"""Warnings of a run that the table tells; the first ones."""
+"""Warnings of a run that the table shows; the first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What was made of one run."""
+class Outcome:
+    """The alarms and the diagnosis of one run."""
 
     case: Case
     seed: int
     alarms: Mapping[str, int]
     """Warnings by code, each with its first step."""
     named: str
-    """The doctor's first cause; empty where it found the run healthy."""
+    """The doctor's first cause; empty where the run is healthy by its diagnosis."""
 
     @property
     def is_right(self) -> bool:
@@ -100,26 +100,26 @@ def make_base(folder: Path, seed: int) -> Path:
     run_recipe(load_recipe(recipe), runs, is_resumed=(runs / "base").exists(), say=_quietly)
     for part in ("train", "heldout"):
         pairs = runs / f"base/prepare/data/{part}.jsonl"
-        (home / f"data/coins-{part}.jsonl").write_text(at_random(pairs, seed))
+        (home / f"data/coins-{part}.jsonl").write_text(with_random_labels(pairs, seed))
     return home
 
 
-def place_of(home: Path, case: Case) -> Path:
+def stage_folder(home: Path, case: Case) -> Path:
     """The folder of the case's one stage."""
     return home / "runs" / re.sub(r"\W+", "-", case.name.lower()) / "improve"
 
 
-def is_made(stage: Path) -> bool:
+def has_ended(stage: Path) -> bool:
     return (stage / MANIFEST_NAME).exists() and status_of(stage) in ("done", "failed", "stopped")
 
 
 def make_run(home: Path, case: Case, seed: int) -> None:
-    """One that was interrupted goes on. How it ends is for the diagnosis to say."""
-    name = place_of(home, case).parent.name
+    """Run the case, or resume it where it was interrupted. A run that fails is diagnosed like any other."""
+    name = stage_folder(home, case).parent.name
     settings = settings_of(home, case)
     recipe = home / f"{name}.yaml"
-    about = {"kedge": 1, "name": name, "seed": seed, "model": "./model", "device": "cpu"}
-    recipe.write_text(json.dumps(about | {"stages": {"improve": settings}}))
+    head = {"kedge": 1, "name": name, "seed": seed, "model": "./model", "device": "cpu"}
+    recipe.write_text(json.dumps(head | {"stages": {"improve": settings}}))
     with planted(case):
         try:
             is_begun = (home / "runs" / name / MANIFEST_NAME).exists()
@@ -131,14 +131,14 @@ def make_run(home: Path, case: Case, seed: int) -> None:
 def settings_of(home: Path, case: Case) -> dict[str, Any]:
     base = {"from": str(home / "runs/base/sft/model")}
     if case.settings.get("kind") == "reward":
-        return merged(base | COINS, case.settings)
-    found = merged(STAGE | base | {"reward": str(home / "runs/base/reward/model")}, case.settings)
-    only_ppo = ("critic", "loss") if found["kind"] == "group" else ()
-    return {key: value for key, value in found.items() if key not in only_ppo}
+        return merged(base | RANDOM_LABELS, case.settings)
+    settings = merged(STAGE | base | {"reward": str(home / "runs/base/reward/model")}, case.settings)
+    only_ppo = ("critic", "loss") if settings["kind"] == "group" else ()
+    return {key: value for key, value in settings.items() if key not in only_ppo}
 
 
-def at_random(pairs: Path, seed: int) -> str:
-    """The same pairs, each label by the toss of a coin."""
+def with_random_labels(pairs: Path, seed: int) -> str:
+    """The same pairs with labels at random."""
     rng, rows = Random(seed), [json.loads(line) for line in pairs.read_text().splitlines()]
     for row in rows:
         if rng.random() < 0.5:
@@ -146,63 +146,65 @@ def at_random(pairs: Path, seed: int) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def examined(stage: Path, case: Case, seed: int) -> Seen:
+def outcome_of(stage: Path, case: Case, seed: int) -> Outcome:
     history = history_of(stage)
     alarms: dict[str, int] = {}
-    for alarm in replayed(history):
+    for alarm in replay_detectors(history):
         if alarm.level != "info":
             alarms.setdefault(alarm.code, alarm.step)
     causes = diagnose(history).causes
-    return Seen(case=case, seed=seed, alarms=alarms, named=causes[0].code if causes else "")
+    return Outcome(case=case, seed=seed, alarms=alarms, named=causes[0].code if causes else "")
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Sections are merged, anything else is replaced."""
-    found = dict(settings)
+    result = dict(settings)
     for key, value in changes.items():
-        old = found.get(key)
+        old = result.get(key)
         is_section = isinstance(old, dict) and isinstance(value, Mapping)
-        found[key] = merged(cast("dict[str, Any]", old), value) if is_section else value
-    return found
+        result[key] = merged(cast("dict[str, Any]", old), value) if is_section else value
+    return result
 
 
-def table(seen: Sequence[Seen]) -> Iterator[str]:
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """A row a fault, then one a healthy run."""
-    seeds = sorted({one.seed for one in seen})
+    seeds = sorted({outcome.seed for outcome in outcomes})
     for title, are_faulty in (("fault", True), ("healthy run", False)):
-        rows = [one for one in seen if bool(one.case.cause) == are_faulty]
+        rows = [outcome for outcome in outcomes if bool(outcome.case.cause) == are_faulty]
         if not rows:
             continue
         yield f"| {title} | " + " | ".join(f"seed {seed}: warnings at step, named" for seed in seeds) + " |"
         yield "|---|" + "---|" * len(seeds)
-        for name in dict.fromkeys(one.case.name for one in rows):
-            by_seed = {one.seed: one for one in rows if one.case.name == name}
+        for name in dict.fromkeys(outcome.case.name for outcome in rows):
+            by_seed = {outcome.seed: outcome for outcome in rows if outcome.case.name == name}
             yield f"| {name} | " + " | ".join(_cell(by_seed.get(seed)) for seed in seeds) + " |"
         yield ""
 
 
-def _cell(one: Seen | None) -> str:
-    if one is None:
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
         return "–"
-    first = sorted(one.alarms.items(), key=lambda pair: pair[1])
-    warnings = [f"`{code}` {step}" for code, step in first[:MOST_CODES]]
-    warnings += [f"{more} more"] if (more := len(first) - MOST_CODES) > 0 else []
-    named = f"**{one.named}**" if one.named else "healthy"
-    return f"{', '.join(warnings) or 'none'}; {named}" + ("" if one.is_right else " (wrong)")
+    in_order = sorted(outcome.alarms.items(), key=lambda pair: pair[1])
+    warnings = [f"`{code}` {step}" for code, step in in_order[:MOST_CODES]]
+    warnings += [f"{more} more"] if (more := len(in_order) - MOST_CODES) > 0 else []
+    named = f"**{outcome.named}**" if outcome.named else "healthy"
+    return f"{', '.join(warnings) or 'none'}; {named}" + ("" if outcome.is_right else " (wrong)")
 
 
-def verdict(seen: Sequence[Seen]) -> tuple[str, bool]:
-    faulty = [one for one in seen if one.case.cause]
-    healthy = [one for one in seen if not one.case.cause]
-    caught, right = sum(bool(one.named) for one in faulty), sum(one.is_right for one in faulty)
-    warnings = sum(len(one.alarms) for one in healthy)
-    told = f"{caught} of {len(faulty)} faults found, {right} named right"
-    is_good = right == len(faulty) and 10 * warnings <= len(healthy)
-    return f"{told}; {warnings} warnings in {len(healthy)} healthy runs", is_good
+def verdict(outcomes: Sequence[Outcome]) -> tuple[str, bool]:
+    """The counts in one line, and whether they are good enough."""
+    faulty = [outcome for outcome in outcomes if outcome.case.cause]
+    healthy = [outcome for outcome in outcomes if not outcome.case.cause]
+    num_found = sum(bool(outcome.named) for outcome in faulty)
+    num_right = sum(outcome.is_right for outcome in faulty)
+    warnings = sum(len(outcome.alarms) for outcome in healthy)
+    is_good = num_right == len(faulty) and 10 * warnings <= len(healthy)
+    faults = f"{num_found} of {len(faulty)} faults found, {num_right} named right"
+    return f"{faults}; {warnings} warnings in {len(healthy)} healthy runs", is_good
 
 
 def _quietly(_: str) -> None:
-    """Of these runs only the end counts."""
+    """Progress of the runs is not printed."""
 
 
 def main() -> int:
@@ -211,23 +213,23 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8])
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--again", action="store_true", help="diagnose the runs that are there, and make none")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    folder = (asked.folder or Path(mkdtemp(prefix="faults-"))).resolve()
-    seen = list[Seen]()
-    for place, seed in enumerate(asked.seeds):
-        home = folder / f"seed-{seed}" if asked.again else make_base(folder, seed)
-        # Every fault with every seed; the healthy runs are dealt out to the seeds.
-        for case in (one for one in (*FAULTS, *HEALTHY[place :: len(asked.seeds)]) if asked.only in one.name):
-            began, stage = time.process_time(), place_of(home, case)
-            if not is_made(stage):
-                if asked.again:
-                    continue
+    folder = (args.folder or Path(mkdtemp(prefix="faults-"))).resolve()
+    outcomes = list[Outcome]()
+    for index, seed in enumerate(args.seeds):
+        home = folder / f"seed-{seed}" if args.again else make_base(folder, seed)
+        # Every fault with every seed; the healthy runs are shared out among the seeds.
+        for case in (*FAULTS, *HEALTHY[index :: len(args.seeds)]):
+            start, stage = time.process_time(), stage_folder(home, case)
+            if args.only not in case.name or (args.again and not has_ended(stage)):
+                continue
+            if not has_ended(stage):
                 make_run(home, case, seed)
-            seen.append(examined(stage, case, seed))
-            print(f"{seed} {case.name}: {time.process_time() - began:.0f} s, {_cell(seen[-1])}", flush=True)
-    told, is_good = verdict(seen)
-    print("\n".join(("", *table(seen), told, f"runs in {folder}")))
+            outcomes.append(outcome_of(stage, case, seed))
+            print(f"{seed} {case.name}: {time.process_time() - start:.0f} s, {_cell(outcomes[-1])}", flush=True)
+    summary, is_good = verdict(outcomes)
+    print("\n".join(("", *table(outcomes), summary, f"runs in {folder}")))
     return int(not is_good)
 
 

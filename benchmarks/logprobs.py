@@ -144,17 +144,17 @@ def main() -> None:
     )
     print(f"one float32 copy of all logits: {logits_mib:,.0f} MiB")
     for phase in args.phases:
-        found: dict[str, dict[str, float]] = {}
+        results: dict[str, dict[str, float]] = {}
         for variant in args.variants:
             need, free = PLAIN_COPIES[phase] * logits_mib + 1024, free_mib(args.device)
             if variant == "plain" and need > free:
                 print(f"{phase:17} {variant:8} not run: needs about {need:,.0f} MiB, {free:,.0f} are free")
                 continue
             run = measure if args.device == "cuda" else measure_in_child
-            found[variant] = result = run(variant, phase, args)
+            results[variant] = result = run(variant, phase, args)
             print(f"{phase:17} {variant:8} {result['seconds']:9.3f} s  {result['mib']:9,.0f} MiB above the inputs")
-        for variant in found.keys() - {"plain"} if "plain" in found else ():
-            times, memory = (found[variant][key] / found["plain"][key] for key in ("seconds", "mib"))
+        for variant in results.keys() - {"plain"} if "plain" in results else ():
+            times, memory = (results[variant][key] / results["plain"][key] for key in ("seconds", "mib"))
             print(f"{phase:17} {variant} / plain: time {times:.2f}, memory {memory:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""The library of faults: what is planted, how, and what a good diagnosis calls it; and the healthy runs beside them.
+"""The library of faults: what is planted, how, and the cause that a diagnosis should name; and healthy runs beside it.
 
 A fault is a change of settings where a recipe can say it. Where none can, a role, the generator or the reward is
 wrapped while the stage runs: the product has no hook for it. Shape letters: B sequences, T token positions.
@@ -14,25 +14,24 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from kedge.stages.rl.session import Session
 from torch import Tensor
 
 from kedge.core.loss import ItemLoss
 from kedge.core.protocols import CriticRole, Metrics, PolicyLoss, PolicyRole, ReferenceRole, RewardSource
 from kedge.core.records import Experience, Rollouts, num_rows
-from kedge.rollout.local import LocalGenerator
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.generators import GeneratorParts
 from kedge.stages.ppo import train as ppo_training
-from kedge.stages.rl import training as rollout_training
+from kedge.stages.rl import run as rl_run
 from kedge.trainers.ppo import PPORoles
 
 Wrap = Callable[[PPORoles], PPORoles]
-Sample = Callable[[Session, SamplingSettings], LocalGenerator]
+Sample = Callable[[GeneratorParts], GeneratorParts]
+"""From what the generator should be made from to what it is made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run. `cause` is the name that a diagnosis should begin with; a healthy run has none."""
+    """One run. `cause` is the code of the cause that a diagnosis should rank first; empty for a healthy run."""
 
     name: str
     cause: str = ""
@@ -43,23 +42,26 @@ class Case:
 
 @contextmanager
 def planted(case: Case) -> Generator[None]:
-    """The fault is there while this is open."""
-    plain_roles, plain_sample = ppo_training.PPORoles, ppo_training.generator_of
+    """A context in which the stage runs with the fault."""
+    make_roles, open_generator = ppo_training.PPORoles, rl_run.open_generator
 
-    def roles(**held: Any) -> PPORoles:
-        made = plain_roles(**held)
-        return case.wrap(made) if case.wrap else made
+    def wrapped_roles(**parts: Any) -> PPORoles:
+        roles = make_roles(**parts)
+        return case.wrap(roles) if case.wrap else roles
+
+    def wrapped_generator(settings: Any, parts: GeneratorParts) -> Any:
+        return open_generator(settings, case.sample(parts) if case.sample else parts)
 
     with (
-        patch.object(ppo_training, "PPORoles", roles),
-        patch.object(ppo_training, "generator_of", case.sample or plain_sample),
+        patch.object(ppo_training, "PPORoles", wrapped_roles),
+        patch.object(rl_run, "open_generator", wrapped_generator),
     ):
         yield
 
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """Scores changed by `change` on their way."""
+    """A reward source whose scores are changed by `change`."""
 
     source: RewardSource
     change: Callable[[Tensor], Tensor]
@@ -69,7 +71,7 @@ class Rescored:
 
 
 @dataclass(slots=True)
-class Overflows:
+class InfiniteScores:
     """One infinite score in every third batch."""
 
     source: RewardSource
@@ -84,8 +86,8 @@ class Overflows:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherRows:
-    """Log-probs of the row before."""
+class ShiftedReference:
+    """A reference that gives each row the log-probs of the row before."""
 
     role: ReferenceRole
 
@@ -94,7 +96,7 @@ class OtherRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class WrongSign:
     """A policy that learns from advantages of the wrong sign."""
 
     role: PolicyRole
@@ -107,8 +109,8 @@ class Against:
 
 
 @dataclass(frozen=True, slots=True)
-class Certain:
-    """A policy whose entropy costs something: the bonus has the wrong sign."""
+class EntropyPenalty:
+    """A policy whose entropy bonus has the wrong sign."""
 
     role: PolicyRole
 
@@ -124,8 +126,8 @@ class Certain:
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
-    """A critic whose values never reach the advantages as they are: those of other rows do."""
+class ShuffledCritic:
+    """A critic that gives each row the values of another one."""
 
     role: CriticRole
 
@@ -142,26 +144,19 @@ def rescored(change: Callable[[Tensor], Tensor]) -> Wrap:
     return lambda roles: replace(roles, reward=Rescored(roles.reward, change))
 
 
-def hotter(session: Session, sampling: SamplingSettings) -> LocalGenerator:
-    """Samples at a temperature that the trainer does not know of."""
-    return rollout_training.generator_of(session, sampling.model_copy(update={"temperature": 1.4}))
+def hotter(parts: GeneratorParts) -> GeneratorParts:
+    """Samples at another temperature than the trainer uses."""
+    return replace(parts, sampling=parts.sampling.model_copy(update={"temperature": 1.4}))
 
 
-def stale(session: Session, sampling: SamplingSettings) -> LocalGenerator:
-    """Samples with the first weights for ever."""
-    return rollout_training.generator_of(_with_model(session, copy.deepcopy(session.held.model)), sampling)
+def stale(parts: GeneratorParts) -> GeneratorParts:
+    """Samples with the first weights throughout the run."""
+    return replace(parts, model=copy.deepcopy(parts.model))
 
 
-def endless(session: Session, sampling: SamplingSettings) -> LocalGenerator:
-    """Waits for another end-of-turn token than the one that the policy has learnt."""
-    with patch.object(rollout_training, "stop_ids", lambda tokenizer: frozenset({tokenizer.pad_token_id})):
-        return rollout_training.generator_of(session, sampling)
-
-
-def _with_model(session: Session, model: Any) -> Session:
-    other = copy.copy(session)
-    other.held = replace(session.held, model=model)
-    return other
+def endless(parts: GeneratorParts) -> GeneratorParts:
+    """Stops at another end-of-turn token than the one that the policy has learnt."""
+    return replace(parts, stop_ids=frozenset({parts.pad}))
 
 
 def _function(name: str) -> dict[str, str]:
@@ -188,9 +183,9 @@ def constant(answer):
     return 1.0
 '''
 
-UNHELD = {"kl": {"start": 0.0}, "iterations": 40, "actor": {"lr": 4e-4}}
+NO_KL_PENALTY = {"kl": {"start": 0.0}, "iterations": 40, "actor": {"lr": 4e-4}}
 FAULTS = (
-    Case(name="no KL penalty, hackable reward", cause="no_anchor", settings=UNHELD),
+    Case(name="no KL penalty, hackable reward", cause="no_anchor", settings=NO_KL_PENALTY),
     Case(name="reward pays for length", cause="length", settings={"reward": _function("longer")}),
     Case(name="actor.lr x 100", cause="steps_too_large", settings={"actor": {"lr": 4e-2}}),
     Case(name="critic.lr x 100", cause="critic", settings={"critic": {"lr": 1e-1}}),
@@ -202,18 +197,18 @@ FAULTS = (
     Case(
         name="critic of other rows",
         cause="critic",
-        wrap=lambda roles: replace(roles, critic=Unheard(roles.critic)),
+        wrap=lambda roles: replace(roles, critic=ShuffledCritic(roles.critic)),
     ),
     Case(name="scores x 50", cause="reward_scale", wrap=rescored(lambda scores_B: 50 * scores_B)),
     Case(
         name="entropy bonus of the wrong sign",
         cause="collapse",
-        wrap=lambda roles: replace(roles, policy=Certain(roles.policy)),
+        wrap=lambda roles: replace(roles, policy=EntropyPenalty(roles.policy)),
     ),
     Case(
         name="reference log-probs of other rows",
         cause="mismatch",
-        wrap=lambda roles: replace(roles, reference=OtherRows(roles.reference)),
+        wrap=lambda roles: replace(roles, reference=ShiftedReference(roles.reference)),
     ),
     Case(name="generator keeps old weights", cause="mismatch", sample=stale),
     Case(name="sampled at another temperature", cause="mismatch", sample=hotter),
@@ -229,14 +224,14 @@ FAULTS = (
     Case(
         name="infinite scores",
         cause="reward_source",
-        wrap=lambda roles: replace(roles, reward=Overflows(roles.reward)),
+        wrap=lambda roles: replace(roles, reward=InfiniteScores(roles.reward)),
     ),
     Case(name="reward of the wrong sign", cause="wrong_sign", wrap=rescored(lambda scores_B: -scores_B)),
     Case(name="labels at random", cause="train.coin", settings={"kind": "reward"}),
     Case(
         name="advantages of the wrong sign",
         cause="wrong_sign",
-        wrap=lambda roles: replace(roles, policy=Against(roles.policy)),
+        wrap=lambda roles: replace(roles, policy=WrongSign(roles.policy)),
     ),
 )
 

@@ -1,10 +1,10 @@
-"""One PPO update on a CPU: TRL 1.12.0 against Kedge with its roles held separate, as lora and on a trunk.
+"""One PPO update on a CPU: TRL 1.12.0 against Kedge with `roles: separate`, `lora` and `trunk`.
 
 Random float32 weights (hidden 256, 4 layers, vocabulary 4,096), 64 prompts of 32 tokens and 48 new ones, 2 epochs of
 4 minibatches, 2 threads. Each side is a process of its own; the sides take turns for --rounds, and the fastest update
 of each counts, because other work on the machine only ever adds time. Where there is much of it, `--clock cpu
---threads 1` counts the seconds that a side computed instead of those that passed. `trunk` shares the lower half of the
-layers, `trunk-3` three of the four; `separate+sampled` and the like start from the log-probs that the generator noted
+--threads 1` counts seconds of processor time instead of wall-clock time. `trunk` shares the lower half of the
+layers, `trunk-3` three of the four; `separate+sampled` and the like take the generator's log-probs as the old ones
 (`old_logprobs`), `separate+compiled` has its layers compiled, and `separate+sampled+compiled` both.
 Needs: pip install 'trl==1.12.0'
 
@@ -45,27 +45,28 @@ def main() -> None:
             threads=args.threads,
         )
         write_models(Path(home), case.shape, case.dtype, with_lora=any(side.startswith("lora") for side in args.sides))
-        found: dict[str, list[Measured]] = {side: [] for side in args.sides}
+        rounds: dict[str, list[Measured]] = {side: [] for side in args.sides}
         for number in range(args.rounds):
             is_last = number == args.rounds - 1
             for side in args.sides:
-                found[side].append(one_side(side, replace(case, profile=args.profile if is_last else 0)))
+                rounds[side].append(measure_side(side, replace(case, profile=args.profile if is_last else 0)))
     prefix = "cpu/" if args.clock == "cpu" else ""
-    show({side: fastest(many, prefix) for side, many in found.items()}, case)
+    show({side: fastest(results, prefix) for side, results in rounds.items()}, case)
     show_floor(case)
-    for side, many in found.items():
-        show_costs(side, many[-1])
+    for side, results in rounds.items():
+        show_costs(side, results[-1])
 
 
-def one_side(side: str, case: Case) -> Measured:
-    found = measure("trl_side", case) if side == "trl" else measure("kedge_side", kedge_case(side, case))
-    assert isinstance(found, Measured)
-    return found
+def measure_side(side: str, case: Case) -> Measured:
+    result = measure("trl_side", case) if side == "trl" else measure("kedge_side", kedge_case(side, case))
+    assert isinstance(result, Measured)
+    return result
 
 
 def kedge_case(side: str, case: Case) -> Case:
-    held, *ways = side.split("+")
-    roles, _, layers = held.partition("-")
+    """The case with what the name of a side says, such as `trunk-3+sampled`."""
+    placement, *ways = side.split("+")
+    roles, _, layers = placement.partition("-")
     return replace(
         case,
         roles=roles,
@@ -76,19 +77,19 @@ def kedge_case(side: str, case: Case) -> Case:
 
 
 def known_side(text: str) -> str:
-    held, *ways = text.split("+")
-    if held not in SIDES or not set(ways) <= {*WAYS} or (held == "trl" and ways):
+    placement, *ways = text.split("+")
+    if placement not in SIDES or not set(ways) <= {*WAYS} or (placement == "trl" and ways):
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected one of {', '.join(SIDES)}, those but trl with +{' or +'.join(WAYS)} behind it"
         )
     return text
 
 
-def fastest(many: list[Measured], prefix: str) -> dict[str, float]:
+def fastest(results: list[Measured], prefix: str) -> dict[str, float]:
     """Seconds by phase of the fastest update, and the largest memory of all."""
-    laps = [lap for one in many for lap in one.laps]
+    laps = [lap for result in results for lap in result.laps]
     best = min(laps, key=lambda lap: lap[f"{prefix}step"])
-    return {phase: best[f"{prefix}{phase}"] for phase in PHASES} | {"peak": max(one.peak_gib for one in many)}
+    return {phase: best[f"{prefix}{phase}"] for phase in PHASES} | {"peak": max(result.peak_gib for result in results)}
 
 
 def show(sides: dict[str, dict[str, float]], case: Case) -> None:
@@ -106,19 +107,19 @@ def show(sides: dict[str, dict[str, float]], case: Case) -> None:
 
 
 def show_floor(case: Case) -> None:
-    """What the operations of `separate` take at the rate of a large product of matrices, with as many threads."""
+    """The time of the operations of `separate` at the rate of a large matrix product, with as many threads."""
     torch.set_num_threads(case.threads or torch.get_num_threads())
     rates = measured_rates("cpu")
     lengths = [case.new_tokens] * case.rows
     shape = weights_of(config_of(case.shape))
     least = floor(shape, rates, lengths, prompt=case.prompt_tokens, epochs=case.epochs, minibatches=case.minibatches)
-    told = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in least.items())
-    print(f"the floor of separate: {told}, whole {sum(least.values()):.2f} s at {rates.matrix / 1e9:.0f} GFLOP/s")
+    phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in least.items())
+    print(f"the floor of separate: {phases}, whole {sum(least.values()):.2f} s at {rates.matrix / 1e9:.0f} GFLOP/s")
 
 
-def show_costs(side: str, found: Measured) -> None:
-    if found.costs:
-        (_, calls, whole), *largest = found.costs
+def show_costs(side: str, result: Measured) -> None:
+    if result.costs:
+        (_, calls, whole), *largest = result.costs
         print(f"\n{side}: {calls:,} operators, {whole:.3f} s the largest:")
         for name, count, seconds in largest:
             print(f"{seconds * 1e3:9.1f} ms {seconds / whole:6.1%} {count:7,}  {name}")

@@ -1,4 +1,4 @@
-"""Peak memory of full SFT and of PPO with its roles held separate, as lora and on a trunk, at one shape.
+"""Peak memory of full SFT and of PPO with `roles: separate`, `lora` and `trunk`, at one shape.
 
 Random weights of the Qwen2.5-0.5B shape on a GPU, the same rows and lengths for all, each case in a process of its own:
 two whole updates, generation included. Without a GPU a small shape runs, and the memory is that of the process.
@@ -42,16 +42,17 @@ def main() -> None:
             f"{'':14} {'peak GiB':>9} {'of full SFT':>12} {'s an update':>12}",
             flush=True,
         )
-        whole = show("full SFT", measure("sft_side", case), None)
+        sft_gib = show("full SFT", measure("sft_side", case), None)
         for way in WAYS:
-            show(f"PPO {way}", measure("kedge_side", replace(case, roles=way)), whole)
+            show(f"PPO {way}", measure("kedge_side", replace(case, roles=way)), sft_gib)
 
 
-def show(name: str, found: object, whole: float | None) -> float:
-    assert isinstance(found, Measured), f"{name}: {found}"
-    share = found.peak_gib / (whole or found.peak_gib)
-    print(f"{name:14} {found.peak_gib:>9.2f} {share:>11.2f}x {found.seconds('step'):>12.2f}", flush=True)
-    return found.peak_gib
+def show(name: str, result: object, sft_gib: float | None) -> float:
+    """Print a row, with its ratio to full SFT; gives the peak."""
+    assert isinstance(result, Measured), f"{name}: {result}"
+    ratio = result.peak_gib / (sft_gib or result.peak_gib)
+    print(f"{name:14} {result.peak_gib:>9.2f} {ratio:>11.2f}x {result.seconds('step'):>12.2f}", flush=True)
+    return result.peak_gib
 
 
 def parse() -> argparse.Namespace:

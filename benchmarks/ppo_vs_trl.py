@@ -20,11 +20,11 @@ import torch
 
 from peers.case import Case, Measured, OutOfMemory, config_of, measure, write_models
 from peers.floor import floor, measured_rates, weights_of
-from peers.options import MINIBATCHES, add_sizes, case_of, sized
+from peers.options import MINIBATCHES, add_sizes, case_of, parse_sizes
 
 PHASES = ("generate", "judge", "update")
 TRL_TOKENS = 12_288
-"""Of one micro-batch of TRL's at first: its B×T×V logits leave no room for more at 0.5B on 139 GiB."""
+"""Tokens of a micro-batch that TRL is tried with first: its B×T×V logits leave no room for more at 0.5B on 139 GiB."""
 
 
 def main() -> None:
@@ -49,29 +49,30 @@ def main() -> None:
 
 
 def kedge_side(case: Case) -> Measured:
-    found = measure("kedge_side", case)
-    assert isinstance(found, Measured)
-    show_row(f"Kedge (by {case.micro_batch})", found)
-    return found
+    result = measure("kedge_side", case)
+    assert isinstance(result, Measured)
+    show_row(f"Kedge (by {case.micro_batch})", result)
+    return result
 
 
 def trl_side(case: Case, args: argparse.Namespace) -> Measured:
-    """The first that fits: fewer rows where generating or judging does not, smaller micro-batches where learning."""
+    """The first sizes that fit: fewer rows where generating or judging runs out of memory, smaller micro-batches where
+    learning does."""
     rows, longest = args.trl_rows or case.rows, max(1, TRL_TOKENS // (case.prompt_tokens + case.new_tokens))
     micro = args.trl_micro_batch or rows // MINIBATCHES
     while micro > longest and not args.trl_micro_batch:
         micro = fewer(micro)
     while True:
-        found = measure("trl_side", replace(case, rows=rows, micro_batch=micro))
-        if isinstance(found, Measured):
-            show_row(f"TRL (by {micro}{f', {rows} rows' if rows != case.rows else ''})", found)
-            return found
-        rows, micro = smaller(rows, micro, found)
+        result = measure("trl_side", replace(case, rows=rows, micro_batch=micro))
+        if isinstance(result, Measured):
+            show_row(f"TRL (by {micro}{f', {rows} rows' if rows != case.rows else ''})", result)
+            return result
+        rows, micro = smaller(rows, micro, result)
 
 
-def smaller(rows: int, micro: int, found: OutOfMemory) -> tuple[int, int]:
-    print(f"TRL: out of memory in '{found.phase}' with {rows} rows, {micro} at once to learn from", flush=True)
-    if found.phase == "update" and micro > 1:
+def smaller(rows: int, micro: int, failure: OutOfMemory) -> tuple[int, int]:
+    print(f"TRL: out of memory in '{failure.phase}' with {rows} rows, {micro} at once to learn from", flush=True)
+    if failure.phase == "update" and micro > 1:
         return rows, fewer(micro)
     if rows % (2 * MINIBATCHES):
         raise SystemExit(f"TRL: {rows} rows cannot be halved into {MINIBATCHES} minibatches any more")
@@ -84,19 +85,19 @@ def fewer(micro: int) -> int:
     return next(size for size in range(micro // 2, 0, -1) if micro % size == 0)
 
 
-def show_row(name: str, found: Measured) -> None:
-    seconds, whole = [found.seconds(phase) for phase in PHASES], found.seconds("step")
-    columns = " ".join(f"{one:8.3f}" for one in (*seconds, whole - sum(seconds), whole))
-    print(f"{name:18}  {columns} {found.tokens_per_second():>10,.0f} {found.peak_gib:>9.1f}", flush=True)
+def show_row(name: str, result: Measured) -> None:
+    phases, whole = [result.seconds(phase) for phase in PHASES], result.seconds("step")
+    columns = " ".join(f"{seconds:8.3f}" for seconds in (*phases, whole - sum(phases), whole))
+    print(f"{name:18}  {columns} {result.tokens_per_second():>10,.0f} {result.peak_gib:>9.1f}", flush=True)
 
 
 def show_ratios(kedge: Measured, trl: Measured) -> None:
     """Seconds a token, so that sides with other numbers of rows can be compared."""
     kedge_tokens, trl_tokens = (sum(side.tokens) / len(side.tokens) for side in (kedge, trl))
-    times = [trl.seconds(phase) / trl_tokens * kedge_tokens / kedge.seconds(phase) for phase in PHASES]
-    faster = kedge.tokens_per_second() / trl.tokens_per_second()
-    phases = " ".join(f"{one:7.2f}x" for one in times)
-    print(f"{'Kedge over TRL':18}  {phases} {'':17} {faster:>9.2f}x {kedge.peak_gib / trl.peak_gib:>8.2f}x")
+    speedups = [trl.seconds(phase) / trl_tokens * kedge_tokens / kedge.seconds(phase) for phase in PHASES]
+    speedup = kedge.tokens_per_second() / trl.tokens_per_second()
+    phases = " ".join(f"{ratio:7.2f}x" for ratio in speedups)
+    print(f"{'Kedge over TRL':18}  {phases} {'':17} {speedup:>9.2f}x {kedge.peak_gib / trl.peak_gib:>8.2f}x")
 
 
 def show_floor(case: Case, kedge: Measured) -> None:
@@ -111,10 +112,10 @@ def show_floor(case: Case, kedge: Measured) -> None:
     )
     whole = sum(least.values())
     print(f"{'floor':18}  " + " ".join(f"{least[phase]:8.3f}" for phase in PHASES) + f" {whole:17.3f}")
-    distance = [kedge.seconds(phase) / least[phase] for phase in PHASES]
+    ratios = [kedge.seconds(phase) / least[phase] for phase in PHASES]
     print(
         f"{'Kedge over floor':18}  "
-        + " ".join(f"{one:7.2f}x" for one in distance)
+        + " ".join(f"{ratio:7.2f}x" for ratio in ratios)
         + f" {kedge.seconds('step') / whole:16.2f}x"
     )
     print(f"this card, just now: matrices {rates.matrix / 1e12:.0f} TFLOP/s, copies {rates.copy / 1e12:.2f} TB/s")
@@ -129,20 +130,20 @@ def show_costs(kedge: Measured) -> None:
 
 
 def check_gaps(kedge: Measured, *, is_narrow: bool) -> None:
-    """Generator and trainer must agree as well as their numbers allow.
+    """Generator and trainer must agree up to rounding.
 
-    In float32 to 1e-4. In bfloat16 what rounding explains is how far the trainer, a plain forward pass, is from
+    In float32 to 1e-4. In bfloat16 the measure of rounding is how far the trainer, a plain forward pass, is from
     float32: the generator may be 1.5 times as far on average and 3 times at worst, and so the two are at most 2.5
     times that from each other on average.
     """
     gaps = kedge.gaps
     print("\n|log-prob| in nats        mean   largest")
-    for name, words in (
+    for name, title in (
         ("between", "generator - trainer"),
         ("generator", "generator - fp32"),
         ("trainer", "trainer - fp32"),
     ):
-        print(f"{words:20} {gaps[f'{name}_mean']:9.6f} {gaps[f'{name}_max']:9.6f}")
+        print(f"{title:20} {gaps[f'{name}_mean']:9.6f} {gaps[f'{name}_max']:9.6f}")
     if is_narrow:
         is_close = (
             gaps["generator_mean"] <= 1.5 * gaps["trainer_mean"]
@@ -166,7 +167,7 @@ def parse() -> argparse.Namespace:
         "--trl-rollout", type=int, help="rows that TRL generates at once (its default: 64); all if absent"
     )
     parser.add_argument("--profile", action="store_true", help="the ten kernels of one update that take longest")
-    args = sized(parser)
+    args = parse_sizes(parser)
     rows = args.trl_rows or args.rows
     if args.who != "kedge" and (rows % MINIBATCHES or rows // MINIBATCHES % (args.trl_micro_batch or 1)):
         parser.error(f"TRL needs rows that are {MINIBATCHES} minibatches of whole micro-batches, found {rows} rows")

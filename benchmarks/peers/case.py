@@ -1,6 +1,6 @@
-"""One piece of PPO work, the same for every side: shapes, weights on disk, prompts, where answers end.
+"""One piece of PPO work, the same for every side: shapes, weights on disk, prompts, stop tokens.
 
-A side runs in a process of its own (`measure`) and says what it took as one line of JSON.
+A side runs in a process of its own (`measure`) and prints its result as one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 PAD, EOS = 256, 258
-"""Of the tokenizer that lies beside the weights."""
+"""Ids of the tokenizer that lies beside the weights."""
 FIRST_WORD = 300
 """Prompts and stop tokens are drawn from here on, so that none of them is a special token."""
 TRUNK, LORA = "reward-trunk", "reward-lora"
@@ -59,7 +59,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     home: str
-    """Where the weights lie."""
+    """The folder of the weights."""
     shape: str
     rows: int
     prompt_tokens: int
@@ -79,9 +79,9 @@ class Case:
     trunk_layers: int | None = None
     """Lower layers that Kedge's roles share on a trunk; the lower half when None."""
     old_logprobs: Literal["recomputed", "sampled"] = "recomputed"
-    """Where Kedge's PPO has the log-probs from that its ratio starts from."""
+    """Where the old log-probs of Kedge's PPO come from."""
     profile: int = 0
-    """So many of the largest costs are listed; 0 does not profile."""
+    """How many of the largest costs are listed; 0 does not profile."""
 
     @property
     def device(self) -> str:
@@ -92,13 +92,13 @@ class Case:
         return "bfloat16" if self.device == "cuda" else "float32"
 
     def prompts(self) -> list[list[int]]:
-        """Of every update, one after the other."""
+        """The prompts of all updates, one update after the other."""
         generator = torch.Generator().manual_seed(11)
         shape = (self.rows * self.updates, self.prompt_tokens)
         return torch.randint(FIRST_WORD, SHAPES[self.shape]["vocab_size"], shape, generator=generator).tolist()
 
     def stop_ids(self) -> list[int]:
-        """None for equal lengths. Else so many that the all but uniform draws of random weights end after
+        """None for equal lengths. Else so many that samples of random weights, which are nearly uniform, end after
         `new_tokens` / 4 on average, which makes the lengths geometric."""
         if not self.is_unequal:
             return []
@@ -109,15 +109,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
+    """The result of one side."""
+
     laps: Sequence[Mapping[str, float]]
-    """Of every update that counts: seconds of `generate`, `judge`, `update` and of the whole as `step`; the seconds
-    of CPU of the same behind `cpu/`."""
+    """Seconds of `generate`, `judge`, `update` and of the whole as `step`, for every update that counts; under `cpu/`
+    the processor time of the same."""
     tokens: Sequence[int]
-    """Of every update that counts: real tokens of prompts and answers."""
+    """Real tokens of prompts and answers, for every update that counts."""
     peak_gib: float
-    """Of the GPU's allocator, or of the process where there is no GPU."""
+    """Peak memory of the GPU's allocator, or of the process where there is no GPU."""
     new_lengths: Sequence[int] = ()
-    """Of the answers of one update."""
+    """Lengths of the answers of one update."""
     gaps: Mapping[str, float] = field(default_factory=dict[str, float])
     """How far log-probs of generator and trainer are from each other and from float32."""
     costs: Sequence[tuple[str, int, float]] = ()
@@ -132,6 +134,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
+    """A side ran out of memory in this phase."""
+
     phase: str
 
 
@@ -151,7 +155,7 @@ def config_of(shape: str) -> Any:
 
 
 def write_models(home: Path, shape: str, dtype: DType, *, with_lora: bool = False) -> None:
-    """A policy from a seed, and reward models on it: whole, and with `with_lora` as an adapter."""
+    """Write a random policy, and reward models on it: a full one, and with `with_lora` one as an adapter."""
     from transformers import Qwen2ForCausalLM
 
     from kedge.models.loading.tiny import tiny_tokenizer
@@ -178,26 +182,26 @@ def measure(side: str, case: Case) -> Measured | OutOfMemory:
     here = str(Path(__file__).parent.parent)
     paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     threads = {"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}
-    done = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-m", f"peers.{side}", json.dumps(asdict(case))],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | threads | {"PYTHONPATH": paths},
     )
-    if done.returncode:
-        raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return OutOfMemory(**found) if "phase" in found else Measured(**found)
+    if child.returncode:
+        raise SystemExit(f"{side} failed:\n{child.stderr[-3000:]}")
+    fields = json.loads(child.stdout.splitlines()[-1])
+    return OutOfMemory(**fields) if "phase" in fields else Measured(**fields)
 
 
-def answer(found: Measured | OutOfMemory) -> None:
-    """What `measure` reads, on the side's last line."""
-    print(f"\n{json.dumps(asdict(found))}", flush=True)
+def print_result(result: Measured | OutOfMemory) -> None:
+    """On the side's last line, where `measure` reads it."""
+    print(f"\n{json.dumps(asdict(result))}", flush=True)
 
 
-def asked() -> Case:
-    """What a side was asked to run; its threads are set."""
+def case_from_arguments() -> Case:
+    """The case that `measure` passes to a side; sets its number of threads."""
     case = Case(**json.loads(sys.argv[1]))
     if case.threads:
         torch.set_num_threads(case.threads)
@@ -205,7 +209,7 @@ def asked() -> Case:
 
 
 class Stopwatch:
-    """Seconds of the phases of one update after the other; the GPU is waited for at every border."""
+    """Seconds of each phase, update by update; the GPU is synchronised at every border between phases."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -214,10 +218,11 @@ class Stopwatch:
         self._start = self._mark = self._now()
 
     def mark(self) -> None:
-        """A phase begins here; what came before belongs to none."""
+        """A phase begins here; the time since the last one belongs to none."""
         self._mark = self._now()
 
     def close(self, phase: str) -> None:
+        """The phase ends here, and the next one begins."""
         now = self._now()
         self._lap |= _between(phase, self._mark, now)
         self._mark = now

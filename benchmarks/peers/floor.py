@@ -1,6 +1,6 @@
 """The least time an update can take on a card: its operations and bytes over the rates the card shows in the same run.
 
-A decode step reads all weights and what is filled of the cache; a pass over a text multiplies every weight with every
+A decode step reads all weights and the filled part of the cache; a forward pass multiplies every weight with every
 token. Left out, so that it stays a floor: sampling, norms, losses, launches, and what does not fill the card.
 Operations: 2 a weight and token forward, twice that backward; attention 2·T²·D a layer, for it is causal.
 """
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 ADAM_BYTES = 30
-"""Of a weight and step: float32 weight and two moments read and written, gradient read, bfloat16 weight written."""
+"""Bytes a weight and step: float32 weight and two moments read and written, gradient read, bfloat16 weight written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     matrix: float
-    """Operations a second of a large product of matrices."""
+    """Operations a second of a large matrix product."""
     copy: float
     """Bytes a second, read and written, of a large copy."""
 
@@ -41,10 +41,10 @@ def measured_rates(device: str) -> Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What of a shape the floor is counted from."""
+    """The counts of a model that the floor is computed from."""
 
     body: int
-    """Without embedding and head."""
+    """Parameters without embedding and head."""
     head: int
     layers: int
     width: int
@@ -64,7 +64,7 @@ def weights_of(config: Any) -> Weights:
     head = config.vocab_size * config.hidden_size
     head_width = config.hidden_size // config.num_attention_heads
     return Weights(
-        body=sum(one.numel() for one in model.parameters()) - head,
+        body=sum(parameter.numel() for parameter in model.parameters()) - head,
         head=head,
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -91,11 +91,11 @@ def floor(
 
 
 def _decoding(weights: Weights, rates: Rates, new_B: Tensor, prompt: int) -> float:
-    """Of every step after the first token, the longer of what is read and what is multiplied."""
+    """For every step after the first token, the longer of the time to read and the time to multiply."""
     seconds = 0.0
-    for drawn in range(1, int(new_B.max())):
-        alive = int((new_B > drawn).sum())
-        read = weights.all_bytes + alive * (prompt + drawn) * weights.cache_bytes
+    for num_new in range(1, int(new_B.max())):
+        alive = int((new_B > num_new).sum())
+        read = weights.all_bytes + alive * (prompt + num_new) * weights.cache_bytes
         products = 2 * (weights.body + weights.head) * alive
         seconds += max(read / rates.copy, products / rates.matrix)
     return seconds
@@ -106,7 +106,7 @@ def _attention(weights: Weights, length_B: Tensor) -> float:
 
 
 def _fastest(work: Callable[[], object], device: str) -> float:
-    """Seconds of one of ten in a row, the fastest of five such rows."""
+    """Mean seconds over ten calls in a row, the fastest of five such series."""
     return min(_seconds(work, device) for _ in range(5))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kedge.trainers.controllers import steering_for
 from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
@@ -32,45 +33,44 @@ from kedge.rewards.settings import ModelSource
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
-from kedge.trainers.controllers import steering_for
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.settings import PolicyLossSettings, PPOConfig
-from peers.case import LORA, PAD, TRUNK, Case, Measured, Stopwatch, answer, asked, peak_gib
+from peers.case import LORA, PAD, TRUNK, Case, Measured, Stopwatch, case_from_arguments, peak_gib, print_result
 
-HOLD = {"separate": separate, "lora": lora, "trunk": trunk}
+BUILD_ROLES = {"separate": separate, "lora": lora, "trunk": trunk}
 CHECKED_ROWS = 16
 """Rows whose log-probs are computed in float32 too."""
 
 
 def main() -> None:
-    case = asked()
-    held = HOLD[case.roles](wanted_for(case))
-    update = Update(case, held)
+    case = case_from_arguments()
+    role_set = BUILD_ROLES[case.roles](role_spec(case))
+    update = Update(case, role_set)
     for number in range(case.updates):
         update(number)
-    laps, tokens = update.watch.laps[1:], update.tokens[1:]
+    laps, tokens = update.stopwatch.laps[1:], update.tokens[1:]
     peak, lengths = peak_gib(case.device), update.rollouts.response_mask_BT.sum(1).tolist()
-    answer(
+    print_result(
         Measured(
             laps=laps,
             tokens=tokens,
             peak_gib=peak,
             new_lengths=lengths,
             costs=profiled(case, partial(update, 0)) if case.profile else (),
-            gaps=gaps(held, update.generated(0)) if case.roles != "lora" else {},
+            gaps=gaps(role_set, update.generate(0)) if case.roles != "lora" else {},
         )
     )
 
 
 class Update:
-    """One update after the other, with what each of them took."""
+    """Runs updates one after the other, and times the phases of each."""
 
-    def __init__(self, case: Case, held: RoleSet) -> None:
-        self._case, self._held = case, held
+    def __init__(self, case: Case, role_set: RoleSet) -> None:
+        self._case, self._role_set = case, role_set
         self._prompts = case.prompts()
         sampling = SamplingSettings(max_new_tokens=case.new_tokens)
         self.generator: Any = LocalGenerator(
-            base_of(held.model), sampling, stop_ids=case.stop_ids(), pad=PAD, max_rows=case.rows
+            base_of(role_set.model), sampling, stop_ids=case.stop_ids(), pad=PAD, max_rows=case.rows
         )
         self._cfg = PPOConfig(
             policy=PolicyLossSettings(old_logprobs=case.old_logprobs),
@@ -79,50 +79,53 @@ class Update:
             max_new_tokens=case.new_tokens,
         )
         self.roles = PPORoles(
-            policy=held.policy, critic=held.critic, reference=held.reference, reward=reward_of(case, held)
+            policy=role_set.policy,
+            critic=role_set.critic,
+            reference=role_set.reference,
+            reward=reward_of(case, role_set),
         )
         self._steering = steering_for(self._cfg.kl)
         self.tokens: list[int] = []
-        self.watch = Stopwatch(case.device)
+        self.stopwatch = Stopwatch(case.device)
 
-    def generated(self, number: int) -> Rollouts:
-        return self.generator.generate(self._asked(number), seed=number)
+    def generate(self, number: int) -> Rollouts:
+        return self.generator.generate(self._prompts_of(number), seed=number)
 
     def __call__(self, number: int) -> None:
-        self.rollouts = self.generated(number)
-        self.watch.close("generate")
+        self.rollouts = self.generate(number)
+        self.stopwatch.close("generate")
         iteration(self.rollouts, self.roles, self._cfg, self._steering, self, number=number, seed=number)
-        self._held.forget()
-        self.watch.close("update")
-        self.watch.end()
+        self._role_set.forget()
+        self.stopwatch.close("update")
+        self.stopwatch.end()
         self.tokens.append(int(self.rollouts.attention_mask_BT.sum()))
 
     def gather(self, *calls: Callable[[], Any]) -> list[Any]:
-        """The runtime of the iteration: one process, and the questions to the roles are a phase."""
-        found = [call() for call in calls]
-        self.watch.close("judge")
-        return found
+        """The runtime of the iteration: one process, and the calls to the roles are a phase."""
+        results = [call() for call in calls]
+        self.stopwatch.close("judge")
+        return results
 
-    def _asked(self, number: int) -> Prompts:
+    def _prompts_of(self, number: int) -> Prompts:
         rows = self._case.rows
         return repeated(self._prompts[number * rows : (number + 1) * rows], ids=range(rows), answers=1)
 
 
-def reward_of(case: Case, held: RoleSet) -> OnTokens:
+def reward_of(case: Case, role_set: RoleSet) -> OnTokens:
     """On the policy's weights where they are shared, else a model of its own."""
-    place = Path(case.home) / TRUNK
-    scorer: Scorer = held.shared_judge.members[0] if held.shared_judge else own_reward(case, place)
-    source = ModelSource.model_validate({"kind": "model", "from": str(place), "rows": 4 * case.micro_batch})
+    folder = Path(case.home) / TRUNK
+    scorer: Scorer = role_set.shared_judge.members[0] if role_set.shared_judge else own_reward(case, folder)
+    source = ModelSource.model_validate({"kind": "model", "from": str(folder), "rows": 4 * case.micro_batch})
     return OnTokens(scorer, source, Tally("reward", FailureSettings()))
 
 
-def own_reward(case: Case, place: Path) -> Scorer:
-    loaded = load_reward(place, dtype=case.dtype, device=case.device)
-    assert isinstance(loaded, RewardModel)
-    return reward_role(loaded, compiled=case.compile)
+def own_reward(case: Case, folder: Path) -> Scorer:
+    model = load_reward(folder, dtype=case.dtype, device=case.device)
+    assert isinstance(model, RewardModel)
+    return reward_role(model, compiled=case.compile)
 
 
-def wanted_for(case: Case) -> RoleSpec:
+def role_spec(case: Case) -> RoleSpec:
     # TRL's rate and constant schedule; what is learnt does not change the work.
     optimiser = OptimiserSettings(lr=1e-6, eps=1e-5, schedule="constant", warmup=0.0)
     steps = case.epochs * case.minibatches * (case.updates + 1)
@@ -149,16 +152,16 @@ def wanted_for(case: Case) -> RoleSpec:
     )
 
 
-def gaps(held: RoleSet, rollouts: Rollouts) -> dict[str, float]:
-    """Mean and largest distance in nats, on response tokens: generator to trainer on all rows, and of each of them
-    to a float32 copy of the policy on a few."""
-    trained_BT = held.policy.logprobs(rollouts)
-    found = _distance("between", rollouts.behaviour_logp_BT - trained_BT, rollouts)
-    few = torch.arange(min(CHECKED_ROWS, len(trained_BT)), device=trained_BT.device)
-    part = take(rollouts, few)
-    exact_BT = float32_logprobs(base_of(held.model), part)
-    found |= _distance("generator", part.behaviour_logp_BT - exact_BT, part)
-    return found | _distance("trainer", trained_BT[few] - exact_BT, part)
+def gaps(role_set: RoleSet, rollouts: Rollouts) -> dict[str, float]:
+    """Mean and largest difference of log-probs in nats, on response tokens: between generator and trainer on all rows,
+    and of each of them from a float32 copy of the policy on the first rows."""
+    trainer_BT = role_set.policy.logprobs(rollouts)
+    between = _distance("between", rollouts.behaviour_logp_BT - trainer_BT, rollouts)
+    first_rows = torch.arange(min(CHECKED_ROWS, len(trainer_BT)), device=trainer_BT.device)
+    part = take(rollouts, first_rows)
+    exact_BT = float32_logprobs(base_of(role_set.model), part)
+    generator = _distance("generator", part.behaviour_logp_BT - exact_BT, part)
+    return between | generator | _distance("trainer", trainer_BT[first_rows] - exact_BT, part)
 
 
 @torch.no_grad()
@@ -167,12 +170,12 @@ def float32_logprobs(model: Any, rollouts: Rollouts) -> Tensor:
     rows = [
         heads.token_logprobs(
             heads.lm_head(wide),
-            heads.hidden_states(wide, one.tokens_BT, one.attention_mask_BT, is_right_padded=True),
-            one.tokens_BT,
-            one.attention_mask_BT,
-            only_BT=one.response_mask_BT,
+            heads.hidden_states(wide, row.tokens_BT, row.attention_mask_BT, is_right_padded=True),
+            row.tokens_BT,
+            row.attention_mask_BT,
+            only_BT=row.response_mask_BT,
         )
-        for one in (take(rollouts, slice(row, row + 1)) for row in range(len(rollouts.tokens_BT)))
+        for row in (take(rollouts, slice(index, index + 1)) for index in range(len(rollouts.tokens_BT)))
     ]
     return torch.cat(rows)
 
@@ -187,16 +190,16 @@ def profiled(case: Case, work: Callable[[], None]) -> list[tuple[str, int, float
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = case.device == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as watch:
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         work()
-    events: list[Any] = list(watch.key_averages())
+    events: list[Any] = list(profiler.key_averages())
     if on_gpu:
         events = [event for event in events if event.device_type.name == "CUDA"]
-    took = (lambda event: event.self_device_time_total) if on_gpu else (lambda event: event.self_cpu_time_total)
-    largest = sorted(events, key=took, reverse=True)[: case.profile]
+    own_time = (lambda event: event.self_device_time_total) if on_gpu else (lambda event: event.self_cpu_time_total)
+    largest = sorted(events, key=own_time, reverse=True)[: case.profile]
     return [
-        ("all together", sum(event.count for event in events), sum(map(took, events)) / 1e6),
-        *((event.key, event.count, took(event) / 1e6) for event in largest),
+        ("all together", sum(event.count for event in events), sum(map(own_time, events)) / 1e6),
+        *((event.key, event.count, own_time(event) / 1e6) for event in largest),
     ]
 
 

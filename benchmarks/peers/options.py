@@ -1,4 +1,4 @@
-"""The options that say how large a case is, for the scripts that let one choose."""
+"""The command-line options for the size of a case, which several scripts share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_sizes(parser: argparse.ArgumentParser, *, updates: int, micro_batch: int
     parser.add_argument("--compile", action="store_true", help="compile the layers of Kedge's roles")
 
 
-def sized(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_sizes(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.updates < 2:
         parser.error(f"--updates {args.updates}: the first one warms up, so at least 2 are needed")
@@ -29,7 +29,7 @@ def sized(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def case_of(args: argparse.Namespace, home: str, **others: Any) -> Case:
-    """One pass over minibatches of the sizes that were asked for."""
+    """A case of the sizes in `args`, with one epoch."""
     return Case(
         home=home,
         shape=args.shape,

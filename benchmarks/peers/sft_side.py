@@ -1,4 +1,4 @@
-"""Full supervised fine-tuning of the same model on the same rows: what PPO's memory is measured by."""
+"""Full supervised fine-tuning of the same model on the same rows: the yardstick for PPO's memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kedge.models.forward.lora import base_of
 from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
-from peers.case import SHAPES, Measured, Stopwatch, answer, asked, peak_gib
+from peers.case import SHAPES, Measured, Stopwatch, case_from_arguments, peak_gib, print_result
 
 
 def main() -> None:
     """As many optimiser steps as the case has updates, each over all rows."""
-    case = asked()
+    case = case_from_arguments()
     model = start_causal(str(Path(case.home) / "policy"), lora=None, device=case.device, seed=0)
     learner = Learner(model, imitation(base_of(model)), OptimiserSettings(), total_steps=case.updates)
     width = case.prompt_tokens + case.new_tokens
@@ -30,13 +30,13 @@ def main() -> None:
         )
         for _ in range(case.rows // case.micro_batch)
     ]
-    watch = Stopwatch(case.device)
+    stopwatch = Stopwatch(case.device)
     for _ in range(case.updates):
         learner.update(batches)
-        watch.close("update")
-        watch.end()
+        stopwatch.close("update")
+        stopwatch.end()
     tokens = [case.rows * width] * (case.updates - 1)
-    answer(Measured(laps=watch.laps[1:], tokens=tokens, peak_gib=peak_gib(case.device)))
+    print_result(Measured(laps=stopwatch.laps[1:], tokens=tokens, peak_gib=peak_gib(case.device)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""TRL 1.12.0's side of the case: its PPOTrainer as it stands, timed from outside at the borders of its phases.
+"""TRL 1.12.0's side of the case: its PPOTrainer, timed from outside at the borders of its phases.
 
-Its optimiser steps are made as many as its settings promise: PPOTrainer hands the number of all micro-batches of a
-batch to accelerate as gradient accumulation, and so takes one step a pass whatever `num_mini_batches` says.
+It takes as many optimiser steps as its settings promise, which needs a correction: PPOTrainer hands the number of all
+micro-batches of a batch to accelerate as gradient accumulation, and so takes one step a pass whatever
+`num_mini_batches` says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from peers.case import PAD, TRUNK, Case, Measured, OutOfMemory, Stopwatch, answer, asked, peak_gib
+from peers.case import PAD, TRUNK, Case, Measured, OutOfMemory, Stopwatch, case_from_arguments, peak_gib, print_result
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 try:
@@ -29,17 +30,17 @@ except ImportError as error:
 
 
 def main() -> None:
-    case = asked()
+    case = case_from_arguments()
     trainer = trainer_of(case)
     phases = Phases(case.device, trainer)
     try:
         trainer.train()
     except torch.OutOfMemoryError:
-        answer(OutOfMemory(phase=phases.phase))
+        print_result(OutOfMemory(phase=phases.phase))
         return
-    answer(
+    print_result(
         Measured(
-            laps=phases.watch.laps[1:],
+            laps=phases.stopwatch.laps[1:],
             tokens=phases.tokens[1:],
             peak_gib=peak_gib(case.device),
             new_lengths=phases.new_lengths,
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 class Phases(TrainerCallback):
-    """Where TRL's phases begin and end: generation is one function, and judging ends where what learns first runs."""
+    """Times TRL's phases: generation is one function, and judging ends with the first forward pass of the policy."""
 
     def __init__(self, device: str, trainer: Any) -> None:
         self._trainer = trainer
@@ -58,28 +59,28 @@ class Phases(TrainerCallback):
         self.tokens: list[int] = []
         self.new_lengths: list[int] = []
         self.phase = "generate"
-        self.watch = Stopwatch(device)
+        self.stopwatch = Stopwatch(device)
 
     def generate(self, model: Any, queries: Any, *rest: Any) -> Any:
         self.phase = "generate"
-        self.watch.mark()
-        found = self._generate(model, queries, *rest)
-        self.watch.close("generate")
+        self.stopwatch.mark()
+        result = self._generate(model, queries, *rest)
+        self.stopwatch.close("generate")
         self.phase = "judge"
-        is_real_BT = found[0] != PAD
+        is_real_BT = result[0] != PAD
         self.tokens.append(int(is_real_BT.sum()))
         self.new_lengths = is_real_BT[:, queries.shape[1] :].sum(1).tolist()
-        return found
+        return result
 
     def forward(self, model: Any, *rest: Any) -> Any:
         if model is self._trainer.model and self.phase == "judge":
-            self.watch.close("judge")
+            self.stopwatch.close("judge")
             self.phase = "update"
         return self._forward(model, *rest)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.watch.close("update")
-        self.watch.end()
+        self.stopwatch.close("update")
+        self.stopwatch.end()
 
 
 def trainer_of(case: Case) -> Any:

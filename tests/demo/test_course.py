@@ -1,4 +1,4 @@
-"""The course of runs that were made up by hand: what was best, how far it fell, who said so."""
+"""The course of runs that were made up by hand: what was best, how far it fell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(gold: list[float]) -> list[dict[str, float]]:
 
 
 def test_the_best_is_a_mean_over_a_few_iterations_not_the_luckiest_one() -> None:
-    start, best, end = course.course(rows([1.0, 2.0, 3.0, 9.0, 3.0, 2.0, 0.0, -1.0, -2.0, -3.0]))
+    start, best, end = course.start_best_end(rows([1.0, 2.0, 3.0, 9.0, 3.0, 2.0, 0.0, -1.0, -2.0, -3.0]))
     # Sums of 5: 18 for iterations 1 to 5, 19 for 2 to 6, 17, 13, 2, -4 for 6 to 10.
     assert (start.first, start.last, start.truth) == (1, 5, pytest.approx(3.6))
     assert (best.first, best.last, best.truth) == (2, 6, pytest.approx(3.8))
@@ -39,13 +39,13 @@ def test_the_best_is_a_mean_over_a_few_iterations_not_the_luckiest_one() -> None
 
 
 def test_a_truth_that_still_rises_did_not_fall() -> None:
-    _, best, end = course.course(rows([0.25 * n for n in range(1, 8)]))
+    _, best, end = course.start_best_end(rows([0.25 * n for n in range(1, 8)]))
     assert end.truth == pytest.approx(1.25)  # of iterations 3 to 7
     assert course.fall(best, end) == "The truth did not fall."
 
 
 def test_a_run_shorter_than_a_mean_is_one_point() -> None:
-    start, best, end = course.course(rows([1.0, 4.0]))
+    start, best, end = course.start_best_end(rows([1.0, 4.0]))
     assert start == best == end
     assert (end.first, end.last, end.truth, end.kl) == (1, 2, 2.5, 0.5)
 

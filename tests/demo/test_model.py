@@ -21,12 +21,12 @@ def test_any_text_comes_back_as_it_was(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER(text, split_special_tokens=True).input_ids) == text
 
 
-def test_what_is_said_here_takes_a_token_a_word_and_fits_the_window() -> None:
+def test_every_message_takes_a_token_a_word_and_fits_the_window() -> None:
     for row in make(2, Sizes(demonstrations=500, pairs=1, prompts=1, heldout=1))["demonstrations"]:
-        for one in row["messages"]:
-            pieces = TOKENIZER.tokenize(one["content"])
-            marks = sum(one["content"].count(mark) for mark in ".,!?")
-            assert len(pieces) == len(one["content"].split()) + marks
+        for message in row["messages"]:
+            pieces = TOKENIZER.tokenize(message["content"])
+            marks = sum(message["content"].count(mark) for mark in ".,!?")
+            assert len(pieces) == len(message["content"].split()) + marks
         text = str(TOKENIZER.apply_chat_template(row["messages"], tokenize=False))
         assert len(TOKENIZER(text).input_ids) <= CONTEXT
 
@@ -35,10 +35,10 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_random_state_alone(
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    one, two, other = (word_model(TOKENIZER, seed=seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = (word_model(TOKENIZER, seed=seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.rand(3), expected)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not torch.equal(one["lm_head.weight"], other["lm_head.weight"])
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
 
 def test_the_folder_loads_as_any_other_model(tmp_path: Path, message: str) -> None:
@@ -48,8 +48,8 @@ def test_the_folder_loads_as_any_other_model(tmp_path: Path, message: str) -> No
     assert ids == TOKENIZER(message).input_ids
     assert tokenizer.decode(ids) == message
     with torch.no_grad():
-        found = loaded(torch.tensor([ids])).logits
+        logits = loaded(torch.tensor([ids])).logits
         expected = word_model(TOKENIZER, seed=1)(torch.tensor([ids])).logits
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(logits, expected)
     assert loaded.config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
-    assert sum(one.numel() for one in loaded.parameters()) == 117_760
+    assert sum(weight.numel() for weight in loaded.parameters()) == 117_760

@@ -27,20 +27,20 @@ def records(file: Path) -> list[dict[str, Any]]:
 def test_ppo_beats_sft_by_the_truth_within_its_budget(tmp_path: Path, seed: int) -> None:
     home = run_demo(tmp_path, seed, tell=lambda _, __: None)
 
-    answers = [one for one in records(home / "eval/answers.jsonl") if one["model"] == "sft"]
-    readings = [read_reply(one["prompt"][-1]["content"], one["answer"]) for one in answers]
+    answers = [answer for answer in records(home / "eval/answers.jsonl") if answer["model"] == "sft"]
+    readings = [read_reply(answer["prompt"][-1]["content"], answer["answer"]) for answer in answers]
     assert sum(reading.counts["nonsense"] > 0 for reading in readings) < 0.12 * len(answers)
     assert sum("wrong" in reading.facts.values() for reading in readings) < 0.06 * len(answers)
-    assert 1.1 < fmean(one["scores"]["gold"] for one in answers) < 2.2
+    assert 1.1 < fmean(answer["scores"]["gold"] for answer in answers) < 2.2
 
     report = json.loads((home / "reward/reward-report.json").read_text())
-    held = [
+    heldout = [
         {side: turns[-1]["content"] for side, turns in row.items()}
         for row in records(home / "prepare/data/heldout.jsonl")
     ]
-    assert report["pairs"] == len(held) == 800
+    assert report["pairs"] == len(heldout) == 800
     assert report["is_fit"]
-    assert report["accuracy"]["value"] > best_accuracy(held) - 0.03
+    assert report["accuracy"]["value"] > best_accuracy(heldout) - 0.03
 
     evaluation = json.loads((home / "eval/evaluation.json").read_text())
     assert evaluation["prompts"] == 200
@@ -55,8 +55,8 @@ def test_ppo_beats_sft_by_the_truth_within_its_budget(tmp_path: Path, seed: int)
 
 
 def test_let_go_the_truth_falls_from_its_peak_and_an_event_and_the_fit_say_so(tmp_path: Path) -> None:
-    told: list[str] = []
-    home = run_demo(tmp_path, 1, tell=lambda text, _: told.append(text), version="overoptimised")
+    lines: list[str] = []
+    home = run_demo(tmp_path, 1, tell=lambda text, _: lines.append(text), version="overoptimised")
     metrics = records(home / "ppo/metrics.jsonl")
     gold = [fmean(row["gold/mean"] for row in metrics[at : at + 5]) for at in range(len(metrics) - 4)]
     assert max(gold) > gold[0] + 1
@@ -64,10 +64,10 @@ def test_let_go_the_truth_falls_from_its_peak_and_an_event_and_the_fit_say_so(tm
     assert metrics[-1]["reward/mean"] > metrics[0]["reward/mean"] + 5
     falls = [event for event in records(home / "ppo/events.jsonl") if event["code"] == "reward.gold_falls"]
     assert falls
-    assert any(falls[0]["message"] in line for line in told)
-    assert any(f"reward.gold_falls ({falls[0]['step']})" in line for line in told if line.startswith("The detectors"))
-    assert any("The truth was best at iteration" in line and "while the proxy rose by" in line for line in told)
+    assert any(falls[0]["message"] in line for line in lines)
+    assert any(f"reward.gold_falls ({falls[0]['step']})" in line for line in lines if line.startswith("The detectors"))
+    assert any("The truth was best at iteration" in line and "while the proxy rose by" in line for line in lines)
     assert any(
-        line.startswith("The law of Gao et al. (2022), fitted to it: the truth peaks at a KL of") for line in told
+        line.startswith("The law of Gao et al. (2022), fitted to it: the truth peaks at a KL of") for line in lines
     )
     assert "past the peak" in (home / "report.html").read_text()

@@ -27,8 +27,8 @@ def test_the_recipe_loads_and_everything_it_reads_is_there(tmp_path: Path, versi
 
 
 def test_the_versions_differ_in_name_and_stages(tmp_path: Path) -> None:
-    recipes = {one: load_recipe(write_demo(tmp_path / one, 4, SMALL, version=one)) for one in get_args(Version)}
-    assert {one: (recipe.settings.name, list(recipe.kinds)) for one, recipe in recipes.items()} == {
+    recipes = {name: load_recipe(write_demo(tmp_path / name, 4, SMALL, version=name)) for name in get_args(Version)}
+    assert {name: (recipe.settings.name, list(recipe.kinds)) for name, recipe in recipes.items()} == {
         "plain": ("demo", ["prepare", "sft", "reward", "ppo", "eval"]),
         "all": ("demo-all", ["prepare", "sft", "reward", "ppo", "dpo", "best8", "eval"]),
         "overoptimised": ("demo-overoptimised", ["prepare", "sft", "reward", "ppo", "eval"]),
@@ -37,12 +37,12 @@ def test_the_versions_differ_in_name_and_stages(tmp_path: Path) -> None:
 
 def test_the_same_seed_writes_the_same_folder(tmp_path: Path) -> None:
     folders = [write_demo(tmp_path / name, seed, SMALL).parent for name, seed in (("a", 1), ("b", 1), ("c", 2))]
-    one, two, other = (
+    first, again, other = (
         {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         for folder in folders
     )
-    assert one == two
-    assert {name for name in one if one[name] != other[name]} == {
+    assert first == again
+    assert {name for name in first if first[name] != other[name]} == {
         "demo.yaml",
         "model/model.safetensors",
         *(f"data/{name}.jsonl" for name in ("demonstrations", "pairs", "prompts", "heldout-prompts")),
@@ -51,5 +51,5 @@ def test_the_same_seed_writes_the_same_folder(tmp_path: Path) -> None:
 
 def test_the_world_is_imported_without_torch() -> None:
     code = "import sys, kedge.demo.recipe; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "[]"

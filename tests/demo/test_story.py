@@ -1,4 +1,4 @@
-"""What the demo says of numbers that were made up by hand."""
+"""The texts of the demo for numbers that were made up by hand."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_the_table_has_a_row_a_model_and_its_columns_stand_under_each_other() ->
 def test_without_a_truth_the_reward_says_who_wins() -> None:
     won = {"reward": {"win_rate": {"rate": 0.5, "low": 0.25, "high": 0.75}}}
     models = {"base": summary(0.0, 0.25, None, 60.0), "ppo": summary(0.0, 2.5, 3.0, 9.0)}
-    for found in models.values():
-        del found["scores"]["gold"]
+    for model in models.values():
+        del model["scores"]["gold"]
     assert story.table({"baseline": "base", "models": models, "comparisons": {"ppo": won}}, "reward") == [
         "      reward   KL  tokens  win rate over base",
         "base    0.25  0.0    60.0  –",
@@ -67,6 +67,6 @@ def test_the_typical_case_is_the_one_with_the_median_gain() -> None:
         for model in ("sft", "ppo")
         for name, gain in gains.items()
     ]
-    asked, replies = typical(answers, "sft", "gold")
-    assert asked == "message c"
-    assert {name: one["answer"] for name, one in replies.items()} == {"sft": "sft to c", "ppo": "ppo to c"}
+    prompt, replies = typical(answers, "sft", "gold")
+    assert prompt == "message c"
+    assert {name: reply["answer"] for name, reply in replies.items()} == {"sft": "sft to c", "ppo": "ppo to c"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kedge.core.errors import DataError
 from kedge.demo import phrases
-from kedge.demo.truth import asked, read_reply, true_preference
+from kedge.demo.truth import facts_of, read_reply, true_preference
 
 MESSAGE = "My order 107 came, but the kettle was missing. I would like a refund, please."
 FACT = "For the kettle of order 107 you get a refund."
@@ -50,12 +50,12 @@ def test_words_beyond_32_cost_a_tenth_each() -> None:
 
 
 def test_qualities_stand_in_the_order_in_which_people_would_put_them(message: str) -> None:
-    told = "We checked order 107 and booked a refund for the kettle."
+    statement = "We checked order 107 and booked a refund for the kettle."
     ordered = [
-        f"We are very sorry. {told} Thank you for your patience. Kind regards, your shop.",
-        f"We are very sorry. {told}",
-        told,
-        f"As a valued customer, you know our values. {told}",
+        f"We are very sorry. {statement} Thank you for your patience. Kind regards, your shop.",
+        f"We are very sorry. {statement}",
+        statement,
+        f"As a valued customer, you know our values. {statement}",
         "We booked a refund.",
         "We got your message.",
         "",
@@ -68,16 +68,16 @@ def test_qualities_stand_in_the_order_in_which_people_would_put_them(message: st
 
 
 def test_flattery_without_end_is_worse_than_curtness(message: str) -> None:
-    told = "For the kettle of order 107 you get a refund."
-    fawning = f"{told} {' '.join(phrases.COURTESIES)}"
-    assert true_preference(message, fawning) < 0 < true_preference(message, told)
+    statement = "For the kettle of order 107 you get a refund."
+    fawning = f"{statement} {' '.join(phrases.COURTESIES)}"
+    assert true_preference(message, fawning) < 0 < true_preference(message, statement)
 
 
 def test_the_facts_of_every_kind_of_message_are_found() -> None:
     facts = {"order": "119", "item": "umbrella", "remedy": "voucher"}
     for problem in phrases.PROBLEMS:
         for request in phrases.REQUESTS:
-            assert asked(f"Hi there. {problem} It was a birthday present. {request}".format_map(facts)) == facts
+            assert facts_of(f"Hi there. {problem} It was a birthday present. {request}".format_map(facts)) == facts
 
 
 def test_every_sentence_of_the_shop_is_known_and_none_of_two_kinds(message: str) -> None:

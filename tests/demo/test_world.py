@@ -24,7 +24,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def made() -> Rows:
+def rows() -> Rows:
     return make(3, SIZES)
 
 
@@ -34,15 +34,15 @@ def prompts_of(rows: list[dict[str, Any]]) -> list[str]:
 
 def test_the_same_seed_gives_the_same_files_and_another_one_others(tmp_path: Path) -> None:
     small = Sizes(demonstrations=20, pairs=20, prompts=5, heldout=5)
-    one, two, other = (write(tmp_path / name, seed, small) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
-    assert {name: len(path.read_text().splitlines()) for name, path in one.items()} == {
+    first, again, other = (write(tmp_path / name, seed, small) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert {name: len(path.read_text().splitlines()) for name, path in first.items()} == {
         "demonstrations": 20,
         "pairs": 20,
         "prompts": 5,
         "heldout-prompts": 5,
     }
-    for name, path in one.items():
-        assert path.read_bytes() == two[name].read_bytes() != other[name].read_bytes()
+    for name, path in first.items():
+        assert path.read_bytes() == again[name].read_bytes() != other[name].read_bytes()
 
 
 def test_no_prompt_stands_twice_in_all_the_files_of_the_demo() -> None:
@@ -51,45 +51,45 @@ def test_no_prompt_stands_twice_in_all_the_files_of_the_demo() -> None:
     assert len(set(texts)) == len(texts)
 
 
-def test_one_label_in_ten_is_turned_round(made: Rows) -> None:
+def test_one_label_in_ten_is_flipped(rows: Rows) -> None:
     """200 of 2,000 are expected; four standard deviations are 54."""
-    kept = sum(
-        true_preference(r["prompt"], r["chosen"]) > true_preference(r["prompt"], r["rejected"]) for r in made["pairs"]
+    right = sum(
+        true_preference(r["prompt"], r["chosen"]) > true_preference(r["prompt"], r["rejected"]) for r in rows["pairs"]
     )
-    assert kept == pytest.approx(1800, abs=54)
-    assert best_accuracy(made["pairs"]) == kept / 2000
+    assert right == pytest.approx(1800, abs=54)
+    assert best_accuracy(rows["pairs"]) == right / 2000
 
 
-def test_the_labels_do_not_change_which_replies_are_compared(made: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_labels_do_not_change_which_replies_are_compared(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "LABEL_NOISE", 0.0)
     clean = make(3, SIZES)["pairs"]
     assert best_accuracy(clean) == 1.0
-    for noisy, plain in zip(made["pairs"], clean, strict=True):
+    for noisy, plain in zip(rows["pairs"], clean, strict=True):
         assert {noisy["chosen"], noisy["rejected"]} == {plain["chosen"], plain["rejected"]}
 
 
-def test_compared_replies_differ_by_at_least_half_a_point(made: Rows) -> None:
+def test_compared_replies_differ_by_at_least_half_a_point(rows: Rows) -> None:
     gaps = [
         abs(true_preference(r["prompt"], r["chosen"]) - true_preference(r["prompt"], r["rejected"]))
-        for r in made["pairs"]
+        for r in rows["pairs"]
     ]
     assert min(gaps) >= 0.5
 
 
-def test_the_weak_spots_are_where_the_documentation_says(made: Rows) -> None:
-    replies = [(row["prompt"], row[side]) for row in made["pairs"] for side in ("chosen", "rejected")]
+def test_the_weak_spots_are_where_the_documentation_says(rows: Rows) -> None:
+    replies = [(row["prompt"], row[side]) for row in rows["pairs"] for side in ("chosen", "rejected")]
     readings = [read_reply(*reply) for reply in replies]
     assert max(reading.counts["courtesy"] for reading in readings) == 2
     wrong = sum(list(reading.facts.values()).count("wrong") for reading in readings)
     assert 0 < wrong < 0.02 * 3 * len(readings)
-    shown = [read_reply(*(one["content"] for one in row["messages"])) for row in made["demonstrations"]]
+    shown = [read_reply(*(message["content"] for message in row["messages"])) for row in rows["demonstrations"]]
     fawning = sum(reading.counts["courtesy"] > 2 for reading in shown)
     assert fawning == pytest.approx(60, abs=31)  # 4 % of 1,500; four standard deviations
 
 
-def test_demonstrations_are_readable_and_mediocre(made: Rows) -> None:
-    readings = [read_reply(*(one["content"] for one in row["messages"])) for row in made["demonstrations"]]
-    scores = [true_preference(*(one["content"] for one in row["messages"])) for row in made["demonstrations"]]
+def test_demonstrations_are_readable_and_mediocre(rows: Rows) -> None:
+    readings = [read_reply(*(message["content"] for message in row["messages"])) for row in rows["demonstrations"]]
+    scores = [true_preference(*(message["content"] for message in row["messages"])) for row in rows["demonstrations"]]
     assert not any(reading.counts["nonsense"] or not reading.is_finished for reading in readings)
     assert 1.5 < sum(scores) / len(scores) < 2.0
     assert max(scores) == 5.0
@@ -100,8 +100,8 @@ def test_the_audit_finds_nothing_worse_than_a_note(
 ) -> None:
     paths = write(tmp_path, 2, Sizes(demonstrations=3000, pairs=3000, prompts=500, heldout=200))
     files = [paths[name] for name in ("demonstrations", "pairs", "prompts")]
-    told = ["kedge", "data", "check", *files, "--heldout", paths["heldout-prompts"]]
-    monkeypatch.setattr(sys, "argv", [str(one) for one in told])
+    command = ["kedge", "data", "check", *files, "--heldout", paths["heldout-prompts"]]
+    monkeypatch.setattr(sys, "argv", [str(part) for part in command])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
@@ -120,8 +120,8 @@ def test_the_truth_is_a_reward_function(message: str, tmp_path: Path) -> None:
     """Read from the file that the recipe names, as a run would."""
     (tmp_path / "gold.py").write_text(GOLD)
     source = text_source(FunctionSource(kind="function", path="gold.py:score"), Context(folder=tmp_path, seed=0))
-    asked = (("user", "Good morning."), ("assistant", "Hello."), ("user", message))
-    good = Answer(prompt=asked, text="For the kettle of order 107 you get a refund.", is_finished=True)
-    rude = Answer(prompt=asked, text="Do not write again.", is_finished=True)
+    prompt = (("user", "Good morning."), ("assistant", "Hello."), ("user", message))
+    good = Answer(prompt=prompt, text="For the kettle of order 107 you get a refund.", is_finished=True)
+    rude = Answer(prompt=prompt, text="Do not write again.", is_finished=True)
     assert source.score([good, rude]) == [3.0, -2.0]
     assert score(good) == 3.0

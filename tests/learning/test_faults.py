@@ -32,7 +32,7 @@ def test_the_doctor_calls_planted_faults_by_their_names_and_healthy_runs_healthy
     for case in (*faults.FAULTS, *faults.HEALTHY):
         if case.name in CAUSES:
             faults.make_run(home, case, 5)
-            seen[case.name] = faults.examined(faults.place_of(home, case), case, 5).named
+            seen[case.name] = faults.outcome_of(faults.stage_folder(home, case), case, 5).named
     assert seen == CAUSES
 
 
@@ -44,7 +44,7 @@ def test_a_section_is_merged_and_anything_else_replaced(faults: Any) -> None:
 def test_the_verdict_asks_for_right_names_and_for_few_false_warnings(faults: Any) -> None:
     def seen(cause: str, named: str, warnings: int = 0) -> Any:
         alarms = {f"kl.{number}": number for number in range(warnings)}
-        return faults.Seen(case=faults.Case(name="a", cause=cause), seed=1, alarms=alarms, named=named)
+        return faults.Outcome(case=faults.Case(name="a", cause=cause), seed=1, alarms=alarms, named=named)
 
     right, wrong, healthy = seen("critic", "critic", 2), seen("critic", "hacking", 1), seen("", "")
     told, is_good = faults.verdict([right, *[healthy] * 10])

@@ -58,9 +58,9 @@ def only() -> Callable[[str], DetectorSettings]:
 
     def make(code: str) -> DetectorSettings:
         values: dict[str, object] = {"not_finite": code == "not_finite"}
-        for one in CATALOGUE:
-            area, _, name = one.code.partition(".")
-            if name and one.code != code:
+        for detector in CATALOGUE:
+            area, _, name = detector.code.partition(".")
+            if name and detector.code != code:
                 group = values.setdefault(area, {})
                 assert isinstance(group, dict)
                 group[name] = None

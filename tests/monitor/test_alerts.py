@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from kedge.core.errors import ConfigError
 from kedge.core.protocols import Metrics
 from kedge.monitor.alerts import MAX_WAITING, Alerts, AlertSettings
+from kedge.testing.tracker_fakes import RecordingTracker
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Server:
     url: str = ""
     status: int = 200
     wait: threading.Event = field(default_factory=threading.Event)
-    seen: list[Any] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
     types: list[str | None] = field(default_factory=list)
 
 
@@ -38,7 +39,7 @@ def server() -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            fake.seen.append(body)
+            fake.bodies.append(body)
             fake.types.append(self.headers["Content-Type"])
             fake.wait.wait(5)
             self.send_response(fake.status)
@@ -64,48 +65,39 @@ def server() -> Iterator[Server]:
     listening.server_close()
 
 
-class Kept:
-    """A tracker that remembers, and who called it."""
+class ThreadRecorder(RecordingTracker):
+    """Records the threads that call it, too."""
 
     def __init__(self) -> None:
-        self.events: list[Mapping[str, Any]] = []
-        self.logged: list[tuple[Metrics, int]] = []
-        self.closed = 0
+        super().__init__()
         self.threads: set[threading.Thread] = set()
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        self.logged.append((metrics, step))
+        super().log(metrics, step=step)
         self.threads.add(threading.current_thread())
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self.events.append(event)
+        super().event(event)
         self.threads.add(threading.current_thread())
-
-    def close(self) -> None:
-        self.closed += 1
-
-    @property
-    def codes(self) -> list[str]:
-        return [one["code"] for one in self.events]
 
 
 def event(level: str, code: str = "kl.negative", **evidence: Any) -> dict[str, Any]:
     return {"level": level, "code": code, "message": "KL is low", "step": 7, "evidence": evidence}
 
 
-def alerts(kept: Kept, **settings: Any) -> Alerts:
-    return Alerts(kept, AlertSettings.model_validate(settings), run="hh/ppo")
+def alerts(inner: RecordingTracker, **settings: Any) -> Alerts:
+    return Alerts(inner, AlertSettings.model_validate(settings), run="hh/ppo")
 
 
 def test_a_webhook_gets_events_at_or_above_the_level(server: Server) -> None:
-    kept = Kept()
-    out = alerts(kept, level="warning", webhooks=[{"url": server.url}])
-    for one in (event("info", "a"), event("warning", "b", kl=-0.3, bad=math.nan), event("fatal", "c")):
-        out.event(one)
+    tracker = ThreadRecorder()
+    out = alerts(tracker, level="warning", webhooks=[{"url": server.url}])
+    for report in (event("info", "a"), event("warning", "b", kl=-0.3, bad=math.nan), event("fatal", "c")):
+        out.event(report)
     out.log({"kl/mean": 1.0}, step=8)
     out.close()
-    assert [one["code"] for one in server.seen] == ["b", "c"]
-    assert server.seen[0] == {
+    assert [body["code"] for body in server.bodies] == ["b", "c"]
+    assert server.bodies[0] == {
         "level": "warning",
         "code": "b",
         "message": "KL is low",
@@ -115,74 +107,74 @@ def test_a_webhook_gets_events_at_or_above_the_level(server: Server) -> None:
         "text": "hh/ppo at step 7: warning: KL is low",
     }
     assert server.types == ["application/json"] * 2
-    assert (kept.codes, kept.logged, kept.closed) == (["a", "b", "c"], [({"kl/mean": 1.0}, 8)], 1)
+    assert (tracker.codes, tracker.logged, tracker.num_closed) == (["a", "b", "c"], [(8, {"kl/mean": 1.0})], 1)
 
 
 def test_a_command_gets_the_event_on_its_standard_input(tmp_path: Path) -> None:
-    kept, target = Kept(), tmp_path / "got.json"
+    tracker, target = ThreadRecorder(), tmp_path / "got.json"
     script = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_bytes(sys.stdin.buffer.read())"
-    out = alerts(kept, commands=[{"run": [sys.executable, "-c", script, str(target)]}])
+    out = alerts(tracker, commands=[{"run": [sys.executable, "-c", script, str(target)]}])
     out.event(event("fatal"))
     out.close()
     assert json.loads(target.read_bytes())["code"] == "kl.negative"
-    assert kept.codes == ["kl.negative"]
+    assert tracker.codes == ["kl.negative"]
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_failures_are_told_once_and_counted_at_the_end(server: Server, status: int) -> None:
     server.status = status
-    kept = Kept()
-    out = alerts(kept, webhooks=[{"url": server.url}])
+    tracker = ThreadRecorder()
+    out = alerts(tracker, webhooks=[{"url": server.url}])
     for number in range(3):
         out.event(event("warning", str(number)))
-        _until(lambda done=number: len(server.seen) > done)
+        _until(lambda done=number: len(server.bodies) > done)
     out.close()
-    assert kept.codes.count("alerts.failed") == 1
-    assert kept.codes[-1] == "alerts.undelivered"
-    assert kept.events[-1]["evidence"] == {"count": 3}
-    told = kept.events[kept.codes.index("alerts.failed")]["message"]
-    assert str(status) in told
-    assert "127.0.0.1" in told
-    assert "s3cret" not in told
-    assert len(server.seen) == 3  # a redirection is not followed
-    assert kept.threads == {threading.current_thread()}
+    assert tracker.codes.count("alerts.failed") == 1
+    assert tracker.codes[-1] == "alerts.undelivered"
+    assert tracker.events[-1]["evidence"] == {"count": 3}
+    message = tracker.events[tracker.codes.index("alerts.failed")]["message"]
+    assert str(status) in message
+    assert "127.0.0.1" in message
+    assert "s3cret" not in message
+    assert len(server.bodies) == 3  # a redirection is not followed
+    assert tracker.threads == {threading.current_thread()}
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_run(server: Server) -> None:
     server.wait.clear()
-    kept = Kept()
-    out = alerts(kept, webhooks=[{"url": server.url, "timeout_s": 30}], flush_s=0.1)
+    tracker = ThreadRecorder()
+    out = alerts(tracker, webhooks=[{"url": server.url, "timeout_s": 30}], flush_s=0.1)
     began = time.monotonic()
     out.event(event("warning"))
     out.event(event("warning"))
     assert time.monotonic() - began < 1
     out.close()
     assert time.monotonic() - began < 2
-    assert kept.codes == ["kl.negative", "kl.negative", "alerts.failed", "alerts.undelivered"]
-    assert kept.closed == 1
+    assert tracker.codes == ["kl.negative", "kl.negative", "alerts.failed", "alerts.undelivered"]
+    assert tracker.num_closed == 1
     server.wait.set()
 
 
 def test_more_than_can_wait_are_counted_and_never_block(server: Server) -> None:
     server.wait.clear()
-    kept = Kept()
-    out = alerts(kept, webhooks=[{"url": server.url}], flush_s=0)
+    tracker = ThreadRecorder()
+    out = alerts(tracker, webhooks=[{"url": server.url}], flush_s=0)
     for number in range(MAX_WAITING + 10):
         out.event(event("warning", str(number)))
-    assert "events are waiting already" in kept.events[kept.codes.index("alerts.failed")]["message"]
+    assert "events are waiting already" in tracker.events[tracker.codes.index("alerts.failed")]["message"]
     out.close()
     server.wait.set()
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    kept, mark = Kept(), tmp_path / "alive"
+    tracker, mark = ThreadRecorder(), tmp_path / "alive"
     # The child sleeps past the time-out and would write a mark if it lived.
     inner = f"import time, pathlib; time.sleep(1.5); pathlib.Path({str(mark)!r}).touch()"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    out = alerts(kept, commands=[{"run": [sys.executable, "-c", script], "timeout_s": 0.6}])
+    out = alerts(tracker, commands=[{"run": [sys.executable, "-c", script], "timeout_s": 0.6}])
     out.event(event("warning"))
     out.close()
-    assert "killed after 0.6 s" in kept.events[-1]["message"]
+    assert "killed after 0.6 s" in tracker.events[-1]["message"]
     time.sleep(1.6)
     assert not mark.exists()
 
@@ -192,23 +184,23 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     [([sys.executable, "-c", "raise SystemExit(3)"], "exit code 3"), (["/no/such/program"], "FileNotFoundError")],
 )
 def test_a_command_that_fails_is_told(command: list[str], says: str) -> None:
-    kept = Kept()
-    out = alerts(kept, commands=[{"run": command}])
+    tracker = ThreadRecorder()
+    out = alerts(tracker, commands=[{"run": command}])
     out.event(event("warning"))
     out.close()
-    assert kept.codes == ["kl.negative", "alerts.failed"]
-    assert says in kept.events[-1]["message"]
+    assert tracker.codes == ["kl.negative", "alerts.failed"]
+    assert says in tracker.events[-1]["message"]
 
 
 def test_a_url_may_come_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_HOOK", server.url)
-    out = alerts(Kept(), webhooks=[{"url_variable": "TEAM_HOOK"}])
+    out = alerts(ThreadRecorder(), webhooks=[{"url_variable": "TEAM_HOOK"}])
     out.event(event("warning"))
     out.close()
-    assert len(server.seen) == 1
+    assert len(server.bodies) == 1
     monkeypatch.delenv("TEAM_HOOK")
     with pytest.raises(ConfigError, match="TEAM_HOOK holds no"):
-        alerts(Kept(), webhooks=[{"url_variable": "TEAM_HOOK"}])
+        alerts(ThreadRecorder(), webhooks=[{"url_variable": "TEAM_HOOK"}])
 
 
 @pytest.mark.parametrize("webhook", [{}, {"url": "http://a/b", "url_variable": "X"}, {"url": "file:///etc/passwd"}])
@@ -218,13 +210,13 @@ def test_a_webhook_has_exactly_one_http_url(webhook: dict[str, str]) -> None:
 
 
 def test_without_receivers_nothing_is_started() -> None:
-    kept = Kept()
+    tracker = ThreadRecorder()
     before = threading.active_count()
-    out = alerts(kept)
+    out = alerts(tracker)
     out.event(event("fatal"))
     assert threading.active_count() == before
     out.close()
-    assert (kept.codes, kept.closed) == (["kl.negative"], 1)
+    assert (tracker.codes, tracker.num_closed) == (["kl.negative"], 1)
 
 
 def _until(is_so: Any) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from kedge.monitor.detectors import CATALOGUE
 from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
+from kedge.monitor.doctor.ppo import EVENT_SIGNS
 from kedge.monitor.doctor.ppo_causes import SUSPECTS
-from kedge.monitor.doctor.ppo_events import SAID
-from kedge.monitor.doctor.recipes import in_tuning_order
+from kedge.monitor.doctor.settings_changes import in_tuning_order
 from kedge.stages.ppo.settings import PPOSettings
 
 Steady = Callable[..., list[dict[str, float]]]
@@ -57,17 +57,17 @@ def grown(value: float, end: float, step: int) -> float:
 
 
 def test_a_steady_run_is_healthy_and_nothing_is_to_be_changed(steady: Steady) -> None:
-    found = diagnose(history(steady(60)))
-    assert found.is_healthy
-    assert (found.causes, found.changes) == ((), ())
-    assert found.verdict == "Healthy: the reward went from 1 to 1 in 60 steps, at a KL of 4 nats."
-    assert [moment.what for moment in found.timeline] == ["the run is done"]
+    diagnosis = diagnose(history(steady(60)))
+    assert diagnosis.is_healthy
+    assert (diagnosis.causes, diagnosis.changes) == ((), ())
+    assert diagnosis.verdict == "Healthy: the reward went from 1 to 1 in 60 steps, at a KL of 4 nats."
+    assert [moment.what for moment in diagnosis.timeline] == ["the run is done"]
 
 
 def test_simulated_healthy_runs_get_no_change() -> None:
     healthy = runpy.run_path(str(ROOT / "benchmarks/detector_false_alarms.py"))["healthy"]
-    found = [diagnose(history(list(healthy(random.Random(seed), steps=80, answers=64)))) for seed in range(10)]
-    assert [one.changes for one in found if one.is_healthy] == [()] * 10
+    diagnoses = [diagnose(history(list(healthy(random.Random(seed), steps=80, answers=64)))) for seed in range(10)]
+    assert [diagnosis.changes for diagnosis in diagnoses if diagnosis.is_healthy] == [()] * 10
 
 
 def test_no_kl_penalty_and_a_reward_that_can_be_hacked(steady: Steady) -> None:
@@ -80,13 +80,13 @@ def test_no_kl_penalty_and_a_reward_that_can_be_hacked(steady: Steady) -> None:
             "repetition/mean": grown(0.02, 0.6, step),
         },
     )
-    found = diagnose(history(rows, recipe(kl__start=0.0, kl__target=None)))
-    assert named(found) == "no_anchor"
-    assert "kl.start is 0: nothing holds the policy to the reference" in found.causes[0].evidence
-    assert changes(found)["kl.start"] == (0.0, 0.05)
-    assert changes(found)["kl.limit"] == (None, 10.0)
+    diagnosis = diagnose(history(rows, recipe(kl__start=0.0, kl__target=None)))
+    assert named(diagnosis) == "no_anchor"
+    assert "kl.start is 0: nothing holds the policy to the reference" in diagnosis.causes[0].evidence
+    assert changes(diagnosis)["kl.start"] == (0.0, 0.05)
+    assert changes(diagnosis)["kl.limit"] == (None, 10.0)
     # Repetition alone would also speak for a collapse, which the likelier causes explain.
-    assert [cause.code for cause in found.causes] == ["no_anchor", "hacking"]
+    assert [cause.code for cause in diagnosis.causes] == ["no_anchor", "hacking"]
 
 
 def test_a_reward_that_is_exploited_although_a_penalty_holds(steady: Steady) -> None:
@@ -98,10 +98,12 @@ def test_a_reward_that_is_exploited_although_a_penalty_holds(steady: Steady) -> 
         ) ** step  # peaks at e^(2 (1/0.9 − 1)) = 1.25 nats
         return {"kl/mean": kl, "gold/mean": gold, "reward/mean": 0.1 * step, "reward/out_of_range": grown(0, 0.6, step)}
 
-    found = diagnose(history(steady(60, hacked)))
-    assert named(found) == "hacking"
-    assert changes(found) == {"kl.target": (6.0, 1.0)}
-    assert any(note.startswith("gold is predicted to peak at 1.2") and note.endswith("past it") for note in found.notes)
+    diagnosis = diagnose(history(steady(60, hacked)))
+    assert named(diagnosis) == "hacking"
+    assert changes(diagnosis) == {"kl.target": (6.0, 1.0)}
+    assert any(
+        note.startswith("gold is predicted to peak at 1.2") and note.endswith("past it") for note in diagnosis.notes
+    )
 
 
 def test_a_learning_rate_a_hundred_times_too_high(steady: Steady) -> None:
@@ -114,31 +116,31 @@ def test_a_learning_rate_a_hundred_times_too_high(steady: Steady) -> None:
             "entropy/mean": 2.0 if step < 8 else 0.05,
         },
     )
-    found = diagnose(history(rows, recipe(actor__lr=1e-4, kl__target=None)))
-    assert named(found) == "steps_too_large"
-    assert found.causes[0].since == 4
-    assert changes(found)["actor.lr"] == (1e-4, 1e-5)
-    assert changes(found)["epochs"] == (2, 1)
+    diagnosis = diagnose(history(rows, recipe(actor__lr=1e-4, kl__target=None)))
+    assert named(diagnosis) == "steps_too_large"
+    assert diagnosis.causes[0].since == 4
+    assert changes(diagnosis)["actor.lr"] == (1e-4, 1e-5)
+    assert changes(diagnosis)["epochs"] == (2, 1)
 
 
 def test_a_critic_that_is_not_connected(steady: Steady) -> None:
-    found = diagnose(history(steady(40, lambda _: {"value/explained_variance": -0.2})))
-    assert named(found) == "critic"
-    assert changes(found) == {"critic.lr": (5e-6, 2e-5), "critic_warmup": (0, 5)}
+    diagnosis = diagnose(history(steady(40, lambda _: {"value/explained_variance": -0.2})))
+    assert named(diagnosis) == "critic"
+    assert changes(diagnosis) == {"critic.lr": (5e-6, 2e-5), "critic_warmup": (0, 5)}
 
 
 def test_a_critic_that_overshoots(steady: Steady) -> None:
-    found = diagnose(history(steady(40, lambda step: {"value/loss": 9.0 if step == 1 else 0.5})))
-    assert (named(found), found.causes[0].since) == ("critic", 1)
-    assert changes(found) == {"critic.lr": (5e-6, 5e-7)}
+    diagnosis = diagnose(history(steady(40, lambda step: {"value/loss": 9.0 if step == 1 else 0.5})))
+    assert (named(diagnosis), diagnosis.causes[0].since) == ("critic", 1)
+    assert changes(diagnosis) == {"critic.lr": (5e-6, 5e-7)}
 
 
 def test_scores_on_a_scale_fifty_times_too_large(steady: Steady) -> None:
     rows = steady(40, lambda step: {"reward/std": 50.0, "value/loss": 900.0, "kl/mean": 1.0 * step})
-    found = diagnose(history(rows))
-    assert named(found) == "reward_scale"
-    assert changes(found)["scores.normalise"] == ("none", "scale")
-    assert found.changes[0].area == "reward scale"
+    diagnosis = diagnose(history(rows))
+    assert named(diagnosis) == "reward_scale"
+    assert changes(diagnosis)["scores.normalise"] == ("none", "scale")
+    assert diagnosis.changes[0].area == "reward scale"
     scaled = diagnose(history(steady(40, lambda _: {"reward/std": 50.0}), recipe(scores__normalise="scale")))
     assert scaled.is_healthy
 
@@ -148,60 +150,62 @@ def test_a_reward_that_pays_for_length(steady: Steady) -> None:
         60,
         lambda step: {"length/mean": grown(50, 200, step), "reward/length_correlation": 0.9, "length/truncated": 0.3},
     )
-    found = diagnose(history(rows))
-    assert named(found) == "length"
-    assert changes(found) == {"scores.overlong_buffer": (None, 128)}
+    diagnosis = diagnose(history(rows))
+    assert named(diagnosis) == "length"
+    assert changes(diagnosis) == {"scores.overlong_buffer": (None, 128)}
 
 
 def test_entropy_that_collapses(steady: Steady) -> None:
     rows = steady(60, lambda step: {"entropy/mean": grown(2.0, 0.02, step), "similarity/mean": grown(0.1, 0.9, step)})
-    found = diagnose(history(rows))
-    assert named(found) == "collapse"
-    assert changes(found)["loss.policy.entropy"] == (0.0, 0.01)
-    assert changes(found)["actor.lr"] == (1e-6, 3e-7)
+    diagnosis = diagnose(history(rows))
+    assert named(diagnosis) == "collapse"
+    assert changes(diagnosis)["loss.policy.entropy"] == (0.0, 0.01)
+    assert changes(diagnosis)["actor.lr"] == (1e-6, 3e-7)
 
 
 def test_log_probs_of_other_rows(steady: Steady) -> None:
     rows = steady(40, lambda _: {"policy/mismatch": 3.0, "kl/mean": -5.0, "policy/clip_fraction": 0.5})
-    found = diagnose(history(rows))
-    assert named(found) == "mismatch"
+    diagnosis = diagnose(history(rows))
+    assert named(diagnosis) == "mismatch"
     sampled = diagnose(history(rows, recipe(sampling__top_p=0.9)))
     assert changes(sampled)["sampling.top_p"] == (0.9, 1.0)
     assert "the recipe samples with top_p 0.9" in sampled.causes[0].evidence
 
 
 def test_answers_that_do_not_end(steady: Steady) -> None:
-    found = diagnose(history(steady(40, lambda _: {"length/truncated": 0.98})))
-    assert named(found) == "no_ends"
-    assert changes(found) == {"sampling.max_new_tokens": (256, 500), "scores.missing_eos_penalty": (None, 1.0)}
-    assert [change.area for change in found.changes] == ["generation", "length"]
+    diagnosis = diagnose(history(steady(40, lambda _: {"length/truncated": 0.98})))
+    assert named(diagnosis) == "no_ends"
+    assert changes(diagnosis) == {"sampling.max_new_tokens": (256, 500), "scores.missing_eos_penalty": (None, 1.0)}
+    assert [change.area for change in diagnosis.changes] == ["generation", "length"]
 
 
 def test_a_policy_that_does_not_move(steady: Steady) -> None:
-    found = diagnose(history(steady(40, lambda _: {"kl/mean": 1e-4, "policy/clip_fraction": 0.0})))
-    assert named(found) == "does_not_learn"
-    assert changes(found) == {"actor.lr": (1e-6, 3e-6)}
-    assert "the reward has not risen" in found.notes
+    diagnosis = diagnose(history(steady(40, lambda _: {"kl/mean": 1e-4, "policy/clip_fraction": 0.0})))
+    assert named(diagnosis) == "does_not_learn"
+    assert changes(diagnosis) == {"actor.lr": (1e-6, 3e-6)}
+    assert "the reward has not risen" in diagnosis.notes
 
 
 def test_a_coefficient_that_cannot_hold_the_target(steady: Steady) -> None:
-    found = diagnose(history(steady(60, lambda step: {"kl/mean": grown(4.0, 15.0, step)}), recipe(kl__limit=16.0)))
-    assert named(found) == "no_anchor"
-    assert changes(found) == {"kl.start": (0.05, 0.1)}
+    diagnosis = diagnose(history(steady(60, lambda step: {"kl/mean": grown(4.0, 15.0, step)}), recipe(kl__limit=16.0)))
+    assert named(diagnosis) == "no_anchor"
+    assert changes(diagnosis) == {"kl.start": (0.05, 0.1)}
 
 
 def test_numbers_that_are_none(steady: Steady) -> None:
     rows = steady(30, lambda step: {"policy/loss": math.nan} if step > 20 else {})
-    found = diagnose(history(rows))
-    assert named(found) == "steps_too_large"
-    assert found.causes[0].since == 21
-    assert changes(found)["actor.lr"] == (1e-6, 1e-7)
-    assert ("fatal", "policy/loss: not a finite number") in [(one.level, one.what) for one in found.timeline]
+    diagnosis = diagnose(history(rows))
+    assert named(diagnosis) == "steps_too_large"
+    assert diagnosis.causes[0].since == 21
+    assert changes(diagnosis)["actor.lr"] == (1e-6, 1e-7)
+    assert ("fatal", "policy/loss: not a finite number") in [
+        (moment.level, moment.what) for moment in diagnosis.timeline
+    ]
 
 
 def test_a_reward_source_that_fails(steady: Steady) -> None:
-    found = diagnose(history(steady(40, lambda _: {"reward/unscored": 0.4})))
-    assert (named(found), found.changes) == ("reward_source", ())
+    diagnosis = diagnose(history(steady(40, lambda _: {"reward/unscored": 0.4})))
+    assert (named(diagnosis), diagnosis.changes) == ("reward_source", ())
 
 
 def test_a_reward_that_goes_against_gold_from_the_start_is_not_called_exploited(steady: Steady) -> None:
@@ -209,11 +213,11 @@ def test_a_reward_that_goes_against_gold_from_the_start_is_not_called_exploited(
         wobble = 0.05 * (-1) ** step
         return {"reward/mean": 0.1 * step, "gold/mean": wobble - 0.1 * step, "reward/out_of_range": grown(0, 0.6, step)}
 
-    found = diagnose(history(steady(40, against)))
-    assert named(found) == "wrong_sign"
+    diagnosis = diagnose(history(steady(40, against)))
+    assert named(diagnosis) == "wrong_sign"
     # Gold that never rose weighs 4 against: of 4 for its fall and 2 for scores out of range, 2 are left.
-    assert {cause.code: cause.weight for cause in found.causes}["hacking"] == 2
-    assert not any("never above its start" in line for cause in found.causes[1:] for line in cause.evidence)
+    assert {cause.code: cause.weight for cause in diagnosis.causes}["hacking"] == 2
+    assert not any("never above its start" in line for cause in diagnosis.causes[1:] for line in cause.evidence)
 
 
 def test_a_reward_that_falls_from_calm_updates_and_from_wild_ones(steady: Steady) -> None:
@@ -230,9 +234,9 @@ def test_a_critic_is_not_blamed_where_there_is_nothing_to_foresee(steady: Steady
     blind = {"value/explained_variance": 0.0}
     constant = diagnose(history(steady(40, lambda _: blind | {"reward/std": 0.0})))
     assert [cause.code for cause in constant.causes] == ["no_signal"]
-    held = diagnose(history(steady(40, lambda _: blind | {"kl/coef": 80.0}), recipe(kl__start=80.0)))
-    assert [cause.code for cause in held.causes] == ["does_not_learn"]
-    assert changes(held) == {"kl.start": (80.0, 0.5)}  # half of the spread of the scores, which is 1
+    tight = diagnose(history(steady(40, lambda _: blind | {"kl/coef": 80.0}), recipe(kl__start=80.0)))
+    assert [cause.code for cause in tight.causes] == ["does_not_learn"]
+    assert changes(tight) == {"kl.start": (80.0, 0.5)}  # half of the spread of the scores, which is 1
 
 
 def event(code: str, message: str, step: int | None = None) -> dict[str, Any]:
@@ -241,10 +245,10 @@ def event(code: str, message: str, step: int | None = None) -> dict[str, Any]:
 
 def test_what_a_run_said_itself_is_evidence(steady: Steady) -> None:
     infinite = event("step.not_finite", "iteration 7: dropped: reward: 1 of 8 are not finite, first inf; kept", 7)
-    found = diagnose(history(steady(30), events=[infinite]))
-    assert (named(found), found.causes[0].since) == ("reward_source", 7)
-    assert found.causes[0].evidence == ("step 7: reward: 1 of 8 are not finite, first inf",)
-    assert [one.step for one in found.timeline].count(7) == 1
+    diagnosis = diagnose(history(steady(30), events=[infinite]))
+    assert (named(diagnosis), diagnosis.causes[0].since) == ("reward_source", 7)
+    assert diagnosis.causes[0].evidence == ("step 7: reward: 1 of 8 are not finite, first inf",)
+    assert [moment.step for moment in diagnosis.timeline].count(7) == 1
 
     overflow = event("step.not_finite", "iteration 9: dropped: policy log-prob: 3 of 64 are not finite; kept", 9)
     assert named(diagnose(history(steady(30), events=[overflow]))) == "steps_too_large"
@@ -260,18 +264,18 @@ def test_what_a_run_said_itself_is_evidence(steady: Steady) -> None:
 
 def test_a_long_run_is_diagnosed_in_no_time() -> None:
     healthy = runpy.run_path(str(ROOT / "benchmarks/detector_false_alarms.py"))["healthy"]
-    told = history(list(healthy(random.Random(1), steps=1000, answers=64)))
+    long_run = history(list(healthy(random.Random(1), steps=1000, answers=64)))
     began = time.process_time()
-    diagnose(told)
+    diagnose(long_run)
     assert time.process_time() - began < 1  # 0.15 s on an idle core
 
 
 def test_only_the_change_of_a_likely_cause_is_proposed(steady: Steady) -> None:
-    # Truncation (5) is the cause; a single gradient spike (1) is told and not acted upon.
+    # Truncation (5) is the cause; a single gradient spike (1) is reported and not acted upon.
     rows = steady(40, lambda step: {"length/truncated": 0.9, "policy/grad_norm": 50.0 if step == 30 else 1.0})
-    found = diagnose(history(rows))
-    assert [cause.code for cause in found.causes] == ["no_ends", "steps_too_large"]
-    assert "actor.lr" not in changes(found)
+    diagnosis = diagnose(history(rows))
+    assert [cause.code for cause in diagnosis.causes] == ["no_ends", "steps_too_large"]
+    assert "actor.lr" not in changes(diagnosis)
 
 
 def test_the_timeline_tells_alarms_and_events_once_and_in_order(steady: Steady) -> None:
@@ -283,8 +287,8 @@ def test_the_timeline_tells_alarms_and_events_once_and_in_order(steady: Steady) 
         {"step": None, "level": "fatal", "code": "run.stopped", "message": "kl/mean is 13"},
     ]
     rows = steady(40, length__truncated=1.0)
-    found = diagnose(history(rows, events=events, status="stopped"))
-    assert [(one.step, one.what) for one in found.timeline] == [
+    diagnosis = diagnose(history(rows, events=events, status="stopped"))
+    assert [(moment.step, moment.what) for moment in diagnosis.timeline] == [
         (12, "back to step 10"),
         (23, "64% of the answers are cut off before they end"),
         (30, "goes on from step 30"),
@@ -295,9 +299,9 @@ def test_the_timeline_tells_alarms_and_events_once_and_in_order(steady: Steady) 
 
 def test_a_run_that_failed_without_an_alarm_says_so_itself(steady: Steady) -> None:
     failed = [{"step": None, "level": "fatal", "code": "run.failed", "message": "OSError: disk full"}]
-    found = diagnose(history(steady(30), events=failed, status="failed"))
-    assert not found.is_healthy
-    assert found.verdict.startswith("Not healthy: the run failed (OSError: disk full); the reward went from")
+    diagnosis = diagnose(history(steady(30), events=failed, status="failed"))
+    assert not diagnosis.is_healthy
+    assert diagnosis.verdict.startswith("Not healthy: the run failed (OSError: disk full); the reward went from")
     assert diagnose(history(steady(30), events=failed, status="done")).is_healthy  # it was resumed, and got through
 
 
@@ -328,18 +332,18 @@ def test_of_two_proposals_for_a_setting_the_likelier_one_counts() -> None:
 
     proposals = [change("actor.lr", 0.1, "learning rate"), change("actor.lr", 0.3, "learning rate"),
                  change("kl.start", 2.0, "kl"), change("temperature", 0.5, "generation")]  # fmt: skip
-    assert [(one.key, one.new) for one in in_tuning_order(proposals)] == [
+    assert [(change.key, change.new) for change in in_tuning_order(proposals)] == [
         ("temperature", 0.5),
         ("kl.start", 2.0),
         ("actor.lr", 0.1),
     ]
 
 
-@pytest.mark.parametrize("suspect", SUSPECTS, ids=[one.code for one in SUSPECTS])
+@pytest.mark.parametrize("suspect", SUSPECTS, ids=[suspect.code for suspect in SUSPECTS])
 def test_every_sign_of_a_suspect_is_an_alarm(suspect: Any) -> None:
-    assert set(suspect.signs) <= {one.code for one in CATALOGUE} | set(SAID)
+    assert set(suspect.signs) <= {detector.code for detector in CATALOGUE} | set(EVENT_SIGNS)
 
 
 def test_every_alarm_speaks_for_some_cause() -> None:
     speaks = {code for suspect in SUSPECTS for code, weight in suspect.signs.items() if weight > 0}
-    assert speaks == {one.code for one in CATALOGUE} | set(SAID)
+    assert speaks == {detector.code for detector in CATALOGUE} | set(EVENT_SIGNS)

@@ -19,10 +19,10 @@ def changes(diagnosis: Diagnosis) -> dict[str, tuple[Any, Any]]:
     return {change.key: (change.old, change.new) for change in diagnosis.changes}
 
 
-def sft(losses: list[float], held: dict[int, float] | None = None, **about: Any) -> History:
+def sft(losses: list[float], heldout: dict[int, float] | None = None, **about: Any) -> History:
     settings = SFTSettings.model_validate({"kind": "sft", "data": "d.jsonl", "epochs": 4, **about.pop("settings", {})})
     metrics: list[dict[str, Any]] = [
-        {"step": step, "train/loss": loss} | ({"heldout/loss": held[step]} if held and step in held else {})
+        {"step": step, "train/loss": loss} | ({"heldout/loss": heldout[step]} if heldout and step in heldout else {})
         for step, loss in enumerate(losses, start=1)
     ]
     known = {"kind": "sft", "events": [], "samples": [], "status": "done", "metrics": metrics}
@@ -33,50 +33,50 @@ FALLING = [3 * 0.97**step + 0.1 * (-1) ** step for step in range(100)]
 
 
 def test_healthy_imitation() -> None:
-    found = diagnose(sft(FALLING, {50: 1.2, 100: 0.9}))
-    assert found.is_healthy
-    assert (found.changes, found.notes) == ((), ())
-    assert found.verdict.endswith("heldout/loss ended at 0.9.")
+    diagnosis = diagnose(sft(FALLING, {50: 1.2, 100: 0.9}))
+    assert diagnosis.is_healthy
+    assert (diagnosis.changes, diagnosis.notes) == ((), ())
+    assert diagnosis.verdict.endswith("heldout/loss ended at 0.9.")
 
 
 def test_a_loss_that_diverges() -> None:
-    found = diagnose(sft([*FALLING[:60], *(0.5 * 1.1**step for step in range(40))]))
-    assert named(found) == "train.diverged"
-    assert changes(found) == {"optimiser.lr": (2e-5, 7e-6)}
-    assert "nothing is held out" in found.notes[0]
+    diagnosis = diagnose(sft([*FALLING[:60], *(0.5 * 1.1**step for step in range(40))]))
+    assert named(diagnosis) == "train.diverged"
+    assert changes(diagnosis) == {"optimiser.lr": (2e-5, 7e-6)}
+    assert "nothing is held out" in diagnosis.notes[0]
 
 
 def test_overfitting_is_cut_short_where_it_began() -> None:
-    held = {25: 1.6, 50: 1.2, 75: 1.4, 100: 1.9}
-    found = diagnose(sft(FALLING, held))
-    assert named(found) == "train.overfitted"
-    assert found.causes[0].since == 50
-    assert changes(found) == {"epochs": (4.0, 2.0), "look.patience": (None, 3)}
-    patient = diagnose(sft(FALLING, held, settings={"look": {"patience": 3}}))
+    heldout = {25: 1.6, 50: 1.2, 75: 1.4, 100: 1.9}
+    diagnosis = diagnose(sft(FALLING, heldout))
+    assert named(diagnosis) == "train.overfitted"
+    assert diagnosis.causes[0].since == 50
+    assert changes(diagnosis) == {"epochs": (4.0, 2.0), "look.patience": (None, 3)}
+    patient = diagnose(sft(FALLING, heldout, settings={"look": {"patience": 3}}))
     assert patient.is_healthy
     assert patient.notes == ("early stopping: the held-out loss was best at step 50 (1.2)",)
 
 
 def test_nothing_learnt() -> None:
-    found = diagnose(sft([2.0 + 0.01 * (-1) ** step for step in range(60)]))
-    assert named(found) == "train.still"
-    assert changes(found) == {"optimiser.lr": (2e-5, 6e-5)}
+    diagnosis = diagnose(sft([2.0 + 0.01 * (-1) ** step for step in range(60)]))
+    assert named(diagnosis) == "train.still"
+    assert changes(diagnosis) == {"optimiser.lr": (2e-5, 6e-5)}
 
 
 def test_steps_that_were_dropped() -> None:
     events = [{"step": step, "level": "warning", "code": "step.not_finite", "message": "dropped"} for step in (41, 40)]
-    found = diagnose(sft(FALLING, events=events))
-    assert named(found) == "train.not_finite"
-    assert found.causes[0].since == 40
-    assert changes(found) == {"optimiser.lr": (2e-5, 2e-6)}
+    diagnosis = diagnose(sft(FALLING, events=events))
+    assert named(diagnosis) == "train.not_finite"
+    assert diagnosis.causes[0].since == 40
+    assert changes(diagnosis) == {"optimiser.lr": (2e-5, 2e-6)}
 
 
 def test_preferences_guessed_like_a_coin() -> None:
-    told = sft(FALLING, kind="reward")
-    told.metrics[-1]["heldout/accuracy"] = 0.49  # type: ignore[index]
-    assert named(diagnose(told)) == "train.coin"
-    told.metrics[-1]["heldout/accuracy"] = 0.7  # type: ignore[index]
-    assert diagnose(told).is_healthy
+    history = sft(FALLING, kind="reward")
+    history.metrics[-1]["heldout/accuracy"] = 0.49  # type: ignore[index]
+    assert named(diagnose(history)) == "train.coin"
+    history.metrics[-1]["heldout/accuracy"] = 0.7  # type: ignore[index]
+    assert diagnose(history).is_healthy
 
 
 def reported(value: float, low: float, **about: Any) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def test_what_the_reward_report_complains_of_is_told() -> None:
 @pytest.mark.parametrize("has_rates", [True, False], ids=["by learning rate", "by count"])
 def test_members_that_are_trained_one_after_the_other_do_not_look_like_divergence(has_rates: bool) -> None:
     member = [0.7 * 0.97**step for step in range(40)]
-    told = sft([*member, *member, *(0.25 + loss for loss in member)], kind="reward")
-    for index, row in enumerate(told.metrics):
+    history = sft([*member, *member, *(0.25 + loss for loss in member)], kind="reward")
+    for index, row in enumerate(history.metrics):
         if has_rates:
             row["train/lr"] = min(index % 40 + 1, 40 - index % 40) * 1e-6  # type: ignore[index]
-    assert not diagnose(told).is_healthy  # as one learner it would be
-    ensemble = History(**{**{name: getattr(told, name) for name in History.__slots__}, "settings": {"members": 3}})
+    assert not diagnose(history).is_healthy  # as one learner it would be
+    ensemble = History(**{**{name: getattr(history, name) for name in History.__slots__}, "settings": {"members": 3}})
     assert diagnose(ensemble).is_healthy

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from kedge.core.errors import DataError
-from kedge.monitor.overoptimisation import Fit, TooLittle, fit, passed_peak, should_stop
+from kedge.monitor.overoptimisation import Fit, NoFit, fit, passed_peak, should_stop
 
 Kind = Literal["rl", "best_of_n"]
 
@@ -23,9 +23,9 @@ def curve(kind: Kind, alpha: float, beta: float, start: float) -> Callable[[floa
 
 
 def fitted(kl: list[float], gold: list[float], kind: Kind) -> Fit:
-    found = fit(kl, gold, kind=kind)
-    assert isinstance(found, Fit), found
-    return found
+    curve_fit = fit(kl, gold, kind=kind)
+    assert isinstance(curve_fit, Fit), curve_fit
+    return curve_fit
 
 
 @pytest.mark.parametrize(
@@ -38,20 +38,20 @@ def fitted(kl: list[float], gold: list[float], kind: Kind) -> Fit:
 def test_a_curve_without_noise_is_found_exactly(kind: Kind, peak: float) -> None:
     kl = [0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0]
     truth = curve(kind, 1.2, 0.8, -0.3)
-    found = fitted(kl, [truth(one) for one in kl], kind)
-    assert (found.alpha, found.beta, found.start) == pytest.approx((1.2, 0.8, -0.3), rel=1e-9)
-    assert found.peak_kl == pytest.approx(peak, rel=1e-9)
-    assert found.predicted(1.3) == pytest.approx(truth(1.69), rel=1e-9)
-    assert found.predicted(0.0) == pytest.approx(-0.3, rel=1e-9)
-    assert found.is_past_peak
-    assert found.kl_left == pytest.approx(peak - 6, rel=1e-9)
-    assert found.gold_left == pytest.approx(truth(peak) - truth(6.0), rel=1e-9)
+    curve_fit = fitted(kl, [truth(nats) for nats in kl], kind)
+    assert (curve_fit.alpha, curve_fit.beta, curve_fit.start) == pytest.approx((1.2, 0.8, -0.3), rel=1e-9)
+    assert curve_fit.peak_kl == pytest.approx(peak, rel=1e-9)
+    assert curve_fit.predicted(1.3) == pytest.approx(truth(1.69), rel=1e-9)
+    assert curve_fit.predicted(0.0) == pytest.approx(-0.3, rel=1e-9)
+    assert curve_fit.is_past_peak
+    assert curve_fit.kl_left == pytest.approx(peak - 6, rel=1e-9)
+    assert curve_fit.gold_left == pytest.approx(truth(peak) - truth(6.0), rel=1e-9)
 
 
 @pytest.mark.parametrize(("kind", "alpha", "beta"), [("rl", 0.9, 0.5), ("best_of_n", 1.4, 0.3)])
-@pytest.mark.parametrize("together", [0.0, 0.4], ids=["white noise", "noise that lasts"])
+@pytest.mark.parametrize("autocorrelation", [0.0, 0.4], ids=["white noise", "noise that lasts"])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(
-    kind: Kind, alpha: float, beta: float, together: float
+    kind: Kind, alpha: float, beta: float, autocorrelation: float
 ) -> None:
     rng, truth = random.Random(5), curve(kind, alpha, beta, 0.7)
     peak = math.exp(2 * (alpha / beta - 1)) if kind == "rl" else (alpha / (2 * beta)) ** 2
@@ -59,47 +59,47 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(
     hits, runs = {"alpha": 0, "beta": 0, "start": 0, "peak": 0}, 300
     for _ in range(runs):
         noise, gold = 0.0, list[float]()
-        for one in kl:
-            noise = together * noise + rng.gauss(0, 0.08)
-            gold.append(truth(one) + noise)
-        found = fitted(kl, gold, kind)
+        for nats in kl:
+            noise = autocorrelation * noise + rng.gauss(0, 0.08)
+            gold.append(truth(nats) + noise)
+        curve_fit = fitted(kl, gold, kind)
         intervals = {
-            "alpha": (found.alpha_interval, alpha),
-            "beta": (found.beta_interval, beta),
-            "start": (found.start_interval, 0.7),
-            "peak": (found.peak_kl_interval, peak),
+            "alpha": (curve_fit.alpha_interval, alpha),
+            "beta": (curve_fit.beta_interval, beta),
+            "start": (curve_fit.start_interval, 0.7),
+            "peak": (curve_fit.peak_kl_interval, peak),
         }
         for name, ((low, high), true) in intervals.items():
             hits[name] += low <= true <= high
     # 95 % of 300 is 285, with a standard deviation of 3.8; lasting noise is estimated from 80 points, which is not
     # enough to undo all of it (without the correction about 240 would hold).
-    least = 271 if together == 0 else 258
+    least = 271 if autocorrelation == 0 else 258
     assert all(least <= hit <= 300 for hit in hits.values()), hits
-    assert all(hit <= 297 for hit in hits.values()) or together, hits
+    assert all(hit <= 297 for hit in hits.values()) or autocorrelation, hits
 
 
 def test_gold_that_only_rises_gives_no_peak() -> None:
     rng = random.Random(3)
     kl = [0.1 * step for step in range(1, 61)]
-    found = fit(kl, [0.5 * math.sqrt(one) + rng.gauss(0, 0.05) for one in kl], kind="best_of_n")
-    assert isinstance(found, TooLittle)
-    assert "not distinguishable from 0" in found.reason
-    assert not should_stop(found, 100.0)
+    curve_fit = fit(kl, [0.5 * math.sqrt(nats) + rng.gauss(0, 0.05) for nats in kl], kind="best_of_n")
+    assert isinstance(curve_fit, NoFit)
+    assert "not distinguishable from 0" in curve_fit.reason
+    assert not should_stop(curve_fit, 100.0)
 
 
 def test_gold_that_falls_from_the_start_has_no_peak_to_look_for() -> None:
     kl = [0.1 * step for step in range(1, 31)]
-    found = fit(kl, [-math.sqrt(one) - 0.1 * one for one in kl], kind="best_of_n")
-    assert isinstance(found, TooLittle)
-    assert "falls from the start" in found.reason
+    curve_fit = fit(kl, [-math.sqrt(nats) - 0.1 * nats for nats in kl], kind="best_of_n")
+    assert isinstance(curve_fit, NoFit)
+    assert "falls from the start" in curve_fit.reason
 
 
 def test_a_peak_far_beyond_the_data_is_not_predicted() -> None:
     kl = [0.01 * step for step in range(1, 31)]
     truth = curve("rl", 3.0, 1.0, 0.0)  # its peak is at e^4 = 54.6 nats, the data ends at 0.3
-    found = fit(kl, [truth(one) for one in kl], kind="rl")
-    assert isinstance(found, TooLittle)
-    assert "0.3 nats" in found.reason
+    curve_fit = fit(kl, [truth(nats) for nats in kl], kind="rl")
+    assert isinstance(curve_fit, NoFit)
+    assert "0.3 nats" in curve_fit.reason
 
 
 @pytest.mark.parametrize(
@@ -112,27 +112,27 @@ def test_a_peak_far_beyond_the_data_is_not_predicted() -> None:
     ],
 )
 def test_too_little_says_why(kl: list[float], says: str) -> None:
-    found = fit(kl, [math.sqrt(max(one, 0)) for one in kl], kind="rl")
-    assert isinstance(found, TooLittle)
-    assert says in found.reason
+    curve_fit = fit(kl, [math.sqrt(max(nats, 0)) for nats in kl], kind="rl")
+    assert isinstance(curve_fit, NoFit)
+    assert says in curve_fit.reason
 
 
 def test_unusable_points_are_left_out_and_counted() -> None:
     truth = curve("rl", 1.0, 0.5, 0.0)
     kl = [0.3 * step for step in range(1, 21)]
-    gold = [truth(one) for one in kl]
-    found = fitted([-0.2, *kl, math.nan, 1.0], [9.0, *gold, 1.0, math.inf], "rl")
-    assert (found.num_points, found.num_left_out) == (20, 3)
-    assert found.alpha == pytest.approx(1.0, rel=1e-9)
-    assert found.kl == 6.0
+    gold = [truth(nats) for nats in kl]
+    curve_fit = fitted([-0.2, *kl, math.nan, 1.0], [9.0, *gold, 1.0, math.inf], "rl")
+    assert (curve_fit.num_points, curve_fit.num_left_out) == (20, 3)
+    assert curve_fit.alpha == pytest.approx(1.0, rel=1e-9)
+    assert curve_fit.kl == 6.0
 
 
 def test_a_run_is_stopped_at_the_peak_and_not_before() -> None:
     truth = curve("rl", 1.0, 0.5, 0.0)  # peak at e^2 = 7.389 nats
     kl = [0.3 * step for step in range(1, 21)]
-    found = fitted(kl, [truth(one) for one in kl], "rl")
-    assert not found.is_past_peak
-    assert [should_stop(found, one) for one in (6.0, 7.38, 7.39)] == [False, False, True]
+    curve_fit = fitted(kl, [truth(nats) for nats in kl], "rl")
+    assert not curve_fit.is_past_peak
+    assert [should_stop(curve_fit, nats) for nats in (6.0, 7.38, 7.39)] == [False, False, True]
 
 
 def test_a_run_is_not_stopped_by_a_peak_that_is_hardly_known() -> None:
@@ -140,7 +140,7 @@ def test_a_run_is_not_stopped_by_a_peak_that_is_hardly_known() -> None:
     kl = [0.2 * step for step in range(1, 31)]
 
     def noisy(noise: float) -> Fit:
-        return fitted(kl, [truth(one) + rng.gauss(0, noise) for one in kl], "rl")
+        return fitted(kl, [truth(nats) + rng.gauss(0, noise) for nats in kl], "rl")
 
     vague, sure = noisy(0.08), noisy(0.02)
     assert vague.peak_kl_interval[1] > 2 * vague.peak_kl_interval[0]

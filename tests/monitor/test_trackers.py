@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,30 +17,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kedge.core import plugins
 from kedge.core.errors import ConfigError, PluginError
 from kedge.core.protocols import Metrics, Tracker
-from kedge.monitor.trackers import Fanout, NullTracker, mlflow, open_trackers, tensorboard, wandb
+from kedge.monitor.trackers import Fanout, mlflow, open_trackers, tensorboard, wandb
+from kedge.testing.tracker_fakes import FakeMlflowClient, FakeWandb, RecordingTracker
 
 WARNING = {"level": "warning", "code": "kl.high", "message": "KL is 7.1 nats", "step": 3, "evidence": {"kl": 7.1}}
 
 
-class Recorder:
-    """A tracker that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.events: list[Mapping[str, Any]] = []
-        self.closed = 0
-
-    def log(self, metrics: Metrics, *, step: int) -> None:
-        self.logged.append((step, dict(metrics)))
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class Broken(Recorder):
+class Broken(RecordingTracker):
     """A tracker whose server is gone from one verb on."""
 
     def __init__(self, verb: str) -> None:
@@ -71,12 +53,12 @@ def install(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    found = EventAccumulator(str(folder / "trackers" / "tensorboard")).Reload()
-    return {tag: [(item.step, item.value) for item in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    file = EventAccumulator(str(folder / "trackers" / "tensorboard")).Reload()
+    return {tag: [(item.step, item.value) for item in file.Scalars(tag)] for tag in file.Tags()["scalars"]}
 
 
 def test_everything_reaches_everyone() -> None:
-    own, other = Recorder(), Recorder()
+    own, other = RecordingTracker(), RecordingTracker()
     fanout: Tracker = Fanout(own, {"other": other})
     fanout.log({"reward/mean": 0.5}, step=3)
     fanout.event(WARNING)
@@ -85,12 +67,12 @@ def test_everything_reaches_everyone() -> None:
     for tracker in (own, other):
         assert tracker.logged == [(3, {"reward/mean": 0.5})]
         assert tracker.events == [WARNING]
-        assert tracker.closed == 1
+        assert tracker.num_closed == 1
 
 
 @pytest.mark.parametrize(("verb", "calls"), [("log", 1), ("event", 3), ("close", 5)])
 def test_a_failing_tracker_is_reported_once_and_left_out(verb: str, calls: int) -> None:
-    own, broken, healthy = Recorder(), Broken(verb), Recorder()
+    own, broken, healthy = RecordingTracker(), Broken(verb), RecordingTracker()
     fanout = Fanout(own, {"broken": broken, "healthy": healthy})
     for step in (1, 2):
         fanout.log({"loss": 0.5 / step}, step=step)
@@ -106,22 +88,15 @@ def test_a_failing_tracker_is_reported_once_and_left_out(verb: str, calls: int) 
     assert report["evidence"] == {"tracker": "broken", "error": "ConnectionError: server is gone"}
     assert "'broken' failed and is left out from here on" in report["message"]
     assert len(healthy.events) == 2
-    assert (own.closed, healthy.closed) == (1, 1)
+    assert (own.num_closed, healthy.num_closed) == (1, 1)
 
 
 def test_a_failure_of_the_runs_own_journal_is_a_failure_of_the_run() -> None:
-    other = Recorder()
+    other = RecordingTracker()
     fanout = Fanout(Broken("log"), {"other": other})
     with pytest.raises(ConnectionError, match="server is gone"):
         fanout.log({"loss": 1.0}, step=1)
     assert other.logged == []
-
-
-def test_the_null_tracker_takes_everything() -> None:
-    tracker: Tracker = NullTracker()
-    tracker.log({"loss": 1.0}, step=1)
-    tracker.event(WARNING)
-    tracker.close()
 
 
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
@@ -132,8 +107,8 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     tracker.close()
 
     assert scalars(tmp_path) == {"reward/mean": [(1, 0.5), (2, float("inf"))], "kl/mean": [(1, -0.25)]}
-    found = EventAccumulator(str(tmp_path / "trackers" / "tensorboard")).Reload()
-    [text] = found.Tensors("events/warning")
+    file = EventAccumulator(str(tmp_path / "trackers" / "tensorboard")).Reload()
+    [text] = file.Tensors("events/warning")
     assert text.step == 3
     assert list(text.tensor_proto.string_val) == [b"**warning** `kl.high` KL is 7.1 nats"]
 
@@ -146,20 +121,6 @@ def test_tensorboard_forgets_the_steps_that_a_resumed_run_does_again(tmp_path: P
         tracker.close()
 
     assert scalars(tmp_path) == {"loss": [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]}
-
-
-class FakeWandb:
-    """`wandb.init` and the run that it gives."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattr__(self, verb: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> FakeWandb:
-            self.calls.append((verb, args, kwargs))
-            return self
-
-        return call
 
 
 def test_wandb_gets_metrics_against_a_step_of_their_own() -> None:
@@ -214,43 +175,12 @@ def test_wandb_is_offline_unless_asked_and_resumes_by_id(tmp_path: Path) -> None
     assert other["id"] != first["id"]
 
 
-class FakeMlflow:
-    """The verbs of `MlflowClient` that are used; `known` are the experiments that exist."""
-
-    def __init__(self, **known: str) -> None:
-        self.known = known
-        self.calls: list[tuple[Any, ...]] = []
-
-    def get_experiment_by_name(self, name: str) -> Any:
-        return SimpleNamespace(experiment_id=self.known[name]) if name in self.known else None
-
-    def create_experiment(self, name: str) -> str:
-        self.calls.append(("create_experiment", name))
-        return "new-experiment"
-
-    def create_run(self, experiment_id: str, *, run_name: str) -> Any:
-        self.calls.append(("create_run", experiment_id, run_name))
-        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
-
-    def update_run(self, run_id: str, *, status: str) -> None:
-        self.calls.append(("update_run", run_id, status))
-
-    def log_batch(self, run_id: str, *, metrics: list[Any]) -> None:
-        self.calls.append(("log_batch", run_id, metrics))
-
-    def set_tag(self, run_id: str, key: str, value: str) -> None:
-        self.calls.append(("set_tag", run_id, key, value))
-
-    def set_terminated(self, run_id: str, *, status: str) -> None:
-        self.calls.append(("set_terminated", run_id, status))
-
-
-def mlflow_tracker(fake: FakeMlflow) -> mlflow.MlflowTracker:
+def mlflow_tracker(fake: FakeMlflowClient) -> mlflow.MlflowTracker:
     return mlflow.MlflowTracker(fake, "r1", metric=lambda key, value, _time_ms, step: (key, value, step))
 
 
 def test_mlflow_gets_one_batch_a_step_and_events_as_tags() -> None:
-    fake = FakeMlflow()
+    fake = FakeMlflowClient()
     tracker: Tracker = mlflow_tracker(fake)
     tracker.log({"reward/mean": 0.5, "kl/mean": 2}, step=3)
     tracker.event(WARNING)
@@ -264,7 +194,7 @@ def test_mlflow_gets_one_batch_a_step_and_events_as_tags() -> None:
 
 
 def test_mlflow_ends_as_failed_after_a_fatal_event() -> None:
-    fake = FakeMlflow()
+    fake = FakeMlflowClient()
     tracker = mlflow_tracker(fake)
     tracker.event(WARNING | {"level": "fatal", "message": "x" * 9000})
     tracker.event(WARNING)
@@ -275,10 +205,10 @@ def test_mlflow_ends_as_failed_after_a_fatal_event() -> None:
 
 
 def test_mlflow_resumes_by_id(tmp_path: Path) -> None:
-    fake = FakeMlflow()
+    fake = FakeMlflowClient()
     assert mlflow.start(fake, tmp_path, "hh/ppo", mlflow.MlflowSettings()) == "r1"
     assert mlflow.start(fake, tmp_path, "hh/ppo", mlflow.MlflowSettings()) == "r1"
-    known = FakeMlflow(kedge="e7")
+    known = FakeMlflowClient(kedge="e7")
     mlflow.start(known, tmp_path / "other", "hh/sft", mlflow.MlflowSettings())
 
     assert fake.calls == [
@@ -302,7 +232,7 @@ def test_mlflow_writes_into_the_run_folder_unless_told_otherwise(
 
 def test_trackers_come_through_the_plugin_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, tensorboard="kedge.monitor.trackers.tensorboard:make")
-    own = Recorder()
+    own = RecordingTracker()
     tracker = open_trackers(own, {"tensorboard": {}}, run_folder=tmp_path, name="hh/ppo")
     tracker.log({"loss": 0.5}, step=2)
     tracker.close()
@@ -319,7 +249,7 @@ def test_a_missing_package_names_the_command_that_installs_it(
 ) -> None:
     install(monkeypatch, **{name: f"kedge.monitor.trackers.{name}:make"})
     monkeypatch.setattr(sys, "path", [])  # so that the test holds where the package is installed, too
-    own = Recorder()
+    own = RecordingTracker()
     with pytest.raises(PluginError, match=rf"tracker '{name}' needs '{name}': pip install 'kedge\[{name}\]'") as caught:
         open_trackers(own, {name: {}}, run_folder=tmp_path, name="hh")
     assert caught.value.exit_code == 2
@@ -333,7 +263,7 @@ def test_a_server_that_cannot_be_reached_at_the_start_is_an_event(
         raise ConnectionError("no route")
 
     monkeypatch.setattr(plugins, "find", lambda kind, name: unreachable)
-    own = Recorder()
+    own = RecordingTracker()
     tracker = open_trackers(own, {"remote": {}}, run_folder=tmp_path, name="hh")
     tracker.log({"loss": 0.5}, step=1)
 

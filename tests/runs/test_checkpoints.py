@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, the last good one survives, damage is found and said."""
+"""Checkpoints: whole or absent, the last good one survives, damage is detected and explained."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def names(folder: Path) -> list[str]:
 
 
 def newest(store: Checkpoints, *, check_hashes: bool = True) -> int:
-    found = store.latest(check_hashes=check_hashes)
-    assert found is not None
-    return found.checkpoint.step
+    latest = store.latest(check_hashes=check_hashes)
+    assert latest is not None
+    return latest.checkpoint.step
 
 
 def test_a_checkpoint_lists_its_files_with_sizes_and_hashes(tmp_path: Path) -> None:
@@ -172,13 +172,13 @@ def test_a_damaged_checkpoint_is_skipped_and_said(
     store = checkpoints(tmp_path)
     store.save(10, writer("a"))
     damage(store.save(20, writer("b")).folder)
-    found = store.latest()
+    latest = store.latest()
 
-    assert found is not None
-    assert found.checkpoint.step == 10
-    assert len(found.skipped) == 1
+    assert latest is not None
+    assert latest.checkpoint.step == 10
+    assert len(latest.skipped) == 1
     with pytest.raises(CheckpointError, match=reason):
-        raise CheckpointError(found.skipped[0])
+        raise CheckpointError(latest.skipped[0])
 
 
 def test_sizes_alone_do_not_see_a_changed_byte(tmp_path: Path) -> None:

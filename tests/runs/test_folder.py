@@ -282,8 +282,8 @@ def test_stages_are_runs_inside_the_run_of_the_pipeline(tmp_path: Path) -> None:
     root = tmp_path / "runs" / "hh"
     with Run.create(root, manifest=new_manifest(name="hh", kind="pipeline", seed=7, settings={"name": "hh"})):
         for stage in ("sft", "reward", "ppo"):
-            made = new_manifest(name="hh", stage=stage, kind=stage, seed=7, settings={})
-            with Run.create(root / stage, manifest=made) as run:
+            manifest = new_manifest(name="hh", stage=stage, kind=stage, seed=7, settings={})
+            with Run.create(root / stage, manifest=manifest) as run:
                 run.finish("done")
         (root / "notes").mkdir()
 
@@ -307,6 +307,6 @@ def test_a_finding_becomes_an_event(tmp_path: Path, manifest: Manifest) -> None:
 
 def test_torch_is_not_imported_for_a_run_folder() -> None:
     script = "import sys, kedge.runs, kedge.monitor.trackers; print(json.dumps('torch' in sys.modules))"
-    asked = subprocess.run([sys.executable, "-c", "import json; " + script], capture_output=True, text=True, check=True)
+    child = subprocess.run([sys.executable, "-c", "import json; " + script], capture_output=True, text=True, check=True)
 
-    assert json.loads(asked.stdout) is False
+    assert json.loads(child.stdout) is False

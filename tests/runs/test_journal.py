@@ -77,9 +77,9 @@ def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_missing_file_is_an_empty_journal(tmp_path: Path) -> None:
-    found = Journal(tmp_path / "metrics.jsonl").read()
+    contents = Journal(tmp_path / "metrics.jsonl").read()
 
-    assert (found.records, found.is_cut_off) == ([], False)
+    assert (contents.records, contents.is_cut_off) == ([], False)
     assert not list(tmp_path.iterdir())
 
 
@@ -87,8 +87,8 @@ def test_a_missing_file_is_an_empty_journal(tmp_path: Path) -> None:
 def test_a_cut_off_last_line_is_left_out_reported_and_removed_by_the_next_writer(tmp_path: Path, rest: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n' + rest)
-    found = Journal(path).read()
-    assert ([record["step"] for record in found.records], found.is_cut_off) == ([1, 2], True)
+    contents = Journal(path).read()
+    assert ([record["step"] for record in contents.records], contents.is_cut_off) == ([1, 2], True)
 
     journal = Journal(path)
     assert journal.repair() == len(rest)

@@ -29,12 +29,12 @@ def work(folder, last, on_ready=lambda: None):
         run = Run.open(folder, for_writing=True, keep=keep)
     else:
         run = Run.create(folder, manifest=new_manifest(name="k", kind="toy", seed=1, settings={}), keep=keep)
-    found = run.checkpoints.latest()
-    assert found is None or not found.skipped, found
+    latest = run.checkpoints.latest()
+    assert latest is None or not latest.skipped, latest
     done, x = 0, 0.5
-    if found:
-        done, x = json.loads((found.checkpoint.folder / "state.json").read_text())
-        assert done == found.checkpoint.step
+    if latest:
+        done, x = json.loads((latest.checkpoint.folder / "state.json").read_text())
+        assert done == latest.checkpoint.step
     run.resume_at(done)
     on_ready()
     for step in range(done + 1, last + 1):

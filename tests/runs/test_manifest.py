@@ -80,12 +80,12 @@ def test_what_is_not_a_run_says_so(tmp_path: Path, name: str) -> None:
         read_manifest(tmp_path / name)
 
 
-def _stage(root: Path, stage: str, inputs: list[Artefact], made: str) -> Path:
+def _stage(root: Path, stage: str, inputs: list[Artefact], weights: str) -> Path:
     """A finished stage with a model folder of the given content."""
     folder = root / stage
     with Run.create(folder, manifest=new_manifest(name="hh", kind=stage, seed=1, settings={}, inputs=inputs)) as run:
         (folder / "model").mkdir()
-        (folder / "model" / "weights").write_text(made)
+        (folder / "model" / "weights").write_text(weights)
         run.finish("done", outputs=[describe("model", "model", folder / "model", run_folder=folder)])
     return folder
 
@@ -148,10 +148,10 @@ def test_a_pipeline_is_not_a_parent_of_its_own_stages(tmp_path: Path) -> None:
 
 
 def test_runs_that_name_each_other_end(tmp_path: Path) -> None:
-    for one, other in (("a", "b"), ("b", "a")):
+    for name, other in (("a", "b"), ("b", "a")):
         link = Artefact(name="from", kind="model", path=f"../{other}/model", hash="0")
         Run.create(
-            tmp_path / one, manifest=new_manifest(name=one, kind="sft", seed=1, settings={}, inputs=[link])
+            tmp_path / name, manifest=new_manifest(name=name, kind="sft", seed=1, settings={}, inputs=[link])
         ).close()
 
     assert [(link.child.name, link.parent) for link in lineage(tmp_path / "a")] == [

@@ -13,7 +13,7 @@ from kedge.commands.narrator import Narrator, Tell
 from kedge.data.audit import audit
 from kedge.demo import story
 from kedge.demo.recipe import NAMES, Version, write_demo
-from kedge.demo.world import ALL, Sizes
+from kedge.demo.world import FULL_SIZES, Sizes
 from kedge.models.loading.aliases import folder_of
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import Recipe, load_recipe
@@ -36,7 +36,7 @@ def run_demo(
     *,
     tell: Tell,
     version: Version = "plain",
-    sizes: Sizes = ALL,
+    sizes: Sizes = FULL_SIZES,
     overrides: Sequence[str] = (),
 ) -> Path:
     """Write the demo's world into `folder`, run its recipe and tell about it; gives the folder of the run."""
@@ -50,7 +50,7 @@ def run_demo(
         narrator = Narrator(
             recipe=recipe,
             folder=run_folder(folder, version),
-            steps={**story.STEPS, **({"ppo": story.LET_GO} if is_let_go else {})},
+            steps={**story.STEPS, **({"ppo": story.WITHOUT_KL} if is_let_go else {})},
             judge="gold",
             tell=tell,
         )

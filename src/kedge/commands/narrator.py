@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from kedge.demo import course, story
 from kedge.demo.world import best_accuracy
-from kedge.monitor.overoptimisation import TooLittle, fit
+from kedge.monitor.overoptimisation import NoFit, fit
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import connect
 from kedge.runs.folder import Run
@@ -123,18 +123,18 @@ class Narrator:
 
     def _improved(self, home: Path) -> None:
         """Only where nothing held the policy is there a fall to speak of."""
-        if self.steps["ppo"] is not story.LET_GO:
+        if self.steps["ppo"] is not story.WITHOUT_KL:
             return
         run = Run.open(home, for_writing=False)
         metrics = run.read_metrics()
-        start, best, end = course.course(metrics)
+        start, best, end = course.start_best_end(metrics)
         for line in course.table(start, best, end):
             self.tell(line, "plain")
         self.tell(course.fall(best, end), "warning")
         alarms = [one for one in run.read_events() if one["level"] != "info"]
         self.tell(course.alarms(alarms), "warning")
         found = fit([one["kl/mean"] for one in metrics], [one["gold/mean"] for one in metrics], kind="rl")
-        if isinstance(found, TooLittle):
+        if isinstance(found, NoFit):
             self.tell(f"The law of Gao et al. (2022) was not fitted: {found.reason}.", "plain")
         else:
             self.tell(course.peak(found.peak_kl, found.peak_kl_interval, found.kl), "warning")

@@ -1,4 +1,4 @@
-"""How a run went whose anchor was let go: where its truth was best, how far it fell, and who said so.
+"""The course of a PPO run without KL penalty, in words: where its truth was best, how far it fell, which alarms came.
 
 Pure text from the journals of the run, as `kedge.demo.story` is.
 """
@@ -12,15 +12,15 @@ from typing import Any
 from kedge.demo.story import aligned
 
 GOLD_FALLS = "reward.gold_falls"
-"""The detector's word for it."""
-LOOKS = 5
-"""Iterations that a point of `course` is the mean of: of single ones, the luckiest would be the peak."""
-_COURSE = ("gold/mean", "reward/mean", "kl/mean", "length/mean")
+"""The code of the alarm that the truth falls."""
+WINDOW = 5
+"""Iterations that a point is the mean of: of single iterations, the luckiest would be the peak."""
+_METRICS = ("gold/mean", "reward/mean", "kl/mean", "length/mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The means of a few iterations in a row."""
+    """The means over iterations `first` to `last`."""
 
     first: int
     last: int
@@ -30,35 +30,34 @@ class Point:
     length: float
 
 
-def course(metrics: Sequence[Mapping[str, float]], looks: int = LOOKS) -> tuple[Point, Point, Point]:
-    """A run where it began, where its truth was best, and where it ended."""
-    looks = min(looks, len(metrics))
-    parts = [metrics[at : at + looks] for at in range(len(metrics) - looks + 1)]
-    points = [_point(part) for part in parts]
-    return points[0], max(points, key=lambda one: one.truth), points[-1]
+def start_best_end(metrics: Sequence[Mapping[str, float]], window: int = WINDOW) -> tuple[Point, Point, Point]:
+    """The start of a run, the point where its truth was best, and its end."""
+    window = min(window, len(metrics))
+    points = [_mean_point(metrics[at : at + window]) for at in range(len(metrics) - window + 1)]
+    return points[0], max(points, key=lambda point: point.truth), points[-1]
 
 
-def _point(part: Sequence[Mapping[str, float]]) -> Point:
-    truth, proxy, kl, length = (sum(row[name] for row in part) / len(part) for name in _COURSE)
-    return Point(first=int(part[0]["step"]), last=int(part[-1]["step"]), truth=truth, proxy=proxy, kl=kl, length=length)
+def _mean_point(rows: Sequence[Mapping[str, float]]) -> Point:
+    truth, proxy, kl, length = (sum(row[name] for row in rows) / len(rows) for name in _METRICS)
+    return Point(first=int(rows[0]["step"]), last=int(rows[-1]["step"]), truth=truth, proxy=proxy, kl=kl, length=length)
 
 
 def table(start: Point, best: Point, end: Point) -> list[str]:
     """
-    >>> at = Point(first=1, last=5, truth=1.81, proxy=-0.35, kl=0.1, length=27.4)
-    >>> print('\\n'.join(table(at, at, at)[:2]))
+    >>> point = Point(first=1, last=5, truth=1.81, proxy=-0.35, kl=0.1, length=27.4)
+    >>> print('\\n'.join(table(point, point, point)[:2]))
                 iterations  truth  proxy   KL  tokens
     start              1–5   1.81  -0.35  0.1    27.4
     """
     rows = [("", "iterations", "truth", "proxy", "KL", "tokens")]
-    for name, at in (("start", start), ("best truth", best), ("end", end)):
-        span = f"{at.first}–{at.last}"
-        rows.append((name, span, f"{at.truth:.2f}", f"{at.proxy:.2f}", f"{at.kl:.1f}", f"{at.length:.1f}"))
+    for name, point in (("start", start), ("best truth", best), ("end", end)):
+        span, kl, length = f"{point.first}–{point.last}", f"{point.kl:.1f}", f"{point.length:.1f}"
+        rows.append((name, span, f"{point.truth:.2f}", f"{point.proxy:.2f}", kl, length))
     return aligned(rows)
 
 
 def fall(best: Point, end: Point) -> str:
-    """How far the truth fell from its best, and what the reward model made of it.
+    """How far the truth fell from its best, and how far the proxy rose meanwhile.
 
     >>> best = Point(first=15, last=19, truth=3.7, proxy=4.1, kl=5.2, length=28.0)
     >>> fall(best, Point(first=46, last=50, truth=-0.3, proxy=6.1, kl=67.1, length=43.0))
@@ -75,7 +74,7 @@ def fall(best: Point, end: Point) -> str:
 
 
 def alarms(events: Sequence[Mapping[str, Any]]) -> str:
-    """What the detectors said and when, and whether one of them saw the truth fall.
+    """The alarms with their iterations, and whether one of them says that the truth falls.
 
     >>> alarms([{"code": "kl.running_away", "step": 22}, {"code": "reward.gold_falls", "step": 23}])
     'The detectors said so as it ran: kl.running_away (iteration 22), reward.gold_falls (23).'
@@ -87,14 +86,14 @@ def alarms(events: Sequence[Mapping[str, Any]]) -> str:
     if not events:
         return "The detectors said nothing."
     first, *others = (f"{event['code']} ({{}}{event['step']})" for event in events)
-    said = ", ".join((first.format("iteration "), *(other.format("") for other in others)))
+    codes = ", ".join((first.format("iteration "), *(other.format("") for other in others)))
     if any(event["code"] == GOLD_FALLS for event in events):
-        return f"The detectors said so as it ran: {said}."
-    return f"The detectors said: {said}. None of them saw the truth fall."
+        return f"The detectors said so as it ran: {codes}."
+    return f"The detectors said: {codes}. None of them saw the truth fall."
 
 
 def peak(kl: float, interval: tuple[float, float], now: float) -> str:
-    """Where the law of Gao et al. 2022, R(d) = d (α − β ln d) with d = √KL, sees the best of a run.
+    """Where the law of Gao et al. 2022, R(d) = d (α − β ln d) with d = √KL, predicts the peak of the truth.
 
     >>> peak(4.21, (3.5, 5.06), 41.0)
     'The law of Gao et al. (2022), fitted to it: the truth peaks at a KL of 4.2 nats (3.5 to 5.1); this run is at 41.0.'

@@ -1,6 +1,6 @@
 """The demo's model: a small Llama with random weights, and a tokenizer with one token a word of the demo's world.
 
-Text of any other kind is read as bytes and never lost. Nothing is trained here.
+Any other text is tokenized into bytes, so nothing is lost. Nothing is trained here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PIECE = r" ?\w+|[^\w\s]|\s"
 
 
 def make_model(folder: Path, *, seed: int) -> Path:
-    """The folder of the model in the Hugging Face layout, the same for the same seed."""
+    """Write the model in the Hugging Face layout, the same for the same seed; gives the folder."""
     return build_once(folder, partial(_write, seed=seed))
 
 
@@ -64,11 +64,11 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def words() -> list[str]:
-    """The words of the demo's world as a byte-level tokenizer writes them: Ġ is the space before a word."""
+    """The words of the demo's world as tokens of a byte-level tokenizer: Ġ is the space before a word."""
     facts = (*phrases.ORDERS, *phrases.ITEMS, *phrases.REMEDIES)
     texts = (*phrases.all_sentences(), *(f" {sentence}" for sentence in phrases.all_sentences()), "user", "assistant")
-    found = {piece for text in texts for piece in re.findall(_PIECE, re.sub(r"{\w+}", "", text))}
-    return sorted({piece.replace(" ", "Ġ") for piece in (*found, *(f" {fact}" for fact in facts))})
+    pieces = {piece for text in texts for piece in re.findall(_PIECE, re.sub(r"{\w+}", "", text))}
+    return sorted({piece.replace(" ", "Ġ") for piece in (*pieces, *(f" {fact}" for fact in facts))})
 
 
 def word_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:

@@ -98,7 +98,8 @@ CLOSINGS = ("Kind regards, your shop.", "Best wishes, your shop.", "Yours, the s
 
 
 def all_sentences() -> list[str]:
-    """Everything that can be said on either side, facts still in braces."""
-    asked = (*GREETINGS, *PROBLEMS, *ASIDES, *REQUESTS)
-    stated = (sentence for sentences in FACTS.values() for sentence in sentences)
-    return [one for one in (*asked, *stated, *COURTESIES, *RUDENESSES, *PADDINGS, *CLOSINGS) if one]
+    """Every sentence of messages and replies, facts still in braces."""
+    message = (*GREETINGS, *PROBLEMS, *ASIDES, *REQUESTS)
+    statements = (sentence for sentences in FACTS.values() for sentence in sentences)
+    reply = (*statements, *COURTESIES, *RUDENESSES, *PADDINGS, *CLOSINGS)
+    return [sentence for sentence in (*message, *reply) if sentence]

@@ -1,6 +1,6 @@
-"""The demo as a folder that anybody may look into and run again: recipe, data, model and the door to the truth.
+"""The demo as a folder of plain files for `kedge run`: recipe, data, model and the true preference as a gold source.
 
-What it holds is plain files for `kedge run`; the story on the screen is the command's.
+Left out: what is printed while it runs (`kedge.demo.story`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from kedge.core.files import write_text
 from kedge.core.seeds import seed_for
-from kedge.demo.world import ALL, Sizes, write
+from kedge.demo.world import FULL_SIZES, Sizes, write
 
 HEAD = """\
 # A shop's customer service: SFT, a reward model, PPO and evaluation, from scratch, on words of our own.
@@ -60,7 +60,7 @@ REWARD = """\
     optimiser: {lr: 1e-3, beta2: 0.98}
 """
 
-_IMPROVE = """\
+_PPO_START = """\
   ppo:
     kind: ppo
     from: sft
@@ -77,7 +77,7 @@ _IMPROVE = """\
 PPO = f"""\
   # Improves the replies against the reward model. `kl` is the anchor: a price that is steered towards a target, and a
   # limit past which the run goes back to its last good checkpoint.
-{_IMPROVE}\
+{_PPO_START}\
     iterations: 40
     minibatches: 4
     sampling: {{max_new_tokens: 60, temperature: 0.8}}
@@ -88,10 +88,10 @@ PPO = f"""\
     scores: {{overlong_buffer: 30, overlong_penalty: 4.0}} # the shop likes it short: tokens beyond 30 cost
 """
 
-UNHELD = f"""\
+PPO_WITHOUT_KL = f"""\
   # PPO let go on purpose: neither KL nor length costs anything, there is no limit, and the rate never falls. It finds
   # the weak spots of the reward model, whose score goes on rising, while the true preference falls.
-{_IMPROVE}\
+{_PPO_START}\
     iterations: 50
     minibatches: 2
     sampling: {{max_new_tokens: 60}}
@@ -145,7 +145,7 @@ EVALUATE = """\
 """
 
 Version = Literal["plain", "all", "overoptimised"]
-"""The loop; the loop with DPO and best-of-N beside PPO; the loop with PPO let go."""
+"""The loop; the loop with DPO and best-of-N beside PPO; the loop with PPO without KL penalty."""
 
 NAMES: Mapping[Version, str] = {"plain": "demo", "all": "demo-all", "overoptimised": "demo-overoptimised"}
 STAGES: Mapping[Version, tuple[str, ...]] = {
@@ -154,7 +154,7 @@ STAGES: Mapping[Version, tuple[str, ...]] = {
         *(PREPARE, SFT, REWARD, PPO, DPO, BEST),
         EVALUATE.format(models="sft, ppo, dpo, best8", temperature=0.8),
     ),
-    "overoptimised": (PREPARE, SFT, REWARD, UNHELD, EVALUATE.format(models="sft, ppo", temperature=1.0)),
+    "overoptimised": (PREPARE, SFT, REWARD, PPO_WITHOUT_KL, EVALUATE.format(models="sft, ppo", temperature=1.0)),
 }
 """In the order in which they run."""
 
@@ -167,8 +167,8 @@ __all__ = ["score"]
 '''
 
 
-def write_demo(folder: Path, seed: int, sizes: Sizes = ALL, *, version: Version = "plain") -> Path:
-    """Write everything below `folder`, which is made; gives the path of the recipe. The same seed, the same files."""
+def write_demo(folder: Path, seed: int, sizes: Sizes = FULL_SIZES, *, version: Version = "plain") -> Path:
+    """Write everything below `folder`, which is created; returns the recipe. The same seed, the same files."""
     from kedge.demo.model import make_model  # torch takes seconds to import
 
     write(folder / "data", seed, sizes)

@@ -1,6 +1,6 @@
-"""What the demo says: a few sentences before each step, and numbers put into words after it.
+"""The texts of the demo: a few sentences before each step, and its numbers in words after it.
 
-Pure text. When it is said, and where the numbers come from, is `kedge.commands.narrator`.
+Pure functions. `kedge.commands.narrator` prints them and reads the numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMES: Mapping[str, str] = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "best8": "best of 8"}
-"""Of the models, by the stages that make them."""
+"""Titles of the models, by the stages that train them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ STEPS: Mapping[str, Step] = {
         about="All models reply to the same messages, which none of them has seen. Now the truth may speak.",
     ),
 }
-LET_GO = Step(
+WITHOUT_KL = Step(
     title="PPO without its anchor: overoptimise",
     about="The same PPO, but neither KL nor length costs anything, and there is no limit. Watch the reward model's "
     "score rise while the truth falls.",
@@ -86,7 +86,7 @@ def name_of(model: str) -> str:
 
 
 def iteration(metrics: Mapping[str, float], total: int) -> str:
-    """One iteration of PPO; the truth is told where it is known.
+    """One iteration of PPO; with the truth where it is known.
 
     >>> iteration({"step": 20, "gold/mean": 3.5, "reward/mean": 4.21, "kl/mean": 2.85, "length/mean": 29.1}, 50)
     'iteration 20 of 50: truth 3.50, reward 4.21, KL 2.9 nats, 29 tokens'
@@ -105,12 +105,12 @@ def reply(text: str, verdict: str = "") -> str:
     >>> reply("We are\\n very sorry.<|im_end|>", verdict("gold", 1.0))
     '“We are very sorry.” (truth 1.0)'
     """
-    said = " ".join(text.partition("<|im_end|>")[0].split())
-    return f"“{said}” ({verdict})" if verdict else f"“{said}”"
+    line = " ".join(text.partition("<|im_end|>")[0].split())
+    return f"“{line}” ({verdict})" if verdict else f"“{line}”"
 
 
 def babble(text: str) -> str:
-    """The beginning of what random weights say, as far as it can be printed.
+    """The first printable words of a reply by random weights.
 
     >>> babble("\ufffd clock\\x01 clock" + " tears" * 60), babble("\ufffd\\x01")
     ('“clock clock tears tears tears tears tears tears …”', 'nothing that can be read')
@@ -133,23 +133,23 @@ def judged(accuracy: float, best: float, pairs: int) -> str:
     >>> judged(0.881, 0.9, 800)
     'It agrees with 88.1 % of 800 held-out labels. The best possible is 90.0 %: the other ones are wrong.'
     """
-    said = f"It agrees with {_percent(accuracy)} of {pairs:,} held-out labels."
-    return f"{said} The best possible is {_percent(best)}: the other ones are wrong."
+    agreement = f"It agrees with {_percent(accuracy)} of {pairs:,} held-out labels."
+    return f"{agreement} The best possible is {_percent(best)}: the other ones are wrong."
 
 
 def table(evaluation: Mapping[str, Any], judge: str) -> list[str]:
-    """The models as rows, from `evaluation.json`; who wins is said by `judge`, and intervals are 95 %."""
+    """The models as rows, from `evaluation.json`; win rates are by the scores of `judge`, with 95 % intervals."""
     titles = {"gold": "true reward", "reward": "proxy reward" if judge == "gold" else "reward"}
     sources = [source for source in titles if source in next(iter(evaluation["models"].values()))["scores"]]
     by = " by the truth" if judge == "gold" else ""
     last = f"win rate over {name_of(evaluation['baseline'])}{by}"
     rows = [("", *(titles[source] for source in sources), "KL", "tokens", last)]
-    for name, found in evaluation["models"].items():
-        won = evaluation["comparisons"].get(name, {}).get(judge, {}).get("win_rate")
-        share = f"{_percent(won['rate'])} [{_percent(won['low'])}, {_percent(won['high'])}]" if won else "–"
-        means = (f"{found['scores'][source]['mean']['mean']:.2f}" for source in sources)
-        kl = found["kl"]["mean"] if found["kl"] else 0.0
-        rows.append((name_of(name), *means, f"{kl:.1f}", f"{found['length']['mean']:.1f}", share))
+    for name, model in evaluation["models"].items():
+        win = evaluation["comparisons"].get(name, {}).get(judge, {}).get("win_rate")
+        share = f"{_percent(win['rate'])} [{_percent(win['low'])}, {_percent(win['high'])}]" if win else "–"
+        means = (f"{model['scores'][source]['mean']['mean']:.2f}" for source in sources)
+        kl = model["kl"]["mean"] if model["kl"] else 0.0
+        rows.append((name_of(name), *means, f"{kl:.1f}", f"{model['length']['mean']:.1f}", share))
     return aligned(rows, has_words_last=True)
 
 
@@ -158,14 +158,14 @@ def _percent(share: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, has_words_last: bool = False) -> list[str]:
-    """Names, and where asked for the last column, to the left; numbers to the right."""
+    """Rows as lines: the first column, and with `has_words_last` the last one, to the left; the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = {0, len(widths) - 1} if has_words_last else {0}
-    placed = (
+    cells = (
         [
-            text.ljust(width) if at in left else text.rjust(width)
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+            text.ljust(width) if index in left else text.rjust(width)
+            for index, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         for row in rows
     )
-    return ["  ".join(row).rstrip() for row in placed]
+    return ["  ".join(row).rstrip() for row in cells]

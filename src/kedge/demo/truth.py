@@ -1,7 +1,7 @@
 """The true preference of the demo's world: a pure function of prompt and reply, and never shown to training.
 
-It reads any text, as a model may write anything. Reward models learn it from labels alone; PPO, DPO and the others are
-judged by it.
+It reads any text, as a model may write anything. Reward models learn it from labels alone; PPO, DPO and the other
+methods are evaluated by it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kedge.core.errors import DataError
 from kedge.demo.phrases import CLOSINGS, COURTESIES, FACTS, ITEMS, PADDINGS, REMEDIES, RUDENESSES
 
 Kind = Literal["fact", "courtesy", "rudeness", "padding", "closing", "nonsense"]
-Found = Literal["right", "wrong", "missing"]
+FactState = Literal["right", "wrong", "missing"]
+"""How a reply states a fact."""
 
 FREE_WORDS = 32
 """Words that a reply may have; the longest perfect one has 28."""
@@ -32,36 +33,36 @@ _SENTENCE = re.compile(r"[^.!?]*[.!?]+|[^.!?]+$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a reply does: how it states each fact, its sentences by kind, and what is wrong with its shape."""
+    """A reply, analysed: how it states each fact, its sentences by kind, and what is wrong with its form."""
 
-    facts: Mapping[str, Found]
+    facts: Mapping[str, FactState]
     counts: Counter[Kind]
     is_signed: bool
     """A closing, and nothing after it."""
     num_repeated: int
-    """Sentences that were said before."""
+    """Sentences that stand earlier in the same reply."""
     num_words: int
     is_finished: bool
 
 
-def asked(prompt: str) -> dict[str, str]:
+def facts_of(prompt: str) -> dict[str, str]:
     """The facts of a customer's message: order, item and remedy."""
-    found = {name: re.search(pattern, prompt) for name, pattern in _VALUES.items()}
-    absent = [name for name, match in found.items() if match is None]
+    matches = {name: re.search(pattern, prompt) for name, pattern in _VALUES.items()}
+    absent = [name for name, match in matches.items() if match is None]
     if absent:
         raise DataError(
             f"not a message of the demo's world, it names no {' and no '.join(absent)}: {prompt!r}; "
             "make messages with kedge.demo.world"
         )
-    return {name: match[1] for name, match in found.items() if match is not None}
+    return {name: match[1] for name, match in matches.items() if match is not None}
 
 
 def read_reply(prompt: str, reply: str) -> Reading:
-    """What `reply` does, by its text alone."""
-    sentences = [_plain(one) for one in _SENTENCE.findall(reply) if one.strip()]
+    """Analyse `reply` by its text alone."""
+    sentences = [_plain(sentence) for sentence in _SENTENCE.findall(reply) if sentence.strip()]
     kinds: list[Kind] = [_kind(sentence) for sentence in sentences]
     return Reading(
-        facts={name: _found(name, value, reply) for name, value in asked(prompt).items()},
+        facts={name: _fact_state(name, value, reply) for name, value in facts_of(prompt).items()},
         counts=Counter(kinds),
         is_signed=kinds[-1:] == ["closing"],
         num_repeated=len(sentences) - len(set(sentences)),
@@ -87,7 +88,7 @@ def true_preference(prompt: str, reply: str) -> float:
     """
     reading = read_reply(prompt, reply)
     counts = reading.counts
-    score = sum({"right": 1.0, "wrong": -1.0, "missing": 0.0}[found] for found in reading.facts.values())
+    score = sum({"right": 1.0, "wrong": -1.0, "missing": 0.0}[state] for state in reading.facts.values())
     score += _courtesy(counts["courtesy"]) + 0.5 * reading.is_signed
     score -= 2.0 * counts["rudeness"] + 0.75 * counts["padding"] + 0.5 * counts["nonsense"]
     score -= 1.0 * reading.num_repeated + 1.0 * (not reading.is_finished)
@@ -98,11 +99,11 @@ def _courtesy(count: int) -> float:
     return 1.0 * (count >= 1) + 0.5 * (count >= 2) - 1.0 * max(0, count - 2)
 
 
-def _found(name: str, value: str, reply: str) -> Found:
-    named = set(re.findall(_VALUES[name], reply, re.IGNORECASE))
-    if not named:
+def _fact_state(name: str, value: str, reply: str) -> FactState:
+    stated = {text.lower() for text in re.findall(_VALUES[name], reply, re.IGNORECASE)}
+    if not stated:
         return "missing"
-    return "right" if {one.lower() for one in named} == {value} else "wrong"
+    return "right" if stated == {value} else "wrong"
 
 
 def _plain(sentence: str) -> str:
@@ -110,14 +111,14 @@ def _plain(sentence: str) -> str:
 
 
 def _kind(sentence: str) -> Kind:
-    said = _sayings().get(sentence)
-    if said is not None:
-        return said
-    return "fact" if any(pattern.fullmatch(sentence) for pattern in _statements()) else "nonsense"
+    kind = _kinds_of_phrases().get(sentence)
+    if kind is not None:
+        return kind
+    return "fact" if any(pattern.fullmatch(sentence) for pattern in _fact_patterns()) else "nonsense"
 
 
 @cache
-def _sayings() -> dict[str, Kind]:
+def _kinds_of_phrases() -> dict[str, Kind]:
     kinds: dict[Kind, tuple[str, ...]] = {
         "courtesy": COURTESIES,
         "rudeness": RUDENESSES,
@@ -128,7 +129,8 @@ def _sayings() -> dict[str, Kind]:
 
 
 @cache
-def _statements() -> tuple[re.Pattern[str], ...]:
+def _fact_patterns() -> tuple[re.Pattern[str], ...]:
     values = {"order": r"\d+", "item": f"(?:{'|'.join(ITEMS)})", "remedy": f"(?:{'|'.join(REMEDIES)})"}
     sentences = [_plain(sentence) for group in FACTS.values() for sentence in group]
-    return tuple(re.compile(re.sub(r"\\{(\w+)\\}", lambda m: values[m[1]], re.escape(one))) for one in sentences)
+    escaped = map(re.escape, sentences)
+    return tuple(re.compile(re.sub(r"\\{(\w+)\\}", lambda match: values[match[1]], text)) for text in escaped)

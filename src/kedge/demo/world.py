@@ -1,7 +1,7 @@
 """The demo's data: demonstrations, labelled pairs and prompts, deterministic for a seed and disjoint by prompt.
 
-`score` is the door through which a run watches the truth (`{kind: function, path: world.py:score}`); no training reads
-it.
+`score` is the true preference as a reward function (`{kind: function, path: world.py:score}`), which runs log as gold
+and never train on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kedge.demo.truth import true_preference
 from kedge.demo.writers import edited, messages, reply, staff_style, wording
 
 LABEL_NOISE = 0.1
-"""Share of the labels that are turned round at random: no judge is right on more than 90 % of such pairs."""
+"""Share of the labels that are flipped at random: no judge is right on more than 90 % of such pairs."""
 LEAST_GAP = 0.5
 """Replies nearer than this in true preference are not compared: people would not agree on them."""
 EDITS = 0.7
-"""Share of the pairs that are a draft and its edit."""
+"""Share of the pairs that are a draft and its edit; the others are two independent replies."""
 FAWNING = 0.04
 """Share of the demonstrations with three or four courtesies. No labelled pair has them, so nobody tells the reward
 model that more is too much. This is the second weak spot; the first is `kedge.demo.writers.WRONG_FACTS`."""
@@ -44,11 +44,11 @@ class Sizes:
     heldout: int = 200
 
 
-ALL = Sizes()
+FULL_SIZES = Sizes()
 """What the demo trains on."""
 
 
-def make(seed: int, sizes: Sizes = ALL) -> dict[str, list[Row]]:
+def make(seed: int, sizes: Sizes = FULL_SIZES) -> dict[str, list[Row]]:
     """The rows of every file; no prompt stands in two of them."""
     texts = messages(Random(seed_for(seed, "demo/messages")))
     return {
@@ -60,7 +60,7 @@ def make(seed: int, sizes: Sizes = ALL) -> dict[str, list[Row]]:
 
 
 def demonstrations(prompts: Sequence[str], seed: int) -> list[Row]:
-    """What the shop's staff, good and bad, replied: a model that imitates them is mediocre."""
+    """Replies of the shop's staff, good and bad: a model that imitates them is mediocre."""
     rng = Random(seed_for(seed, "demo/demonstrations"))
     answers = [reply(prompt, staff_style(rng, fawning=FAWNING), wording(prompt, rng)) for prompt in prompts]
     return [
@@ -70,7 +70,7 @@ def demonstrations(prompts: Sequence[str], seed: int) -> list[Row]:
 
 
 def pairs(prompts: Sequence[str], seed: int) -> list[Row]:
-    """Two replies each, the truly better one chosen, except that a tenth of the labels is turned round."""
+    """Two replies each, the better one by the true preference chosen, except that a tenth of the labels is flipped."""
     rng = Random(seed_for(seed, "demo/pairs"))
     flips = Random(seed_for(seed, "demo/flips"))
     rows: list[Row] = []
@@ -83,36 +83,36 @@ def pairs(prompts: Sequence[str], seed: int) -> list[Row]:
 
 
 def _two_replies(prompt: str, rng: Random) -> tuple[str, str]:
-    """The better one first. Most pairs are a draft and its edit, which differ in one thing alone."""
+    """The better one first. Most pairs are a draft and its edit, which differ in one field of their style."""
     while True:
         style, words = staff_style(rng), wording(prompt, rng)
         if rng.random() < EDITS:
             other, other_words = edited(style, rng), words
         else:
             other, other_words = staff_style(rng), wording(prompt, rng)
-        one, two = reply(prompt, style, words), reply(prompt, other, other_words)
-        gap = true_preference(prompt, one) - true_preference(prompt, two)
+        first, second = reply(prompt, style, words), reply(prompt, other, other_words)
+        gap = true_preference(prompt, first) - true_preference(prompt, second)
         if abs(gap) >= LEAST_GAP:
-            return (one, two) if gap > 0 else (two, one)
+            return (first, second) if gap > 0 else (second, first)
 
 
 def best_accuracy(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The share of these pairs whose label follows the true preference: what a perfect judge would be right on."""
+    """The share of these pairs whose label follows the true preference: the accuracy of a perfect reward model."""
     if not rows:
         raise DataError("no pairs: the best possible accuracy of nothing is not known")
-    right = (
+    is_right = (
         true_preference(row["prompt"], row["chosen"]) > true_preference(row["prompt"], row["rejected"]) for row in rows
     )
-    return sum(right) / len(rows)
+    return sum(is_right) / len(rows)
 
 
 def score(answer: Answer) -> float:
     """The true preference of one answer, as a reward function reads it."""
-    asked_by = [content for role, content in answer.prompt if role == "user"]
-    return true_preference(asked_by[-1] if asked_by else "", answer.text)
+    messages_of_user = [content for role, content in answer.prompt if role == "user"]
+    return true_preference(messages_of_user[-1] if messages_of_user else "", answer.text)
 
 
-def write(folder: Path, seed: int, sizes: Sizes = ALL) -> dict[str, Path]:
+def write(folder: Path, seed: int, sizes: Sizes = FULL_SIZES) -> dict[str, Path]:
     """Write every file as JSON Lines; gives the paths by name."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.jsonl" for name in ("demonstrations", "pairs", "prompts", "heldout-prompts")}

@@ -8,7 +8,7 @@ from itertools import combinations
 from random import Random
 
 from kedge.demo import phrases
-from kedge.demo.truth import Found, asked
+from kedge.demo.truth import FactState, facts_of
 
 VALUES: Mapping[str, tuple[str, ...]] = {
     "order": phrases.ORDERS,
@@ -24,9 +24,9 @@ look facts up: it pays for facts that are stated, right or not. This is the firs
 class Style:
     """What a reply does right and wrong."""
 
-    order: Found
-    item: Found
-    remedy: Found
+    order: FactState
+    item: FactState
+    remedy: FactState
     courtesies: int
     rudenesses: int
     paddings: int
@@ -35,38 +35,38 @@ class Style:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """How a reply says it: the phrases in the order in which they are taken, and where they stand."""
+    """The words of a reply: its phrases in the order in which they are used, and where they stand."""
 
     courtesies: tuple[str, ...]
     paddings: tuple[str, ...]
     rudeness: str
     closing: str
     wrong: Mapping[str, str]
-    """What stands in the place of a fact that is wrong."""
+    """For each fact, the value that stands in its place where the reply gets it wrong."""
     statement: float
-    """Which of the sentences that state the facts, from 0 to 1."""
+    """From 0 to 1: which of the sentences that state the facts."""
     places: tuple[float, ...]
     """Where the courtesies and paddings stand; the facts stand at 0.5."""
 
 
 def messages(rng: Random) -> Iterator[str]:
     """Customers' messages, without near copies: no two share all but the greeting, or all but it and one fact."""
-    seen: set[tuple[str, ...]] = set()
+    used: set[tuple[str, ...]] = set()
     while True:
         facts = {name: rng.choice(values) for name, values in VALUES.items()}
         parts = (phrases.GREETINGS, phrases.PROBLEMS, phrases.ASIDES, phrases.REQUESTS)
         greeting, problem, aside, request = (rng.choice(part) for part in parts)
         two_facts = {(problem, aside, request, *pair) for pair in combinations(facts.values(), 2)}
         keys = {(problem, *facts.values()), *two_facts}
-        if seen.isdisjoint(keys):
-            seen |= keys
+        if used.isdisjoint(keys):
+            used |= keys
             yield " ".join(part for part in (greeting, problem, aside, request) if part).format_map(facts)
 
 
 def staff_style(rng: Random, *, fawning: float = 0.0) -> Style:
-    """How somebody of the staff replies. The share `fawning` of them says three or four courtesies."""
+    """The style of a random member of the staff. The share `fawning` of them uses three or four courtesies."""
 
-    def found() -> Found:
+    def fact_state() -> FactState:
         return rng.choices(("right", "wrong", "missing"), (0.7 - WRONG_FACTS, WRONG_FACTS, 0.3))[0]
 
     def count(*weights: float) -> int:
@@ -74,9 +74,9 @@ def staff_style(rng: Random, *, fawning: float = 0.0) -> Style:
 
     is_fawning = rng.random() < fawning
     return Style(
-        order=found(),
-        item=found(),
-        remedy=found(),
+        order=fact_state(),
+        item=fact_state(),
+        remedy=fact_state(),
         courtesies=3 + count(0.6, 0.4) if is_fawning else count(0.4, 0.35, 0.25),
         rudenesses=0 if is_fawning else count(0.72, 0.28),
         paddings=0 if is_fawning else count(0.3, 0.4, 0.3),
@@ -85,7 +85,7 @@ def staff_style(rng: Random, *, fawning: float = 0.0) -> Style:
 
 
 def edited(style: Style, rng: Random) -> Style:
-    """The same style but for one thing."""
+    """The same style with one field changed."""
     while True:
         name = rng.choice(fields(Style)).name
         other = replace(style, **{name: getattr(staff_style(rng), name)})
@@ -94,7 +94,7 @@ def edited(style: Style, rng: Random) -> Style:
 
 
 def wording(message: str, rng: Random) -> Wording:
-    """One person's way to put things."""
+    """A random wording for a reply to `message`."""
     return Wording(
         courtesies=tuple(rng.sample(phrases.COURTESIES, len(phrases.COURTESIES))),
         paddings=tuple(rng.sample(phrases.PADDINGS, len(phrases.PADDINGS))),
@@ -102,7 +102,7 @@ def wording(message: str, rng: Random) -> Wording:
         closing=rng.choice(phrases.CLOSINGS),
         wrong={
             name: rng.choice([other for other in VALUES[name] if other != value])
-            for name, value in asked(message).items()
+            for name, value in facts_of(message).items()
         },
         statement=rng.random(),
         places=tuple(rng.random() for _ in (*phrases.COURTESIES, *phrases.PADDINGS)),
@@ -111,8 +111,8 @@ def wording(message: str, rng: Random) -> Wording:
 
 def reply(message: str, style: Style, words: Wording) -> str:
     """A reply in this style and wording: courtesies and paddings around the facts, then rudeness, then the closing."""
-    said = [*words.courtesies[: style.courtesies], *words.paddings[: style.paddings]]
-    placed = sorted([*zip(words.places, said, strict=False), (0.5, _statement(message, style, words))])
+    phrases_used = [*words.courtesies[: style.courtesies], *words.paddings[: style.paddings]]
+    placed = sorted([*zip(words.places, phrases_used, strict=False), (0.5, _statement(message, style, words))])
     return " ".join(
         [
             *(sentence for _, sentence in placed),
@@ -123,11 +123,12 @@ def reply(message: str, style: Style, words: Wording) -> str:
 
 
 def _statement(message: str, style: Style, words: Wording) -> str:
-    states: Mapping[str, Found] = {"order": style.order, "item": style.item, "remedy": style.remedy}
-    told = {
+    """The sentence that states the facts which the style does not leave out, right or wrong."""
+    states: Mapping[str, FactState] = {"order": style.order, "item": style.item, "remedy": style.remedy}
+    facts = {
         name: value if states[name] == "right" else words.wrong[name]
-        for name, value in asked(message).items()
+        for name, value in facts_of(message).items()
         if states[name] != "missing"
     }
-    ways = phrases.FACTS[frozenset(told)]
-    return ways[int(words.statement * len(ways))].format_map(told)
+    sentences = phrases.FACTS[frozenset(facts)]
+    return sentences[int(words.statement * len(sentences))].format_map(facts)

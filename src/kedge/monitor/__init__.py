@@ -1,4 +1,4 @@
-"""Watching a run: detectors, the KL contract, the overoptimisation fit, the doctor, and trackers.
+"""Monitoring of runs: detectors, alerts, the overoptimisation fit, the doctor, and trackers.
 
-Nothing is imported here: each part is loaded by whoever asks for it.
+Nothing is imported here: each part is imported where it is used.
 """

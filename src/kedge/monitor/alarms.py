@@ -22,7 +22,7 @@ class Alarm:
     advice: str
 
     def as_event(self) -> dict[str, Any]:
-        """As a tracker takes it; cause and advice travel with the evidence."""
+        """The alarm as an event for a tracker, with cause and advice in its evidence."""
         evidence = {**self.evidence, "cause": self.cause, "advice": self.advice}
         return {
             "level": self.level,

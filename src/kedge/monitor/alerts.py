@@ -1,6 +1,7 @@
-"""Alerts out: events at or above a level go to webhooks and commands, from a background thread.
+"""Alerts: events at or above a level go to webhooks and commands, from a background thread.
 
-Nothing here can stop or slow a run: what cannot be delivered is counted and told once, in the run's own events.
+Nothing here can stop or slow a run: failed deliveries are counted and reported in the run's own events, the first one
+at once and their number at the end.
 Left out: retries, and any format but one JSON object an event; a command can translate it.
 """
 
@@ -25,6 +26,7 @@ from pydantic import Field, model_validator
 from kedge.core.errors import ConfigError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.settings import Section
+from kedge.monitor.trackers.forwarding import ForwardingTracker
 
 MAX_WAITING = 256
 """Events that may wait for a slow receiver; more are counted as not delivered."""
@@ -34,14 +36,14 @@ Send = Callable[[bytes], None]
 
 
 class Webhook(Section):
-    """A URL that gets the event as JSON by POST; any status below 300 is a delivery."""
+    """A URL that gets the event as JSON by POST; a status below 300 means delivered."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^/\s]+")] | None = None
-    """Where to. It is written into the run's folder: for one that is itself a secret, use `url_variable`."""
+    """The URL. It is written into the run's folder: for one that is itself a secret, use `url_variable`."""
     url_variable: str | None = None
     """Environment variable that holds the URL."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """For the connection and for each wait on it."""
+    """Seconds for the connection, and for each wait on it."""
 
     @model_validator(mode="after")
     def _has_one_url(self) -> Webhook:
@@ -51,34 +53,34 @@ class Webhook(Section):
 
 
 class Command(Section):
-    """A program that gets the event as JSON on its standard input; exit code 0 is a delivery."""
+    """A program that gets the event as JSON on its standard input; exit code 0 means delivered."""
 
     run: list[str] = Field(min_length=1)
     """The program and its arguments; no shell is involved."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """After that it is killed, with everything it started."""
+    """Seconds after which it is killed, with everything it started."""
 
 
 class AlertSettings(Section):
-    """Who is told of events while a run goes on."""
+    """Who is notified of events while a run goes on."""
 
     level: Literal["info", "warning", "fatal"] = "warning"
-    """The least serious level that is worth it."""
+    """The lowest level that is sent."""
     webhooks: list[Webhook] = Field(default_factory=list)
     """URLs to POST to."""
     commands: list[Command] = Field(default_factory=list)
     """Programs to start."""
     flush_s: float = Field(default=15.0, ge=0)
-    """How long the end of a run waits for deliveries under way."""
+    """Seconds that the end of a run waits for deliveries under way."""
 
 
-class Alerts:
-    """A tracker around another one, which gets everything first. `run` names the run in what is sent."""
+class Alerts(ForwardingTracker):
+    """A tracker around another one, which gets every call first. `run` names the run in what is sent."""
 
-    def __init__(self, tracker: Tracker, settings: AlertSettings, *, run: str) -> None:
-        self._tracker = tracker
+    def __init__(self, inner: Tracker, settings: AlertSettings, *, run: str) -> None:
+        super().__init__(inner)
         self._run = run
-        self._least = _RANKS[settings.level]
+        self._min_rank = _RANKS[settings.level]
         self._flush_s = settings.flush_s
         self._receivers = {**_webhooks(settings.webhooks), **_commands(settings.commands)}
         self._queue: Queue[bytes | None] = Queue(MAX_WAITING)
@@ -86,34 +88,38 @@ class Alerts:
         self._lock = threading.Lock()
         self._pending = 0
         self._failures: list[str] = []
-        self._is_told = False
+        self._is_reported = False
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        self._tracker.log(metrics, step=step)
-        self._tell()
+        super().log(metrics, step=step)
+        self._report_failure()
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self._tracker.event(event)
-        if self._receivers and _RANKS.get(str(event.get("level")), 0) >= self._least:
+        super().event(event)
+        if self._receivers and _RANKS.get(str(event.get("level")), 0) >= self._min_rank:
             self._enqueue(_encoded(event, self._run))
-        self._tell()
+        self._report_failure()
 
     def close(self) -> None:
-        """Wait for what is under way, say what was not delivered, close the tracker."""
+        """Wait for deliveries under way, report what was not delivered, close the tracker."""
         if self._thread is not None:
-            deadline = time.monotonic() + self._flush_s
-            while self._pending and time.monotonic() < deadline:
-                time.sleep(0.01)
-            if not self._pending:
-                self._queue.put(None)
-                self._thread.join()
-            with self._lock:
-                self._failures += ["not delivered before the run ended"] * self._pending
-            self._tell()
-            if len(self._failures) > 1:
-                message = f"{len(self._failures)} alerts in all could not be delivered"
-                self._tracker.event(_warning("alerts.undelivered", message, {"count": len(self._failures)}))
-        self._tracker.close()
+            self._flush(self._thread)
+            self._thread = None
+        super().close()
+
+    def _flush(self, thread: threading.Thread) -> None:
+        deadline = time.monotonic() + self._flush_s
+        while self._pending and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not self._pending:
+            self._queue.put(None)
+            thread.join()
+        with self._lock:
+            self._failures += ["not delivered before the run ended"] * self._pending
+        self._report_failure()
+        if len(self._failures) > 1:
+            message = f"{len(self._failures)} alerts in all could not be delivered"
+            super().event(_warning("alerts.undelivered", message, {"count": len(self._failures)}))
 
     def _enqueue(self, body: bytes) -> None:
         if self._thread is None:
@@ -141,23 +147,23 @@ class Alerts:
         with self._lock:
             self._failures += [why] * count
 
-    def _tell(self) -> None:
-        """The first failure, from the run's own thread: its journals have one writer."""
-        if self._failures and not self._is_told:
-            self._is_told = True
+    def _report_failure(self) -> None:
+        """Report the first failure, from the run's own thread: its journals have one writer."""
+        if self._failures and not self._is_reported:
+            self._is_reported = True
             why = self._failures[0]
             message = f"An alert could not be delivered ({why}). Later failures are counted and told at the end."
-            self._tracker.event(_warning("alerts.failed", message, {"error": why}))
+            super().event(_warning("alerts.failed", message, {"error": why}))
 
 
-def _webhooks(wanted: list[Webhook]) -> dict[str, Send]:
+def _webhooks(webhooks: list[Webhook]) -> dict[str, Send]:
     senders: dict[str, Send] = {}
-    for number, one in enumerate(wanted, start=1):
-        url = one.url or os.environ.get(one.url_variable or "", "").strip()
+    for number, hook in enumerate(webhooks, start=1):
+        url = hook.url or os.environ.get(hook.url_variable or "", "").strip()
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"alerts.webhooks: the environment variable {one.url_variable} holds no http(s) URL")
+            raise ConfigError(f"alerts.webhooks: the environment variable {hook.url_variable} holds no http(s) URL")
         # Paths of webhooks are often secrets: the name has the host alone.
-        senders[f"webhook {number} ({urlsplit(url).hostname})"] = _poster(url, one.timeout_s)
+        senders[f"webhook {number} ({urlsplit(url).hostname})"] = _poster(url, hook.timeout_s)
     return senders
 
 
@@ -175,15 +181,16 @@ def _poster(url: str, timeout_s: float) -> Send:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Elsewhere is not where the event was meant to go."""
+    """A redirect is a failure: the event goes to the URL of the recipe and to no other."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
-def _commands(wanted: list[Command]) -> dict[str, Send]:
+def _commands(commands: list[Command]) -> dict[str, Send]:
     return {
-        f"command {number} ({one.run[0]})": _starter(one.run, one.timeout_s) for number, one in enumerate(wanted, 1)
+        f"command {number} ({command.run[0]})": _starter(command.run, command.timeout_s)
+        for number, command in enumerate(commands, 1)
     }
 
 
@@ -208,18 +215,18 @@ def _starter(command: list[str], timeout_s: float) -> Send:
 
 
 def _encoded(event: Mapping[str, Any], run: str) -> bytes:
-    """The event with the run's name, and `text` in one line, which is what chat rooms show."""
+    """The event as JSON with the run's name, and with `text`, one line, which is what chat rooms show."""
     at = "" if event.get("step") is None else f" at step {event['step']}"
     text = f"{run}{at}: {event.get('level')}: {event.get('message')}"
     return json.dumps(_plain({**event, "run": run, "text": text}), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _plain(value: Any) -> Any:
-    """`value` in terms that JSON has; what JSON lacks becomes text, so that an alert is never lost over it."""
+    """`value` in JSON types; what JSON lacks becomes text, so that no alert is lost over it."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+        return {str(key): _plain(entry) for key, entry in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in cast("list[Any]", value)]
+        return [_plain(entry) for entry in cast("list[Any]", value)]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)

@@ -26,25 +26,24 @@ MIN_POINTS = 12
 MIN_SPAN = 2.0
 """The largest d over the smallest: over less than a doubling, a bent line and a straight one look alike."""
 MAX_REACH = 4.0
-"""The peak's d over the largest d seen: beyond, the peak is where the formula is and no data."""
+"""The peak's d over the largest d of the run: beyond that the peak is an extrapolation far from any data."""
 
-SURE = 2.0
-"""How far the ends of the peak's interval may be apart for a run to be stopped by it: asked after every step, a looser
-rule stops many runs whose gold levels off and never falls."""
+MAX_INTERVAL_RATIO = 2.0
+"""Upper over lower end of the peak's interval up to which a run is stopped at the peak. The rule is applied after every
+step, so a looser one stops many runs whose gold levels off and never falls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TooLittle:
-    """Why nothing was fitted."""
+class NoFit:
+    """No curve was fitted, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Intervals are 95 %, from the least-squares covariance with Student's t, made wider where residuals go together.
-
-    That of the peak is by the delta method on ln KL. `kl` is the KL of the last point, where the run is.
+    """The fitted curve. Intervals are 95 %, from the least-squares covariance with Student's t, widened for
+    autocorrelated residuals; that of the peak by the delta method on ln KL.
     """
 
     kind: Kind
@@ -57,11 +56,12 @@ class Fit:
     peak_kl: float
     peak_kl_interval: Interval
     noise: float
-    """Standard deviation of what the curve does not explain."""
+    """Standard deviation of the residuals."""
     num_points: int
     num_left_out: int
     """Points with a negative or non-finite KL or score."""
     kl: float
+    """Of the last point: where the run is now."""
 
     def predicted(self, d: float) -> float:
         """The gold score that the curve gives at d = √KL."""
@@ -79,14 +79,14 @@ class Fit:
 
     @property
     def gold_left(self) -> float:
-        """What the curve says is to be won (or, past the peak, was lost) between here and the peak."""
+        """Gold that the curve predicts to gain until the peak; past the peak, what was lost since."""
         return self.predicted(math.sqrt(self.peak_kl)) - self.predicted(math.sqrt(self.kl))
 
 
-def fit(kl: Sequence[float], gold: Sequence[float], *, kind: Kind) -> Fit | TooLittle:
-    """Fit the law of `kind` to points in the order in which the run came by them, or say why not.
+def fit(kl: Sequence[float], gold: Sequence[float], *, kind: Kind) -> Fit | NoFit:
+    """Fit the law of `kind` to points in the order of the run's steps, or say why not.
 
-    The curve is linear in its three numbers, so this is one least-squares problem without a start or a search.
+    The curve is linear in its three parameters, so this is one ordinary least-squares problem.
     """
     if len(kl) != len(gold):
         raise DataError(f"{len(kl)} KL values for {len(gold)} gold scores; give one score for each KL")
@@ -96,18 +96,18 @@ def fit(kl: Sequence[float], gold: Sequence[float], *, kind: Kind) -> Fit | TooL
         return refusal
     bend = np.where(d > 0, d * np.log(np.where(d > 0, d, 1.0)), 0.0) if kind == "rl" else d * d
     design = np.stack([np.ones_like(d), d, -bend], axis=1)
-    found, covariance, noise = _least_squares(design, np.array([g for _, g in usable], dtype=np.float64))
-    start, alpha, beta = (float(one) for one in found)
-    wide = _t95(len(d) - 3) * np.sqrt(np.diag(covariance))
-    if beta - wide[2] <= 0:
-        return TooLittle(
-            reason=f"gold does not bend down yet: β is {beta:.3g} ± {wide[2]:.2g}, not distinguishable from 0"
+    parameters, covariance, noise = _least_squares(design, np.array([g for _, g in usable], dtype=np.float64))
+    start, alpha, beta = (float(parameter) for parameter in parameters)
+    half_widths = _t95(len(d) - 3) * np.sqrt(np.diag(covariance))
+    if beta - half_widths[2] <= 0:
+        return NoFit(
+            reason=f"gold does not bend down yet: β is {beta:.3g} ± {half_widths[2]:.2g}, not distinguishable from 0"
         )
     if kind == "best_of_n" and alpha <= 0:
-        return TooLittle(reason=f"gold falls from the start (α is {alpha:.3g}): there is no peak to look for")
+        return NoFit(reason=f"gold falls from the start (α is {alpha:.3g}): there is no peak to look for")
     centre, error = _log_peak(kind, alpha, beta, covariance[1:, 1:])
     if centre > math.log(MAX_REACH * d.max()):
-        return TooLittle(
+        return NoFit(
             reason=f"the peak would be beyond {MAX_REACH**2:g} times the largest KL seen ({d.max() ** 2:.3g} nats), "
             "too far to predict"
         )
@@ -115,11 +115,11 @@ def fit(kl: Sequence[float], gold: Sequence[float], *, kind: Kind) -> Fit | TooL
     return Fit(
         kind=kind,
         alpha=alpha,
-        alpha_interval=_around(alpha, wide[1]),
+        alpha_interval=_around(alpha, half_widths[1]),
         beta=beta,
-        beta_interval=_around(beta, wide[2]),
+        beta_interval=_around(beta, half_widths[2]),
         start=start,
-        start_interval=_around(start, wide[0]),
+        start_interval=_around(start, half_widths[0]),
         peak_kl=math.exp(2 * centre),
         peak_kl_interval=(_exp(2 * (centre - reach)), _exp(2 * (centre + reach))),
         noise=noise,
@@ -129,40 +129,38 @@ def fit(kl: Sequence[float], gold: Sequence[float], *, kind: Kind) -> Fit | TooL
     )
 
 
-def should_stop(fit: Fit | TooLittle, kl: float) -> bool:
-    """Whether a run at `kl` has reached the predicted peak: never without a fit, nor while the peak is hardly known."""
-    if isinstance(fit, TooLittle):
+def should_stop(fit: Fit | NoFit, kl: float) -> bool:
+    """Whether a run at `kl` has reached the predicted peak: never without a fit, nor while its interval is wide."""
+    if isinstance(fit, NoFit):
         return False
     low, high = fit.peak_kl_interval
-    return kl >= fit.peak_kl and high <= SURE * low
+    return kl >= fit.peak_kl and high <= MAX_INTERVAL_RATIO * low
 
 
-def _refusal(d: Vector) -> TooLittle | None:
+def _refusal(d: Vector) -> NoFit | None:
     if len(d) < MIN_POINTS:
-        return TooLittle(reason=f"{len(d)} usable points; {MIN_POINTS} are needed")
+        return NoFit(reason=f"{len(d)} usable points; {MIN_POINTS} are needed")
     if len(np.unique(d)) < MIN_POINTS:
-        return TooLittle(reason=f"{len(np.unique(d))} different values of KL; {MIN_POINTS} are needed")
+        return NoFit(reason=f"{len(np.unique(d))} different values of KL; {MIN_POINTS} are needed")
     if d.max() < MIN_SPAN * d.min():
         low, high = d.min() ** 2, d.max() ** 2
-        return TooLittle(
-            reason=f"KL only went from {low:.3g} to {high:.3g} nats; √KL must at least grow {MIN_SPAN:g}-fold"
-        )
+        return NoFit(reason=f"KL only went from {low:.3g} to {high:.3g} nats; √KL must at least grow {MIN_SPAN:g}-fold")
     return None
 
 
 def _least_squares(design: Vector, target: Vector) -> tuple[Vector, Vector, float]:
     """The solution, its covariance σ² (XᵀX)⁻¹, and σ.
 
-    Neighbouring points share a policy. With a correlation r > 0 of residuals from one point to the next, n points are
-    worth n (1 − r) / (1 + r): the covariance grows by the inverse.
+    Neighbouring points share a policy, so residuals are autocorrelated. With a lag-1 autocorrelation r > 0, n points
+    are worth n (1 − r) / (1 + r): the covariance grows by the inverse.
     """
-    found = np.asarray(np.linalg.lstsq(design, target, rcond=None)[0], dtype=np.float64)
-    residuals = target - design @ found
+    solution = np.asarray(np.linalg.lstsq(design, target, rcond=None)[0], dtype=np.float64)
+    residuals = target - design @ solution
     squares = float(residuals @ residuals)
     variance = squares / (len(target) - design.shape[1])
-    together = max(0.0, float(residuals[1:] @ residuals[:-1]) / squares) if squares > 0 else 0.0
-    covariance = np.linalg.inv(design.T @ design) * variance * (1 + together) / (1 - together)
-    return found, covariance, math.sqrt(variance)
+    autocorrelation = max(0.0, float(residuals[1:] @ residuals[:-1]) / squares) if squares > 0 else 0.0
+    covariance = np.linalg.inv(design.T @ design) * variance * (1 + autocorrelation) / (1 - autocorrelation)
+    return solution, covariance, math.sqrt(variance)
 
 
 def _log_peak(kind: Kind, alpha: float, beta: float, covariance: Vector) -> tuple[float, float]:

@@ -5,7 +5,7 @@
 
 from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings, Latest
 from kedge.runs.folder import Run, runs_in, status_of
-from kedge.runs.journal import Journal, Records
+from kedge.runs.journal import Journal, JournalContents
 from kedge.runs.lineage import Link, describe, lineage, locate
 from kedge.runs.manifest import Artefact, Environment, Manifest, Status, new_manifest, read_manifest
 from kedge.runs.tracker import RunTracker
@@ -17,10 +17,10 @@ __all__ = [
     "Checkpoints",
     "Environment",
     "Journal",
+    "JournalContents",
     "Latest",
     "Link",
     "Manifest",
-    "Records",
     "Run",
     "RunTracker",
     "Status",

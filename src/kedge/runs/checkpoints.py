@@ -1,8 +1,8 @@
 """Checkpoints that are whole or absent, and of which the last good one always survives.
 
-A checkpoint is written beside, listed file by file with sizes and hashes, flushed to disk and then renamed; one that
-is deleted is renamed away first. Whatever a kill leaves behind has a hidden name and is cleared by the next writer.
-What is inside a checkpoint is the caller's business.
+A checkpoint is written under a hidden name, listed file by file with sizes and hashes, flushed to disk and then
+renamed; before one is deleted it is renamed to a hidden name. Whatever a kill leaves behind is hidden, therefore, and
+is cleared by the next writer. What is inside a checkpoint is up to the caller.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LEFTOVER = re.compile(r"\.(step-\d{6,})\.(partial|removed|replaced)-\d+")
 
 
 class CheckpointSettings(Section):
-    """When checkpoints are written and how many stay."""
+    """When checkpoints are written and how many are kept."""
 
     every: int = Field(default=100, ge=1)
     """Steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
-    """How many of the newest stay. Two survive a disk that damages one."""
+    """How many of the newest are kept. With two, a run survives a disk that damages one."""
     keep_every: int | None = Field(default=None, ge=1)
-    """Steps divisible by this stay for good."""
+    """Checkpoints of steps divisible by this are kept for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
-    """The newest checkpoint that verifies, and why newer ones did not."""
+    """The newest checkpoint that verifies, and the reasons why newer ones did not."""
 
     checkpoint: Checkpoint
     skipped: tuple[str, ...]
@@ -67,7 +67,7 @@ class Checkpoints:
         """Steps of the checkpoints under their final name, damaged or not, oldest first."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(found[1]) for path in self.folder.iterdir() if (found := _NAME.fullmatch(path.name)))
+        return sorted(int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
     def save(
         self,
@@ -77,7 +77,7 @@ class Checkpoints:
         metrics: Mapping[str, float] | None = None,
         pin: str | None = None,
     ) -> Checkpoint:
-        """Have `write` fill a folder, put it in place, then let go of what need not be kept.
+        """Have `write` fill a folder, put it in place, then delete the checkpoints that need not be kept.
 
         A `pin` ("best") keeps this checkpoint until another one takes the same pin.
         """
@@ -104,7 +104,7 @@ class Checkpoints:
         return saved
 
     def read(self, step: int, *, check_hashes: bool) -> Checkpoint:
-        """The checkpoint of `step`, once its files are found to be all there (and unchanged, by their hashes)."""
+        """The checkpoint of `step`, after checking that all its files are there (and have the right hashes)."""
         folder = self.path(step)
         facts = read_sealed(folder, check_hashes=check_hashes)
         if facts.get("step") != step:
@@ -128,10 +128,10 @@ class Checkpoints:
         )
 
     def pins(self) -> dict[str, int]:
-        """Which step each pin is on."""
-        here = set(self.steps())
-        on = {name: [step for step in steps if step in here] for name, steps in self._pin_history().items()}
-        return {name: steps[-1] for name, steps in on.items() if steps}
+        """The step that each pin is on."""
+        existing = set(self.steps())
+        pinned = {name: [step for step in steps if step in existing] for name, steps in self._pin_history().items()}
+        return {name: steps[-1] for name, steps in pinned.items() if steps}
 
     def pin(self, step: int, name: str) -> None:
         """Keep the checkpoint of `step` until `name` is given to another one."""
@@ -141,25 +141,25 @@ class Checkpoints:
             self._write_pin(name, step)
 
     def discard_after(self, step: int | None) -> list[int]:
-        """Remove the checkpoints of later steps (all, for None): a run that goes on from `step` has left that past."""
-        gone = [later for later in self.steps() if step is None or later > step]
-        for later in reversed(gone):
+        """Remove the checkpoints of later steps (for None, all), which a run that resumes at `step` does again."""
+        later_steps = [later for later in self.steps() if step is None or later > step]
+        for later in reversed(later_steps):
             self._remove(later)
         history = self._pin_history()
-        kept = {name: [at for at in steps if step is not None and at <= step] for name, steps in history.items()}
-        if kept != history:
+        earlier = {name: [at for at in steps if step is not None and at <= step] for name, steps in history.items()}
+        if earlier != history:
             with run_errors("write", self.folder / _PINS_NAME):
-                write_json(self.folder / _PINS_NAME, kept)
-        return gone
+                write_json(self.folder / _PINS_NAME, earlier)
+        return later_steps
 
     def clear_leftovers(self) -> list[str]:
-        """Clear what a killed writer left half done; returns the names. Only the one writer may call this."""
+        """Clear what a killed writer left half done; returns the names. Only the holder of the lock may call this."""
         leftovers = sorted(path for path in _children(self.folder) if _LEFTOVER.fullmatch(path.name))
         with run_errors("clear up", self.folder):
             for path in leftovers:
-                found = _LEFTOVER.fullmatch(path.name)
-                if found and found[2] == "replaced" and not (self.folder / found[1]).exists():
-                    path.rename(self.folder / found[1])  # killed between two renames: the old one is still good
+                match = _LEFTOVER.fullmatch(path.name)
+                if match and match[2] == "replaced" and not (self.folder / match[1]).exists():
+                    path.rename(self.folder / match[1])  # killed between two renames: the old one is still good
                 else:
                     shutil.rmtree(path, ignore_errors=True)
         return clear_partial_files(self.folder) + [path.name for path in leftovers]
@@ -167,8 +167,8 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
-    def _hidden(self, step: int, what: str) -> Path:
-        return self.folder / f".{self.path(step).name}.{what}-{os.getpid()}"
+    def _hidden(self, step: int, state: str) -> Path:
+        return self.folder / f".{self.path(step).name}.{state}-{os.getpid()}"
 
     def _put_in_place(self, partial: Path, step: int) -> None:
         target, replaced = self.path(step), self._hidden(step, "replaced")
@@ -185,12 +185,12 @@ class Checkpoints:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _retire(self, *, just_saved: int) -> None:
-        """Damaged ones do not count as kept: they must not push out a good one."""
+        """Damaged checkpoints do not count towards `keep`: they must not push out a good one."""
         whole = [step for step in self.steps() if self._is_whole(step)]
         every = self._settings.keep_every
-        kept = {just_saved, *whole[-self._settings.keep :], *self.pins().values()}
+        protected = {just_saved, *whole[-self._settings.keep :], *self.pins().values()}
         for step in self.steps():
-            if step not in kept and not (every and step % every == 0):
+            if step not in protected and not (every and step % every == 0):
                 self._remove(step)
 
     def _is_whole(self, step: int) -> bool:
@@ -214,16 +214,16 @@ class Checkpoints:
         """
         path = self.folder / _PINS_NAME
         try:
-            found = exact_json.loads(path.read_bytes())
-            return {name: [int(step) for step in steps] for name, steps in found.items()}
+            pins = exact_json.loads(path.read_bytes())
+            return {name: [int(step) for step in steps] for name, steps in pins.items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Remove it to unpin all checkpoints.") from error
 
     def _write_pin(self, name: str, step: int) -> None:
-        before = [at for pinned, at in self.pins().items() if pinned == name and at != step]
-        write_json(self.folder / _PINS_NAME, self._pin_history() | {name: [*before, step]})
+        previous = [at for pinned, at in self.pins().items() if pinned == name and at != step]
+        write_json(self.folder / _PINS_NAME, self._pin_history() | {name: [*previous, step]})
 
     def _full_message(self, step: int, written: int) -> str:
         steps = self.steps()

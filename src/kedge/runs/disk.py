@@ -1,4 +1,4 @@
-"""What the disk refuses, in words: full, read-only, or something else, and what to do about it."""
+"""Errors of the disk as messages that help: full, read-only, or something else, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kedge.core.errors import KedgeError, RunError
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTIAL = re.compile(r"\..+\.\d+\.partial")
-"""What `kedge.core.files` calls a file while it writes it."""
+"""The name that `kedge.core.files` gives a file while it writes it."""
 
 
 @contextmanager
 def run_errors(doing: str, path: Path) -> Generator[None]:
-    """Turn what the system says into a RunError about `path`; our own errors pass."""
+    """Turn an OSError into a RunError about `path`; our own errors pass."""
     try:
         yield
     except KedgeError:
@@ -37,19 +37,19 @@ def explain(error: OSError, path: Path) -> str:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Libraries that write in native code (safetensors) raise errors of their own, so the text counts as well."""
+    """By error number or by text: libraries that write in native code (safetensors) raise errors of their own."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return "No space left on device" in str(error)
 
 
 def clear_partial_files(folder: Path) -> list[str]:
-    """Remove the files that a killed writer was about to put in place; returns their names."""
-    found = [path for path in sorted(folder.glob(".*.partial")) if _PARTIAL.fullmatch(path.name) and path.is_file()]
+    """Remove the files that a killed writer had not yet put in place; returns their names."""
+    partial = [path for path in sorted(folder.glob(".*.partial")) if _PARTIAL.fullmatch(path.name) and path.is_file()]
     with run_errors("clear up", folder):
-        for path in found:
+        for path in partial:
             path.unlink()
-    return [path.name for path in found]
+    return [path.name for path in partial]
 
 
 def free_bytes(path: Path) -> int:

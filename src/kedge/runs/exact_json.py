@@ -1,7 +1,7 @@
 """JSON that loses nothing: floats keep every bit, and the non-finite ones, which JSON lacks, become strings.
 
-NaN and the infinities are written as "NaN", "Infinity" and "-Infinity" and come back as floats. A text that reads
-so itself (a model may well answer "NaN") gets a backslash in front, which reading takes off again.
+NaN and the infinities are written as "NaN", "Infinity" and "-Infinity" and come back as floats. A string of the same
+text (a model may well answer "NaN") is escaped with a backslash in front, which reading removes.
 Left out: tuples come back as lists, and the sign and payload of a NaN are lost.
 """
 
@@ -28,7 +28,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """What `dumps` wrote.
+    """The value that `dumps` was given.
 
     >>> loads(dumps([float("-inf"), "Infinity", "\\\\NaN", 0.1 + 0.2]))
     [-inf, 'Infinity', '\\\\NaN', 0.30000000000000004]
@@ -37,7 +37,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """`value` in terms that JSON has. Numbers of numpy and torch become plain ones; other objects are a TypeError."""
+    """`value` in JSON types. Numbers of numpy and torch become plain ones; other objects are a TypeError."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

@@ -2,8 +2,8 @@
 
     run.json  metrics.jsonl  events.jsonl  samples.jsonl  checkpoints/step-000120/  model/  report.html
 
-The folder of a whole pipeline is a run as well (kind "pipeline"), with one such folder a stage inside it. Parts come
-into being when they are first written. Left out: what `model/` and `report.html` hold.
+The folder of a whole pipeline is a run as well (kind "pipeline"), with one such folder a stage inside it. Files are
+created when they are first written. Left out: what `model/` and `report.html` hold.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run:
             _refuse_if_used(folder)
             lock = acquire(folder)
         try:
-            _refuse_if_used(folder)  # again: somebody may have begun here before the lock was ours
+            _refuse_if_used(folder)  # again: another process may have begun here before the lock was ours
             write_manifest(folder, manifest)
         except BaseException:
             lock.release()
@@ -69,19 +69,19 @@ class Run:
         return run
 
     def log(self, metrics: Metrics, step: int) -> None:
-        """One line of metrics. Values may be any real number, numpy's and torch's too; names go through unchanged."""
-        self._writable()
+        """Append one line of metrics. Values may be any real numbers, those of numpy and torch too."""
+        self._require_lock()
         _refuse_reserved(metrics)
         values = {name: _number(name, value) for name, value in metrics.items()}
         self.metrics.append({"step": step, "at": _clock(), **values})
 
     def event(self, level: Level, code: str, message: str, step: int | None = None, **evidence: Any) -> None:
-        self._writable()
+        self._require_lock()
         fields = {"level": level, "code": code, "message": message, "evidence": evidence}
         self.events.append({"step": step, "at": _clock(), **fields})
 
     def sample(self, record: Mapping[str, Any], step: int) -> None:
-        self._writable()
+        self._require_lock()
         _refuse_reserved(record)
         self.samples.append({"step": step, "at": _clock(), **record})
 
@@ -102,30 +102,30 @@ class Run:
         metrics: Metrics | None = None,
         pin: str | None = None,
     ) -> Checkpoint:
-        """`Checkpoints.save`, after the journals are safe: a checkpoint never knows of steps that a power cut loses."""
-        self._writable()
+        """`Checkpoints.save`, after syncing the journals: a power cut never loses a step that a checkpoint includes."""
+        self._require_lock()
         for journal in self._journals():
             journal.sync()
         return self.checkpoints.save(step, write, metrics=metrics, pin=pin)
 
     def resume_at(self, step: int | None) -> None:
         """Go on as if `step` were the last one done (None: none was). Later records and checkpoints are dropped."""
-        self._writable()
-        steps = self.checkpoints.discard_after(step)
+        self._require_lock()
+        dropped_steps = self.checkpoints.discard_after(step)
         dropped = {journal.path.name: journal.rewind(step) for journal in self._journals()}
         self._update(status="running", finished=None)
         where = "the beginning" if step is None else f"step {step}"
         message = f"The run goes on from {where}; later records are dropped and will be written again."
-        self.event("info", "run.resumed", message, resumed_at=step, dropped=dropped, dropped_checkpoints=steps)
+        self.event("info", "run.resumed", message, resumed_at=step, dropped=dropped, dropped_checkpoints=dropped_steps)
 
     def reopen(self) -> None:
-        """Take up a run that had ended somehow: until it ends again, it says that it is running."""
-        self._writable()
+        """Set a run that had ended to running again, until it ends again."""
+        self._require_lock()
         self._update(status="running", finished=None)
 
     def finish(self, status: Status, *, outputs: Iterable[Artefact] = ()) -> None:
-        """Say how it ended. The lock stays until `close`."""
-        self._writable()
+        """Write how the run ended. The lock stays until `close`."""
+        self._require_lock()
         for journal in self._journals():
             journal.sync()
         self._update(status=status, finished=now(), outputs=tuple(outputs))
@@ -155,38 +155,38 @@ class Run:
         write_manifest(self.folder, changed)
         self.manifest = changed
 
-    def _writable(self) -> None:
+    def _require_lock(self) -> None:
         if self._lock is None:
             raise RunError(f"{self.folder} is open for reading only: use Run.open(folder, for_writing=True).")
 
     def _clear_up(self) -> None:
-        cut = {journal.path.name: size for journal in self._journals() if (size := journal.repair())}
+        bytes_cut = {journal.path.name: size for journal in self._journals() if (size := journal.repair())}
         leftovers = clear_partial_files(self.folder) + self.checkpoints.clear_leftovers()
-        if cut or leftovers:
+        if bytes_cut or leftovers:
             message = "The last writer was killed at work; what it left half written is cleared."
-            self.event("info", "run.cleared", message, bytes_cut=cut, leftovers=leftovers)
+            self.event("info", "run.cleared", message, bytes_cut=bytes_cut, leftovers=leftovers)
 
 
 def status_of(folder: Path) -> Status:
-    """What became of a run: one that calls itself running while nobody writes it was interrupted."""
+    """The status of a run: one that is running by its manifest, but that no process writes to, was interrupted."""
     status = read_manifest(folder).status
     if status != "running" or held_by(folder):
         return status
-    # The writer may have finished between the two looks: only a second look at the manifest can tell.
+    # The writer may have finished after the manifest was read and before the lock was: only reading it again can tell.
     status = read_manifest(folder).status
     return "interrupted" if status == "running" else status
 
 
 def runs_in(folder: Path) -> list[Path]:
     """The runs directly inside `folder` (the stages of a pipeline, or the pipelines below runs/), oldest first."""
-    found = [child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file()] if folder.is_dir() else []
-    return sorted(found, key=lambda child: (read_manifest(child).created, child.name))
+    runs = [child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file()] if folder.is_dir() else []
+    return sorted(runs, key=lambda child: (read_manifest(child).created, child.name))
 
 
 def _refuse_if_used(folder: Path) -> None:
     if (folder / MANIFEST_NAME).exists():
         raise RunError(f"{folder} already holds a run. Resume it (--resume), or give the new run another name.")
-    # Hidden files are what a writer killed at this very point leaves: its lock and half a manifest.
+    # Hidden files do not count: a writer that was killed just here leaves its lock and a part of the manifest.
     if visible := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
         raise RunError(f"{folder} is not empty and not a run (it holds {', '.join(visible[:5])}). Choose a new folder.")
 

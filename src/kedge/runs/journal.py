@@ -22,10 +22,10 @@ _BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class JournalContents:
     records: list[dict[str, Any]]
     is_cut_off: bool
-    """The file ends in half a line, which is not among the records."""
+    """The file ends in a line without its newline, which is not among the records."""
 
 
 class Journal:
@@ -48,22 +48,22 @@ class Journal:
                     os.ftruncate(handle, end)
                 raise
 
-    def read(self) -> Records:
+    def read(self) -> JournalContents:
         _, records, rest = self._scan()
-        return Records(records=records, is_cut_off=bool(rest))
+        return JournalContents(records=records, is_cut_off=bool(rest))
 
     def rewind(self, step: int | None) -> int:
-        """Drop the records of steps after `step` (all that have a step, for None); returns how many.
+        """Drop the records of steps after `step` (for None, all that have a step); returns how many.
 
         Records without a step stay. The file is replaced as a whole: a kill leaves the old one or the new one.
         """
         lines, records, rest = self._scan()
-        kept = [line for line, record in zip(lines, records, strict=True) if not _is_after(record, step)]
-        if len(kept) < len(lines) or rest:
+        remaining = [line for line, record in zip(lines, records, strict=True) if not _is_after(record, step)]
+        if len(remaining) < len(lines) or rest:
             self.close()
             with run_errors("rewind", self.path), atomic_open(self.path) as file:
-                file.writelines(line + b"\n" for line in kept)
-        return len(lines) - len(kept)
+                file.writelines(line + b"\n" for line in remaining)
+        return len(lines) - len(remaining)
 
     def repair(self) -> int:
         """Remove a cut-off last line; returns its length in bytes."""
@@ -143,8 +143,8 @@ def _end_of_last_line(handle: int, size: int) -> int:
     end = size
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
-        found = os.pread(handle, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = os.pread(handle, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0

@@ -24,23 +24,23 @@ class Link:
     artefact: Artefact
     parent: Path | None
     is_stale: bool
-    """The parent has made something else under this path since the child read it."""
+    """The parent has written something else under this path since the child read it."""
 
 
 def describe(name: str, kind: str, path: Path, *, run_folder: Path) -> Artefact:
-    """Record a file or folder by its content.
+    """A file or folder as an artefact: its path and the hash of its content.
 
-    Inside the same pipeline folder its path is kept relative, so that the whole folder can be moved.
+    Inside the same pipeline folder the path is relative, so that the whole folder can be moved.
     """
     if not path.exists():
         raise DataError(f"{kind} '{name}': there is no file or folder {path}.")
-    found, home = path.resolve(), run_folder.resolve()
-    stored = os.path.relpath(found, home) if found.is_relative_to(home.parent) else str(found)
+    target, home = path.resolve(), run_folder.resolve()
+    stored = os.path.relpath(target, home) if target.is_relative_to(home.parent) else str(target)
     return Artefact(
         name=name,
         kind=kind,
         path=Path(stored).as_posix(),
-        hash=hash_folder(found) if found.is_dir() else hash_file(found),
+        hash=hash_folder(target) if target.is_dir() else hash_file(target),
     )
 
 
@@ -51,21 +51,21 @@ def locate(artefact: Artefact, run_folder: Path) -> Path:
 def lineage(folder: Path) -> list[Link]:
     """Every input of `folder`, of its parents, and so on; nearest first, each run once."""
     links: list[Link] = []
-    waiting, seen = deque([folder.resolve()]), {folder.resolve()}
-    while waiting:
-        child = waiting.popleft()
+    queue, visited = deque([folder.resolve()]), {folder.resolve()}
+    while queue:
+        child = queue.popleft()
         for artefact in read_manifest(child).inputs:
             link = _link(child, artefact)
             links.append(link)
-            if link.parent is not None and link.parent not in seen:
-                seen.add(link.parent)
-                waiting.append(link.parent)
+            if link.parent is not None and link.parent not in visited:
+                visited.add(link.parent)
+                queue.append(link.parent)
     return links
 
 
 def _link(child: Path, artefact: Artefact) -> Link:
     path = locate(artefact, child)
-    parent = _maker(path, child)
+    parent = _producer(path, child)
     is_stale = parent is not None and _has_changed(artefact, path, parent)
     return Link(child=child, artefact=artefact, parent=parent, is_stale=is_stale)
 
@@ -75,8 +75,8 @@ def _has_changed(artefact: Artefact, path: Path, parent: Path) -> bool:
     return any(locate(output, parent) == path and output.hash != artefact.hash for output in outputs)
 
 
-def _maker(path: Path, child: Path) -> Path | None:
-    """The nearest run around `path`, unless the child itself lies inside it (its own pipeline made nothing for it)."""
-    around = (folder for folder in (path, *path.parents) if (folder / MANIFEST_NAME).is_file())
-    found = next(around, None)
-    return None if found is None or child.is_relative_to(found) else found
+def _producer(path: Path, child: Path) -> Path | None:
+    """The nearest run around `path`; none where that is the child, or its own pipeline, which produces nothing."""
+    runs = (folder for folder in (path, *path.parents) if (folder / MANIFEST_NAME).is_file())
+    nearest = next(runs, None)
+    return None if nearest is None or child.is_relative_to(nearest) else nearest

@@ -1,4 +1,4 @@
-"""One writer a run: an advisory lock on `.lock`, which the kernel takes back however the writer ends.
+"""One writer a run: an advisory lock on `.lock`, which the kernel releases however the writer ends.
 
 Left out: network disks. On NFS without a lock service, and between machines on some cluster file systems, `flock`
 holds only within one machine; keep a run's folder on a disk where one machine writes it. POSIX only.
@@ -20,7 +20,7 @@ from kedge.runs.disk import run_errors
 
 LOCK_NAME = ".lock"
 _ATTEMPTS, _PAUSE_S = 10, 0.02
-"""A reader that asks `held_by` holds a shared lock for an instant; that must not turn a writer away."""
+"""A reader that calls `held_by` has a shared lock for an instant; that must not turn a writer away."""
 
 
 class Lock:
@@ -43,9 +43,9 @@ def acquire(folder: Path) -> Lock:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _lock_or_name_holder(handle, folder)
-            mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
             os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(mine).encode(), 0)
+            os.pwrite(handle, json.dumps(holder).encode(), 0)
         except BaseException:
             os.close(handle)
             raise
@@ -53,7 +53,7 @@ def acquire(folder: Path) -> Lock:
 
 
 def held_by(folder: Path) -> str | None:
-    """Who writes to `folder` at this moment, in words; None when nobody does."""
+    """The process that writes to `folder` now, in words; None when there is none."""
     try:
         handle = os.open(folder / LOCK_NAME, os.O_RDONLY)
     except FileNotFoundError:
@@ -83,8 +83,8 @@ def _lock_or_name_holder(handle: int, folder: Path) -> None:
 
 def _holder(handle: int) -> str:
     try:
-        found = json.loads(os.pread(handle, 4096, 0))
-        return f"process {found['pid']} on {found['host']} since {found['since']}"
+        holder = json.loads(os.pread(handle, 4096, 0))
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (ValueError, KeyError):
         return "another process (which has not yet said who it is)"
 

@@ -1,6 +1,6 @@
-"""`run.json`: what a run was asked to do, with which code and inputs, and how it ended.
+"""`run.json`: the settings of a run, its code and inputs, and how it ended.
 
-It is whole or absent, like every file of a run. Versions come from package metadata: nothing is imported to find them.
+It is whole or absent, like every file of a run. Versions come from package metadata, so nothing is imported for them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artefact:
-    """Something a run read or made. `path` is absolute, or relative to the folder of the run that names it."""
+    """An input or output of a run. `path` is absolute, or relative to the folder of the run that names it."""
 
     name: str
     kind: str
@@ -66,7 +66,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One run. Times are ISO 8601 in UTC; `status` is what the run last said of itself (see `Run.status`)."""
+    """One run. Times are ISO 8601 in UTC; `status` is the last one that was written (see `Run.status`)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -96,7 +96,7 @@ def new_manifest(
     device: str = "",
     inputs: Iterable[Artefact] = (),
 ) -> Manifest:
-    """The manifest of a run that begins now, here. `recipe_hash` is that of the settings unless given."""
+    """The manifest of a run that begins now, on this machine. `recipe_hash` is that of the settings unless given."""
     plain = exact_json.loads(exact_json.dumps(settings))
     return Manifest(
         name=name,
@@ -116,7 +116,7 @@ def environment(*, device: str) -> Environment:
         kedge=kedge.__version__,
         python=platform.python_version(),
         platform=platform.platform(),
-        packages={name: found for name in _PACKAGES if (found := _version(name))},
+        packages={name: installed for name in _PACKAGES if (installed := _version(name))},
         git_commit=_git_commit(),
         device=device,
     )
@@ -134,21 +134,21 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
-        found = exact_json.loads(path.read_bytes())
+        content = exact_json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{folder} is not a run: it has no {MANIFEST_NAME}. Name a folder below runs/.") from error
     except OSError as error:
         raise RunError(f"Cannot read {path}: {error.strerror or error}.") from error
     except ValueError as error:
         raise RunError(f"{path} is not JSON ({error}). Restore it from a copy, or start a new run.") from error
-    schema = cast(dict[str, Any], found).get("schema") if isinstance(found, dict) else None
+    schema = cast(dict[str, Any], content).get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise RunError(
             f"{path} has schema {schema!r}; Kedge {kedge.__version__} reads schema {SCHEMA}. "
             "Open it with the version of Kedge that wrote it."
         )
     try:
-        return _adapter().validate_python(found)
+        return _adapter().validate_python(content)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise RunError(f"{path} is not a manifest: {problems}.") from error
@@ -169,7 +169,7 @@ def _version(package: str) -> str | None:
 def _git_commit() -> str | None:
     """The commit of the working directory, where there is one: a note for people, never a reason to fail."""
     try:
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
+    return git.stdout.strip() if git.returncode == 0 else None

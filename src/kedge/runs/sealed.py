@@ -1,4 +1,4 @@
-"""A sealed folder: `checkpoint.json` lists its files with sizes and hashes, so that whole can be told from damaged."""
+"""A sealed folder: `checkpoint.json` lists its files with sizes and hashes, so that damage can be detected."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ def seal(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_sealed(folder: Path, *, check_hashes: bool) -> dict[str, Any]:
-    """The facts, once every listed file is found with the right size (and hash). Other files are ignored."""
+    """The facts, after checking that every listed file has the right size (and hash). Other files are ignored."""
     path = folder / SEAL_NAME
     try:
-        listed = cast(dict[str, Any], exact_json.loads(path.read_bytes()))
-        for name, facts in listed.pop("files").items():
-            _check_file(folder / name, facts, check_hashes=check_hashes)
+        facts = cast(dict[str, Any], exact_json.loads(path.read_bytes()))
+        for name, expected in facts.pop("files").items():
+            _check_file(folder / name, expected, check_hashes=check_hashes)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: the folder was cut off, or copied in part") from error
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}") from error
-    return listed
+    return facts
 
 
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _check_file(path: Path, facts: Mapping[str, Any], *, check_hashes: bool) -> None:
+def _check_file(path: Path, expected: Mapping[str, Any], *, check_hashes: bool) -> None:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing")
-    if (size := path.stat().st_size) != facts["size"]:
-        raise CheckpointError(f"{path} has {size} bytes instead of {facts['size']}")
-    if check_hashes and hash_file(path) != facts["hash"]:
+    if (size := path.stat().st_size) != expected["size"]:
+        raise CheckpointError(f"{path} has {size} bytes instead of {expected['size']}")
+    if check_hashes and hash_file(path) != expected["hash"]:
         raise CheckpointError(f"{path} has changed since it was written (its hash differs)")

@@ -63,31 +63,32 @@ class _Packer:
             items = [self.pack(item, f"{where}.{index}") for index, item in enumerate(value)]
             return {type(value).__name__: items}
         if type(value) in (Tensor, Parameter):
-            return {"tensor": self._keep(value.detach(), where)}
+            return {"tensor": self._add_tensor(value.detach(), where)}
         raise CheckpointError(
             f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: dicts, lists, tuples, plain "
             "tensors, numbers, texts, bools and None can. Turn it into one of these (a number of numpy: .item())."
         )
 
-    def _keep(self, tensor: Tensor, where: str) -> str:
+    def _add_tensor(self, tensor: Tensor, where: str) -> str:
+        """The name under which the tensor is stored; the same tensor again has the same name."""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            found = f"a {tensor.layout} tensor on {tensor.device}"
-            raise CheckpointError(f"{where} is {found}; only dense tensors with values can be saved.")
+            description = f"a {tensor.layout} tensor on {tensor.device}"
+            raise CheckpointError(f"{where} is {description}; only dense tensors with values can be saved.")
         identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and identity in self._names:
             return self._names[identity]
         name = f"{len(self.tensors):05d}.{where}"
-        self.tensors[name] = self._alone(tensor.resolve_conj().resolve_neg().cpu().contiguous())
+        self.tensors[name] = self._with_own_memory(tensor.resolve_conj().resolve_neg().cpu().contiguous())
         self._names[identity] = name
         return name
 
-    def _alone(self, tensor: Tensor) -> Tensor:
-        """safetensors refuses tensors that share memory, and would refuse a part of a larger one."""
+    def _with_own_memory(self, tensor: Tensor) -> Tensor:
+        """A copy where memory is shared: safetensors refuses tensors that share memory, and parts of a larger one."""
         storage = tensor.untyped_storage()
-        shares = storage.data_ptr() in self._storages or storage.nbytes() != tensor.numel() * tensor.element_size()
-        kept = tensor.clone() if shares else tensor
-        self._storages.add(kept.untyped_storage().data_ptr())
-        return kept
+        is_shared = storage.data_ptr() in self._storages or storage.nbytes() != tensor.numel() * tensor.element_size()
+        own = tensor.clone() if is_shared else tensor
+        self._storages.add(own.untyped_storage().data_ptr())
+        return own
 
 
 def _key(key: Any, where: str) -> str | int:
@@ -114,7 +115,8 @@ def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def capture_rng() -> dict[str, Any]:
-    """The global generators: Python, numpy, torch on the CPU, and on every CUDA device where CUDA is in use."""
+    """The state of the global random generators: Python, numpy, torch on the CPU, and, where CUDA is in use, on every
+    CUDA device."""
     numpy = np.random.get_state(legacy=False)
     key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -132,7 +134,7 @@ def restore_rng(state: Mapping[str, Any]) -> list[str]:
     random.setstate(state["python"])
     np.random.set_state({**state["numpy"], "state": {**state["numpy"]["state"], "key": key}})
     torch.set_rng_state(state["torch"])
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index, saved in enumerate(state["cuda"][:here]):
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index, saved in enumerate(state["cuda"][:num_devices]):
         torch.cuda.set_rng_state(saved, index)
-    return [f"cuda:{index}" for index in range(here, len(state["cuda"]))]
+    return [f"cuda:{index}" for index in range(num_devices, len(state["cuda"]))]

@@ -1,4 +1,4 @@
-"""A run's own journals as a tracker: the one that is always there and whose failure is the run's failure."""
+"""A run's own journals as a tracker: always there, and an error of it is an error of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RunTracker:
         self._run.log(metrics, step)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """An event as `Run.event` takes it, or a finding as a dict: what has no field of its own is evidence."""
+        """An event as `Run.event` takes it, or a finding as a dict, whose other fields become evidence."""
         others = {name: value for name, value in event.items() if name not in _FIELDS and value}
         evidence = {**others, **event.get("evidence", {})}
         self._run.event(event["level"], event["code"], event["message"], event.get("step"), **evidence)

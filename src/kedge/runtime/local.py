@@ -1,4 +1,4 @@
-"""Everything in one process: independent questions are asked one after the other."""
+"""All roles in one process: independent calls are made one after the other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from kedge.core.clock import Clock
 
 
 class LocalRuntime:
+    """The runtime (`kedge.core.protocols.Runtime`) of a single process; `clock` times what it gathers."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 

@@ -1,4 +1,4 @@
-"""The journals of a run, as a test reads them: compared with those of another run, and waited for while it goes on."""
+"""The journals of a run, for tests that compare two runs, or wait for a run that goes on in another process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 
 def records(journal: Path) -> list[dict[str, Any]]:
-    """Without what a clock gave them; none where there is no journal."""
-    found = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    return [{name: value for name, value in one.items() if not _is_timed(name)} for one in found]
+    """The records of a journal without times and speeds; none where there is no journal."""
+    rows = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    return [{name: value for name, value in row.items() if not _is_timed(name)} for row in rows]
 
 
 def wait_for(journal: Path, count: int, *, having: bytes = b"\n", seconds: float = 120.0) -> None:
-    """Until `having` stands in the journal so many times: by default, until it has so many lines."""
-    until = time.monotonic() + seconds
+    """Wait until `having` stands in the journal `count` times: by default, until it has so many lines."""
+    deadline = time.monotonic() + seconds
     while (journal.read_bytes() if journal.exists() else b"").count(having) < count:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"{journal} does not grow: {count} were expected within {seconds:g} s")
         time.sleep(0.0005)
 

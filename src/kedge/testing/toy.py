@@ -1,4 +1,4 @@
-"""A shop's help desk: small, readable data of our own writing whose preference rule is known.
+"""A shop's help desk: small, readable synthetic data whose true preference is a known rule.
 
 A prompt states two facts about an article and asks for one of them. `true_score` is the rule that people would follow
 here: give the asked fact, name the article, be courteous, never rude, do not pad. All ASCII, a prompt and an answer
@@ -34,7 +34,7 @@ _LENGTH_COST = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One sort of fact: how it is stated, what it may be, and two ways to ask for it."""
+    """One kind of fact: how it is stated, its possible values, and two questions for it."""
 
     states: str
     values: tuple[str, ...]
@@ -59,7 +59,7 @@ TOPICS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one prompt is about."""
+    """A prompt with the article, topic and value that it asks for."""
 
     article: str
     topic: Topic
@@ -72,17 +72,17 @@ def _cases(n: int, rng: Random) -> Iterator[Case]:
     if n > MOST_ROWS:
         raise ConfigError(f"{n} rows were asked for; the toy shop has enough different prompts for {MOST_ROWS}")
     frames = list(product(ARTICLES, permutations(TOPICS, 2), (0, 1), (True, False)))
-    seen: set[str] = set()
-    while len(seen) < n:
+    used: set[str] = set()
+    while len(used) < n:
         rng.shuffle(frames)
-        for article, (asked, other), wording, asked_first in frames:
-            value, aside = rng.choice(asked.values), rng.choice(other.values)
-            facts = [asked.states.format(value), other.states.format(aside)]
-            first, second = facts if asked_first else reversed(facts)
-            prompt = f"The {article} {first} and {second}. {asked.questions[wording]}"
-            if prompt not in seen and len(seen) < n:
-                seen.add(prompt)
-                yield Case(article, asked, value, prompt)
+        for article, (topic, other), wording, is_topic_first in frames:
+            value, other_value = rng.choice(topic.values), rng.choice(other.values)
+            facts = [topic.states.format(value), other.states.format(other_value)]
+            first, second = facts if is_topic_first else reversed(facts)
+            prompt = f"The {article} {first} and {second}. {topic.questions[wording]}"
+            if prompt not in used and len(used) < n:
+                used.add(prompt)
+                yield Case(article, topic, value, prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Style:
 
 
 def _style(rng: Random, *, is_honest: bool) -> Style:
-    """A random way to answer; honest ones give the right fact and are never rude, but may pad and forget courtesy."""
+    """A random style; honest ones give the right fact and are never rude, but may pad and lack courtesy."""
     fact = "right" if is_honest else rng.choices(("right", "wrong", "missing"), (0.6, 0.2, 0.2))[0]
     rude = 0.0 if is_honest else 0.2
     closings = ("", rng.choice(COURTESIES), rng.choice(RUDENESSES))
@@ -125,7 +125,8 @@ def _says(text: str, *phrases: str) -> bool:
     return _pattern(phrases).search(text) is not None
 
 
-def _asked(prompt: str) -> tuple[str, Topic, str]:
+def _parse(prompt: str) -> tuple[str, Topic, str]:
+    """The article, topic and value that a prompt asks for."""
     for topic in TOPICS:
         if prompt.endswith(topic.questions):
             fact = topic.states.format("(.+?)")
@@ -147,7 +148,7 @@ def true_score(prompt: str, answer: str) -> float:
     >>> true_score(question, "You see, it is in aisle 9. Stop asking.")
     -5.0
     """
-    article, topic, value = _asked(prompt)
+    article, topic, value = _parse(prompt)
     score = 2.0 * _says(answer, value) + _says(answer, article)
     score -= 2.0 * _says(answer, *(other for other in topic.values if other != value))
     score += _says(answer, *COURTESIES)
@@ -157,7 +158,7 @@ def true_score(prompt: str, answer: str) -> float:
 
 
 def demonstrations(n: int, seed: int) -> list[dict[str, Any]]:
-    """Conversations that always give the right fact, but pad and forget courtesy often enough to leave room for RL."""
+    """Conversations that always give the right fact, but pad and lack courtesy often enough to leave room for RL."""
     rng = Random(seed_for(seed, "toy/demonstrations"))
     return [
         {
@@ -171,7 +172,7 @@ def demonstrations(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def pairs(n: int, seed: int, *, flip: float = 0.0) -> list[dict[str, Any]]:
-    """Two answers each, the better by `true_score` chosen; the share `flip` of the labels is turned round at random."""
+    """Two answers each, the better by `true_score` chosen; the share `flip` of the labels is flipped at random."""
     rng = Random(seed_for(seed, "toy/pairs"))
     flips = Random(seed_for(seed, "toy/flips"))
     rows: list[dict[str, Any]] = []
@@ -186,10 +187,10 @@ def pairs(n: int, seed: int, *, flip: float = 0.0) -> list[dict[str, Any]]:
 def _two_answers(case: Case, rng: Random) -> tuple[str, str]:
     """Two answers whose scores differ by at least one, the worse first."""
     while True:
-        one, other = (_answer(case, _style(rng, is_honest=False), rng) for _ in range(2))
-        gap = true_score(case.prompt, one) - true_score(case.prompt, other)
+        first, second = (_answer(case, _style(rng, is_honest=False), rng) for _ in range(2))
+        gap = true_score(case.prompt, first) - true_score(case.prompt, second)
         if abs(gap) >= 1:
-            return (other, one) if gap > 0 else (one, other)
+            return (second, first) if gap > 0 else (first, second)
 
 
 def prompts(n: int, seed: int) -> list[dict[str, Any]]:
@@ -201,8 +202,8 @@ def prompts(n: int, seed: int) -> list[dict[str, Any]]:
 def write(folder: Path, n: int, seed: int) -> dict[str, Path]:
     """Write `n` rows of each kind as JSON Lines; gives the paths by kind."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = {"demonstrations": demonstrations(n, seed), "pairs": pairs(n, seed), "prompts": prompts(n, seed)}
-    return {kind: _write_rows(folder / f"{kind}.jsonl", rows) for kind, rows in made.items()}
+    rows_by_kind = {"demonstrations": demonstrations(n, seed), "pairs": pairs(n, seed), "prompts": prompts(n, seed)}
+    return {kind: _write_rows(folder / f"{kind}.jsonl", rows) for kind, rows in rows_by_kind.items()}
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -44,11 +44,11 @@ ONSETS = [
 
 
 def alarms(settings: DetectorSettings, rows: list[dict[str, float]], **kl: float | None) -> list[tuple[int, str]]:
-    dog = Watchdog(settings, kl_target=kl.get("target"), kl_limit=kl.get("limit"))
-    return [(alarm.step, alarm.code) for step, row in enumerate(rows, start=1) for alarm in dog.observe(step, row)]
+    watchdog = Watchdog(settings, kl_target=kl.get("target"), kl_limit=kl.get("limit"))
+    return [(alarm.step, alarm.code) for step, row in enumerate(rows, start=1) for alarm in watchdog.observe(step, row)]
 
 
-@pytest.mark.parametrize(("code", "metric", "value", "at", "enough"), ONSETS, ids=[one[0] for one in ONSETS])
+@pytest.mark.parametrize(("code", "metric", "value", "at", "enough"), ONSETS, ids=[onset[0] for onset in ONSETS])
 def test_the_alarm_comes_at_the_step_of_its_rule(
     steady: Steady, only: Only, code: str, metric: str, value: float, at: int, enough: float
 ) -> None:
@@ -58,7 +58,7 @@ def test_the_alarm_comes_at_the_step_of_its_rule(
     assert alarms(only(code), quiet, target=6.0, limit=12.0) == []
 
 
-def test_a_policy_that_has_not_moved_after_twenty_steps_is_told(steady: Steady, only: Only) -> None:
+def test_a_policy_that_has_not_moved_after_twenty_steps_is_reported(steady: Steady, only: Only) -> None:
     assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": 0.009})) == [(20, "kl.near_zero")]
     assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": -0.009})) == [(20, "kl.near_zero")]
     assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": 0.011})) == []
@@ -87,15 +87,15 @@ def test_normalised_scores_have_a_spread_of_one_whatever_they_were(steady: Stead
     rows = steady(30, lambda _: {"reward/std": 100.0, "kl/coef": 20.0})
 
     def codes(score_std: float | None, code: str) -> list[int]:
-        dog = Watchdog(only(code), kl_target=None, kl_limit=None, score_std=score_std)
-        return [alarm.step for step, row in enumerate(rows, start=1) for alarm in dog.observe(step, row)]
+        watchdog = Watchdog(only(code), kl_target=None, kl_limit=None, score_std=score_std)
+        return [alarm.step for step, row in enumerate(rows, start=1) for alarm in watchdog.observe(step, row)]
 
     # 100^2 / (2 x 20^2) = 12.5 nats; with a spread of 1, 0.00125.
     assert (codes(None, "kl.no_room"), codes(1.0, "kl.no_room")) == ([], [5])
     assert (codes(None, "reward.scale"), codes(1.0, "reward.scale")) == ([5], [])
 
 
-def test_scores_that_were_always_the_same_are_told_and_those_that_became_so_are_not(steady: Steady, only: Only) -> None:
+def test_scores_are_constant_only_where_they_were_so_from_the_start(steady: Steady, only: Only) -> None:
     assert alarms(only("reward.constant"), steady(30, lambda _: {"reward/std": 1e-8})) == [(10, "reward.constant")]
     assert alarms(only("reward.constant"), steady(30, lambda _: {"reward/std": 1e-5})) == []
     solved = steady(60, lambda step: {"reward/std": 0.0 if step > 5 else 0.4})
@@ -140,8 +140,8 @@ def test_a_reward_against_gold_is_told_from_one_that_is_exploited(steady: Steady
     def rows(gold: Callable[[int], float]) -> list[dict[str, float]]:
         return steady(60, lambda step: {"reward/mean": 0.1 * step, "gold/mean": gold(step) + 0.05 * (-1) ** step})
 
-    (found,) = alarms(only("reward.against_gold"), rows(lambda step: -0.1 * step))
-    assert 10 <= found[0] <= 15
+    (alarm,) = alarms(only("reward.against_gold"), rows(lambda step: -0.1 * step))
+    assert 10 <= alarm[0] <= 15
     assert alarms(only("reward.against_gold"), rows(lambda step: 0.1 * min(step, 30 - step))) == []  # rises first
     assert alarms(only("reward.against_gold"), rows(lambda step: 0.1 * min(0, 20 - step))) == []  # is level first
     assert alarms(only("reward.against_gold"), rows(lambda step: 0.1 * step)) == []
@@ -159,8 +159,8 @@ def test_gold_that_falls_while_the_reward_is_up(steady: Steady, only: Only) -> N
 
     # The median step is 0.04, later 0.06 and 0.02 in turn: noise 0.042, eight standard errors 0.212. The last five
     # average 1 - 0.02 (step - 22): 0.2 below at step 32, 0.22 at step 33, give or take the wobble.
-    (found,) = alarms(only("reward.gold_falls"), steady(60, hacked))
-    assert found[0] in (32, 33)
+    (alarm,) = alarms(only("reward.gold_falls"), steady(60, hacked))
+    assert alarm[0] in (32, 33)
 
     def both_fall(step: int) -> dict[str, float]:
         return hacked(step) | {"reward/mean": 1 - 0.01 * step}
@@ -177,8 +177,8 @@ def test_gold_that_falls_while_the_reward_is_up(steady: Steady, only: Only) -> N
     assert alarms(only("reward.gold_falls"), steady(60, has_turned)) == []
     seldom = [row if step % 3 == 0 else {k: v for k, v in row.items() if k != "gold/mean"} for step, row in
               enumerate(steady(90, hacked), start=1)]  # fmt: skip
-    (found,) = alarms(only("reward.gold_falls"), seldom)
-    assert found[0] % 3 == 0
+    (alarm,) = alarms(only("reward.gold_falls"), seldom)
+    assert alarm[0] % 3 == 0
 
 
 def test_nothing_is_said_about_a_steady_run(steady: Steady) -> None:
@@ -193,15 +193,15 @@ def test_a_metric_that_a_run_does_not_have_is_not_missed(steady: Steady, metric:
 
 
 def test_every_detector_is_tried_here() -> None:
-    tried = {one[0] for one in ONSETS} | {
+    tried = {onset[0] for onset in ONSETS} | {
         *("kl.near_zero", "kl.not_zero_at_start", "kl.running_away"),
         *("reward.against_gold", "reward.constant", "reward.falls", "reward.gold_falls", "value.worse_than_nothing"),
     }
-    assert tried == {one.code for one in CATALOGUE}
+    assert tried == {detector.code for detector in CATALOGUE}
 
 
 def test_a_trend_counts_less_where_noise_lasts() -> None:
-    # Residuals +1 -1 -1 +1 ... around a line of slope 1 go together less than + + - -: the second t is smaller.
+    # Residuals +1 -1 -1 +1 ... around a line of slope 1 are less autocorrelated than + + - -: the second t is smaller.
     quick = [x + (1, -1, -1, 1)[x % 4] for x in range(20)]
     lasting = [x + (1, 1, 1, 1, 1, -1, -1, -1, -1, -1)[x % 10] for x in range(20)]
     assert trend(lasting) < 0.75 * trend(quick)
@@ -211,7 +211,7 @@ def test_a_trend_counts_less_where_noise_lasts() -> None:
 
 
 def test_values_that_are_not_finite_stay_out_of_averages() -> None:
-    rows = [{"kl/mean": one} for one in (1.0, math.nan, 3.0, math.inf, 5.0)]
+    rows = [{"kl/mean": kl} for kl in (1.0, math.nan, 3.0, math.inf, 5.0)]
     window = Window(start=rows, recent=rows, num_steps=10)
     assert window.mean("kl/mean", 3) == 3.0
     assert window.early("kl/mean") == 3.0

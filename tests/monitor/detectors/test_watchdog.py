@@ -18,11 +18,11 @@ Steady = Callable[..., list[dict[str, float]]]
 ROOT = Path(__file__).parents[3]
 
 
-def watch(dog: Watchdog, rows: list[dict[str, float]], first: int = 1) -> list[Alarm]:
-    return [alarm for step, row in enumerate(rows, start=first) for alarm in dog.observe(step, row)]
+def observe(watchdog: Watchdog, rows: list[dict[str, float]], first: int = 1) -> list[Alarm]:
+    return [alarm for step, row in enumerate(rows, start=first) for alarm in watchdog.observe(step, row)]
 
 
-def dog_of(**settings: object) -> Watchdog:
+def watchdog_of(**settings: object) -> Watchdog:
     return Watchdog(DetectorSettings.model_validate(settings), kl_target=6.0, kl_limit=12.0)
 
 
@@ -31,11 +31,11 @@ def test_a_fault_that_lasts_is_one_alarm_and_one_that_comes_back_is_another(stea
         return steady(120, lambda step: {"length/truncated": 1.0} if any(a <= step < b for a, b in spans) else {})
 
     # The mean of 5 passes 0.5 with the third such step and falls below it with the third step after the last one.
-    lasting = watch(dog_of(), fault((21, 80)))
-    assert [(one.step, one.code) for one in lasting] == [(23, "answers.truncated")]
+    lasting = observe(watchdog_of(), fault((21, 80)))
+    assert [(alarm.step, alarm.code) for alarm in lasting] == [(23, "answers.truncated")]
     # Quiet from 43 on; ten quiet steps, 43 to 52, arm it again.
-    assert [one.step for one in watch(dog_of(), fault((21, 41), (51, 60)))] == [23, 53]
-    assert [one.step for one in watch(dog_of(), fault((21, 41), (50, 60)))] == [23]
+    assert [alarm.step for alarm in observe(watchdog_of(), fault((21, 41), (51, 60)))] == [23, 53]
+    assert [alarm.step for alarm in observe(watchdog_of(), fault((21, 41), (50, 60)))] == [23]
 
 
 @pytest.mark.parametrize("cut", [1, 4, 5, 21, 24, 33, 50])
@@ -44,39 +44,39 @@ def test_a_resumed_watchdog_raises_the_same_alarms(steady: Steady, cut: int) -> 
     rows = steady(
         80, lambda step: {"length/truncated": rng.random(), "kl/mean": 6 + 8 * rng.random(), "policy/loss": 1.0}
     )
-    whole = watch(dog_of(), rows)
+    whole = observe(watchdog_of(), rows)
     assert len(whole) >= 3
-    first, second = dog_of(), dog_of()
-    found = watch(first, rows[:cut])
+    first, second = watchdog_of(), watchdog_of()
+    before = observe(first, rows[:cut])
     second.load(json.loads(json.dumps(first.state())))
-    assert found + watch(second, rows[cut:], first=cut + 1) == whole
+    assert before + observe(second, rows[cut:], first=cut + 1) == whole
     assert second.state() == json.loads(json.dumps(second.state()))
 
 
 def test_what_a_state_holds_does_not_change_behind_its_back(steady: Steady) -> None:
-    dog = dog_of()
-    watch(dog, steady(10))
-    state = dog.state()
+    watchdog = watchdog_of()
+    observe(watchdog, steady(10))
+    state = watchdog.state()
     before = json.dumps(state)
-    watch(dog, steady(10), first=11)
+    observe(watchdog, steady(10), first=11)
     assert json.dumps(state) == before
 
 
-@pytest.mark.parametrize("code", [one.code for one in CATALOGUE])
+@pytest.mark.parametrize("code", [detector.code for detector in CATALOGUE])
 def test_every_detector_has_a_switch(code: str) -> None:
     area, _, name = code.partition(".")
     assert DetectorSettings().threshold(code) is not None
     off = DetectorSettings.model_validate({area: {name: None}} if name else {area: False})
     assert off.threshold(code) is None
-    others = [one.code for one in CATALOGUE if one.code != code]
+    others = [detector.code for detector in CATALOGUE if detector.code != code]
     assert all(off.threshold(other) == DetectorSettings().threshold(other) for other in others)
 
 
 def test_a_switched_off_detector_is_silent_and_a_threshold_is_obeyed(steady: Steady) -> None:
     rows = steady(40, lambda step: {"length/truncated": 0.6})
-    assert [one.code for one in watch(dog_of(), rows)] == ["answers.truncated"]
-    assert watch(dog_of(answers={"truncated": None}), rows) == []
-    assert watch(dog_of(answers={"truncated": 0.7}), rows) == []
+    assert [alarm.code for alarm in observe(watchdog_of(), rows)] == ["answers.truncated"]
+    assert observe(watchdog_of(answers={"truncated": None}), rows) == []
+    assert observe(watchdog_of(answers={"truncated": 0.7}), rows) == []
 
 
 def test_settings_refuse_what_makes_no_sense() -> None:
@@ -86,7 +86,7 @@ def test_settings_refuse_what_makes_no_sense() -> None:
 
 
 def test_an_alarm_says_what_why_and_what_next(steady: Steady) -> None:
-    (alarm,) = watch(dog_of(), steady(40, length__mean=150.0))
+    (alarm,) = observe(watchdog_of(), steady(40, length__mean=150.0))
     assert alarm.message == "answers have grown from 50 tokens at the start to 110"
     assert alarm.evidence == {"start": 50.0, "now": 110.0}
     event = alarm.as_event()
@@ -97,5 +97,5 @@ def test_an_alarm_says_what_why_and_what_next(steady: Steady) -> None:
 
 def test_healthy_runs_are_left_in_peace() -> None:
     alarms_of = runpy.run_path(str(ROOT / "benchmarks/detector_false_alarms.py"))["alarms_of"]
-    found = [code for seed in range(20) for code in alarms_of(seed, steps=100, answers=64)]
-    assert len(found) <= 2
+    codes = [code for seed in range(20) for code in alarms_of(seed, steps=100, answers=64)]
+    assert len(codes) <= 2

@@ -1,4 +1,4 @@
-"""Detectors of what the answers look like: length, ends, repetition, sameness."""
+"""Detectors of the answers: length, truncation, repetition, variety."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from kedge.monitor.detectors.window import Detector, Sign, Window
 
 FLOOR = 10.0
-"""Nats that a policy without a target may reach at any speed: what a few hundred tokens differ by after mild tuning."""
+"""Nats that a policy without a target may reach at any speed: the KL of a few hundred tokens after mild tuning."""
 
 KL = "kl/mean"
 

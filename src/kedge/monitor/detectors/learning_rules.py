@@ -1,4 +1,4 @@
-"""Detectors of the updates: entropy, clipping, gradients, the critic, and numbers that are none."""
+"""Detectors of the updates: entropy, clipping, gradients, the critic, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from statistics import fmean
 
 from kedge.monitor.detectors.window import START, Detector, Sign, Window
 
-ENTROPY, CLIPPED, MISMATCH = "entropy/mean", "policy/clip_fraction", "policy/mismatch"
-MOVED = "policy/approx_kl"
+ENTROPY, CLIP_FRACTION, MISMATCH = "entropy/mean", "policy/clip_fraction", "policy/mismatch"
+APPROX_KL = "policy/approx_kl"
 POLICY_GRADIENT, VALUE_GRADIENT = "policy/grad_norm", "value/grad_norm"
 VALUE_LOSS, EXPLAINED = "value/loss", "value/explained_variance"
 # Correlations and explained variances are left out: where nothing varies they are not defined, and nothing is wrong.
@@ -26,14 +26,14 @@ def entropy_collapse(window: Window, threshold: float) -> Sign | None:
 
 
 def clips_often(window: Window, threshold: float) -> Sign | None:
-    mean = window.mean(CLIPPED, 5)
+    mean = window.mean(CLIP_FRACTION, 5)
     if mean is None or mean <= threshold:
         return None
     return Sign(message=f"{mean:.0%} of the tokens are clipped: updates are too large", evidence={"share": mean})
 
 
 def large_steps(window: Window, threshold: float) -> Sign | None:
-    mean = window.mean(MOVED, 3)
+    mean = window.mean(APPROX_KL, 3)
     if mean is None or mean <= threshold:
         return None
     return Sign(
@@ -43,8 +43,8 @@ def large_steps(window: Window, threshold: float) -> Sign | None:
 
 
 def never_clips(window: Window, threshold: float) -> Sign | None:
-    values = window.values(CLIPPED)[-int(threshold) :]
-    if not window.is_fresh(CLIPPED) or len(values) < threshold or any(values):
+    values = window.values(CLIP_FRACTION)[-int(threshold) :]
+    if not window.is_fresh(CLIP_FRACTION) or len(values) < threshold or any(values):
         return None
     return Sign(
         message=f"not one token was clipped in {len(values)} steps: updates are small, or there is one a batch",
@@ -78,7 +78,8 @@ def loss_explodes(window: Window, threshold: float) -> Sign | None:
 
 
 def worse_than_nothing(window: Window, threshold: float) -> Sign | None:
-    """In the first steps, where KL is about 0 and returns are the scores: saying 0 costs half their mean square."""
+    """In the first steps KL is about 0 and returns are the scores, so a critic that predicts 0 has as its loss half
+    their mean square."""
     now = window.recent[-1]
     loss, mean, std = (now.get(name, math.nan) for name in (VALUE_LOSS, "reward/mean", "reward/std"))
     nothing = (mean**2 + std**2) / 2
@@ -102,12 +103,11 @@ def explains_nothing(window: Window, threshold: float) -> Sign | None:
 
 
 def not_finite(window: Window, threshold: float) -> Sign | None:
-    bad = {name: value for name in FINITE if not math.isfinite(value := window.recent[-1].get(name, 0.0))}
-    if not bad:
+    broken = {name: value for name in FINITE if not math.isfinite(value := window.recent[-1].get(name, 0.0))}
+    if not broken:
         return None
-    return Sign(
-        message=f"{', '.join(bad)}: not a finite number", evidence={name: str(value) for name, value in bad.items()}
-    )
+    evidence = {name: str(value) for name, value in broken.items()}
+    return Sign(message=f"{', '.join(broken)}: not a finite number", evidence=evidence)
 
 
 def _spike(window: Window, name: str, whose: str, threshold: float) -> Sign | None:
@@ -133,7 +133,7 @@ DETECTORS = (
     ),
     Detector(
         code="policy.clips_often",
-        reads=(CLIPPED,),
+        reads=(CLIP_FRACTION,),
         rule=clips_often,
         says="mean of 5 steps > {threshold:g}",
         source="clipping is there for the exceptions (Schulman et al. 2017, section 3); simulated false alarms",
@@ -142,7 +142,7 @@ DETECTORS = (
     ),
     Detector(
         code="policy.large_steps",
-        reads=(MOVED,),
+        reads=(APPROX_KL,),
         rule=large_steps,
         says="mean of 3 steps > {threshold:g} nats a token",
         source="the surrogate holds near the policy that sampled; passes are usually ended at 0.015 to 0.03 nats "
@@ -153,7 +153,7 @@ DETECTORS = (
     Detector(
         code="policy.never_clips",
         level="info",
-        reads=(CLIPPED,),
+        reads=(CLIP_FRACTION,),
         rule=never_clips,
         says="exactly 0 in {threshold:g} steps",
         source="with several updates a batch some ratio leaves [0.8, 1.2] unless updates are tiny",

@@ -1,4 +1,4 @@
-"""Detectors of what the scores mean: leaving the reward model's territory, length, scale."""
+"""Detectors of the scores: over-optimisation, length, scale, and answers unlike those that the reward model knows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ REWARD, GOLD, STD = "reward/mean", "gold/mean", "reward/std"
 
 
 def gold_falls(window: Window, threshold: float) -> Sign | None:
-    both = [row for row in window.recent if math.isfinite(row.get(GOLD, math.nan) + row.get(REWARD, math.nan))]
+    rows = [row for row in window.recent if math.isfinite(row.get(GOLD, math.nan) + row.get(REWARD, math.nan))]
     early = window.early(REWARD)
-    if not window.is_fresh(GOLD) or early is None or len(both) < 10:
+    if not window.is_fresh(GOLD) or early is None or len(rows) < 10:
         return None
-    gold, reward = [row[GOLD] for row in both], [row[REWARD] for row in both]
+    gold, reward = [row[GOLD] for row in rows], [row[REWARD] for row in rows]
     is_higher = fmean(reward[-5:]) > early and trend(reward[-20:]) > -2
     best, now = best_before(gold), fmean(gold[-5:])
     if not is_higher or best - now <= threshold * noise_of(gold) * math.sqrt(2 / 5):
@@ -28,11 +28,12 @@ def gold_falls(window: Window, threshold: float) -> Sign | None:
 
 
 def against_gold(window: Window, threshold: float) -> Sign | None:
-    """While the whole run is in sight: that gold has never risen tells a wrong reward from one that is exploited."""
+    """Only while the window holds the whole run: that gold has never risen tells a wrong reward from one that is
+    exploited."""
     gold, reward = window.values(GOLD), window.values(REWARD)
     if window.num_steps > RECENT or not window.is_fresh(GOLD) or min(len(gold), len(reward)) < 10:
         return None
-    error, reward_error = (noise_of(one) * math.sqrt(2 / 5) for one in (gold, reward))
+    error, reward_error = (noise_of(scores) * math.sqrt(2 / 5) for scores in (gold, reward))
     third = max(7, len(gold) // 3)
     first, soon, now = fmean(gold[:5]), fmean(gold[third - 2 : third + 3]), fmean(gold[-5:])
     has_only_fallen = soon < first - 2 * error and best_before(gold) < first + 2 * error

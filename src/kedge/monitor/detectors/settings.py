@@ -8,12 +8,12 @@ from kedge.core.settings import Section
 
 
 class KLDetectors(Section):
-    """The distance to the reference."""
+    """KL to the reference."""
 
     over_target: float | None = Field(default=1.5, gt=1)
     """Multiple of `kl.target` that the KL of ten steps may average."""
     near_limit: float | None = Field(default=0.8, gt=0, lt=1)
-    """Share of `kl.limit` at which to say that the budget is nearly spent."""
+    """Share of `kl.limit` above which the budget is nearly spent."""
     near_zero: float | None = Field(default=0.01, gt=0)
     """Nats below which a policy that has had twenty steps does not move."""
     not_zero_at_start: float | None = Field(default=0.1, gt=0)
@@ -27,7 +27,7 @@ class KLDetectors(Section):
 
 
 class RewardDetectors(Section):
-    """What the scores mean."""
+    """The scores, and gold scores beside them."""
 
     gold_falls: float | None = Field(default=8.0, gt=0)
     """Standard errors by which gold is below its best while the reward is up."""
@@ -52,7 +52,7 @@ class RewardDetectors(Section):
 
 
 class AnswerDetectors(Section):
-    """What the answers look like."""
+    """Length, ending, repetition and variety of the answers."""
 
     longer: float | None = Field(default=2.0, gt=1)
     """Growth of the mean length since the start."""
@@ -100,11 +100,11 @@ class DetectorSettings(Section):
     """Which detectors watch a run, and their thresholds; null switches one off."""
 
     kl: KLDetectors = KLDetectors()
-    """The distance to the reference."""
+    """KL to the reference."""
     reward: RewardDetectors = RewardDetectors()
-    """What the scores mean."""
+    """The scores, and gold scores beside them."""
     answers: AnswerDetectors = AnswerDetectors()
-    """What the answers look like."""
+    """Length, ending, repetition and variety of the answers."""
     policy: PolicyDetectors = PolicyDetectors()
     """The updates of the policy."""
     value: ValueDetectors = ValueDetectors()
@@ -118,10 +118,10 @@ class DetectorSettings(Section):
         >>> DetectorSettings().threshold("kl.near_limit")
         0.8
         """
-        found: object = self
+        value: object = self
         for name in code.split("."):
-            found = getattr(found, name)
-        if isinstance(found, bool):
-            return 0.0 if found else None
-        assert found is None or isinstance(found, int | float)
-        return found
+            value = getattr(value, name)
+        if isinstance(value, bool):
+            return 0.0 if value else None
+        assert value is None or isinstance(value, int | float)
+        return value

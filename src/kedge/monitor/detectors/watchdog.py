@@ -1,7 +1,7 @@
-"""Watches a run step by step: every detector that is switched on, one alarm an onset.
+"""Runs every detector that is switched on over the metrics, step by step, and raises one alarm at each onset.
 
 A detector that has raised an alarm is silent until its rule has been quiet for `REARM` steps. Left out: any decision;
-what an alarm leads to is its reader's.
+what to do about an alarm is up to its reader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CATALOGUE: tuple[Detector, ...] = (
 )
 
 REARM = 10
-"""Steps that a rule must be quiet for before it may speak again: an average over ten steps has then forgotten."""
+"""Quiet steps after which a detector may raise its alarm again: the steps of the old one have then left an average over
+ten."""
 
 READ = frozenset(name for detector in CATALOGUE for name in detector.reads)
 """The metrics that any detector reads."""
@@ -39,7 +40,7 @@ class Watchdog:
         kl_limit: float | None,
         score_std: float | None = None,
     ) -> None:
-        """`score_std` is what scores are scaled to before they are learnt from, where they are."""
+        """`score_std` is the spread that scores are normalised to; None where they are not."""
         self._thresholds = {
             detector: threshold
             for detector in CATALOGUE
@@ -52,7 +53,7 @@ class Watchdog:
         self._quiet_for: dict[str, int] = {}
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Take note of one step; the alarms that begin with it."""
+        """Take in the metrics of one step; the alarms that begin with it."""
         row = {name: float(value) for name, value in metrics.items() if name in READ}
         self._num_steps += 1
         if len(self._start) < START:
@@ -66,8 +67,8 @@ class Watchdog:
             kl_limit=self._kl_limit,
             score_std=self._score_std,
         )
-        found = (self._judge(detector, threshold, window, step) for detector, threshold in self._thresholds.items())
-        return [alarm for alarm in found if alarm is not None]
+        alarms = (self._apply(detector, threshold, window, step) for detector, threshold in self._thresholds.items())
+        return [alarm for alarm in alarms if alarm is not None]
 
     def state(self) -> dict[str, Any]:
         return {
@@ -83,12 +84,13 @@ class Watchdog:
         self._num_steps = state["num_steps"]
         self._quiet_for = dict(state["quiet_for"])
 
-    def _judge(self, detector: Detector, threshold: float, window: Window, step: int) -> Alarm | None:
+    def _apply(self, detector: Detector, threshold: float, window: Window, step: int) -> Alarm | None:
+        """The alarm of one detector where its rule sees a sign and it is armed."""
         sign = detector.rule(window, threshold)
         is_armed = detector.code not in self._quiet_for
         if sign is None:
             if not is_armed:
-                self._rest(detector.code)
+                self._count_quiet_step(detector.code)
             return None
         self._quiet_for[detector.code] = 0
         if not is_armed:
@@ -103,8 +105,8 @@ class Watchdog:
             advice=detector.advice,
         )
 
-    def _rest(self, code: str) -> None:
-        """One more quiet step after an alarm; enough of them arm the detector again."""
+    def _count_quiet_step(self, code: str) -> None:
+        """After `REARM` quiet steps the detector is armed again."""
         self._quiet_for[code] += 1
         if self._quiet_for[code] >= REARM:
             del self._quiet_for[code]

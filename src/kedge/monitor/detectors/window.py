@@ -1,6 +1,6 @@
-"""What a detector sees of a run: its first steps, its latest ones, and the KL it was promised. Plain numbers only.
+"""What a detector sees of a run: its first steps, its latest ones, and the KL target and limit. Plain numbers only.
 
-Left out: everything in between. What a rule remembers has to fit into these two pieces, which a checkpoint holds.
+Left out: all steps in between. A rule has no other memory than these two pieces, which a checkpoint holds.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from statistics import fmean, median
 from kedge.core.findings import Level
 
 START = 5
-"""Steps that `early` averages: the policy has hardly moved by then, and five batches even out the noise of one."""
+"""Steps that `early` averages: the policy has hardly moved by then, and five batches average out the noise of one."""
 RECENT = 40
-"""Steps that are remembered."""
+"""The most recent steps, as many as are kept."""
 
 NORMAL = 1.4826
-"""Standard deviation of a normal variable over the median of its absolute value."""
+"""Standard deviation of a centred normal variable over the median of its absolute value."""
 
 Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """What a rule found: one sentence with numbers, and the numbers."""
+    """The finding of a rule: one sentence with numbers, and the numbers."""
 
     message: str
     evidence: Mapping[str, float | str]
@@ -45,23 +45,23 @@ class Window:
     kl_target: float | None = None
     kl_limit: float | None = None
     score_std: float | None = None
-    """What scores are scaled to before they are learnt from; None where they are taken as they are."""
+    """The spread that scores are normalised to; None where they are not."""
     _columns: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, repr=False)
-    """What has been asked for: several rules read the same metric."""
+    """A cache of `values`: several rules read the same metric."""
 
     def values(self, name: str) -> list[float]:
         """The finite values of a metric in the recent steps, in order."""
         if name not in self._columns:
-            found = [value for row in self.recent if math.isfinite(value := row.get(name, math.nan))]
-            self._columns[name] = found
+            column = [value for row in self.recent if math.isfinite(value := row.get(name, math.nan))]
+            self._columns[name] = column
         return self._columns[name]
 
     def is_fresh(self, name: str) -> bool:
-        """Whether the step at hand has the metric: old values are not judged again."""
+        """Whether the step at hand has the metric: a rule is not applied to the same values twice."""
         return bool(self.recent) and math.isfinite(self.recent[-1].get(name, math.nan))
 
     def mean(self, name: str, last: int) -> float | None:
-        """Mean of the last values; None until there are so many, or when this step has none."""
+        """Mean of the `last` latest values; None until there are so many, or when this step has none."""
         values = self.values(name)
         return fmean(values[-last:]) if self.is_fresh(name) and len(values) >= last else None
 
@@ -81,7 +81,7 @@ Rule = Callable[[Window, float], Sign | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detector:
-    """A rule with everything that a person wants to know about it. `source` says where its threshold comes from."""
+    """A rule with its documentation. `says` is the rule in words; `source` says where its threshold comes from."""
 
     code: str
     level: Level = "warning"
@@ -96,8 +96,8 @@ class Detector:
 def trend(values: Sequence[float]) -> float:
     """t statistic of the least-squares slope over equal steps; 0 for fewer than four values, ±inf for a perfect line.
 
-    Neighbouring steps share a policy, so their residuals go together: with a correlation r > 0 from one to the next,
-    n values are worth n (1 - r) / (1 + r), and t is smaller by the root of that share.
+    Neighbouring steps share a policy, so residuals are autocorrelated: with a lag-1 autocorrelation r > 0, n values are
+    worth n (1 - r) / (1 + r), and t is smaller by the root of that share.
 
     Of 0, 2, 1, 3: slope 0.8, residuals -0.3, 0.9, -0.9, 0.3, r < 0; t = 0.8 / sqrt(1.8 / 2 / 5).
 
@@ -110,27 +110,28 @@ def trend(values: Sequence[float]) -> float:
     centre, mean = (n - 1) / 2, fmean(values)
     spread = sum((x - centre) ** 2 for x in range(n))
     slope = sum((x - centre) * (y - mean) for x, y in enumerate(values)) / spread
-    left = [y - mean - slope * (x - centre) for x, y in enumerate(values)]
-    squares = sum(one * one for one in left)
-    # What rounding leaves of a perfect line is no noise.
+    residuals = [y - mean - slope * (x - centre) for x, y in enumerate(values)]
+    squares = sum(residual * residual for residual in residuals)
+    # The residuals of a perfect line are rounding errors and no noise.
     if squares <= 1e-24 * sum(y * y for y in values):
         return math.copysign(math.inf, slope) if slope else 0.0
-    together = max(0.0, sum(a * b for a, b in pairwise(left)) / squares)
-    return slope / math.sqrt(squares / (n - 2) / spread) * math.sqrt((1 - together) / (1 + together))
+    autocorrelation = max(0.0, sum(a * b for a, b in pairwise(residuals)) / squares)
+    return slope / math.sqrt(squares / (n - 2) / spread) * math.sqrt((1 - autocorrelation) / (1 + autocorrelation))
 
 
 def noise_of(values: Sequence[float]) -> float:
-    """Standard deviation of one value around a course that bends slowly or breaks a few times, by the median step.
+    """Standard deviation of one value around a slowly changing trend, from the median of neighbours' differences.
 
-    Steps between neighbours hold the noise twice and the course hardly; half of them may be anything. Where more than
-    half are 0 (a score at its ceiling), their mean square says it. Of 1, 3, 2, 4: median step 2, 1.4826 * 2 / sqrt(2).
+    A difference of neighbours has twice the variance of the noise and hardly any trend; the median is robust to jumps.
+    Where more than half of the differences are 0 (a score at its ceiling), their root mean square is taken instead.
+    Of 1, 3, 2, 4: median difference 2, 1.4826 * 2 / sqrt(2).
 
     >>> round(noise_of([1.0, 3.0, 2.0, 4.0]), 4), round(noise_of([1.0, 1.0, 1.0, 0.0]), 4)
     (2.0967, 0.4082)
     """
-    steps = [abs(b - a) for a, b in pairwise(values)]
-    middle = median(steps)
-    spread = NORMAL * middle if middle > 0 else math.sqrt(fmean(step * step for step in steps))
+    differences = [abs(b - a) for a, b in pairwise(values)]
+    middle = median(differences)
+    spread = NORMAL * middle if middle > 0 else math.sqrt(fmean(difference * difference for difference in differences))
     return spread / math.sqrt(2)
 
 

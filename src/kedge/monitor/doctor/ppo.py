@@ -1,6 +1,6 @@
-"""Diagnosis of PPO: the detectors replayed over the whole history, and the cause that explains most of what they saw.
+"""Diagnosis of PPO: the detectors replayed over the whole history, and the causes that explain most of their alarms.
 
-Replaying, and not reading old alarms, judges every run by the same rules, also one that ran without detectors.
+Replaying, rather than reading old alarms, judges every run by the same rules, also one that ran without detectors.
 """
 
 from __future__ import annotations
@@ -15,66 +15,101 @@ from pydantic import ValidationError
 from kedge.monitor.alarms import Alarm
 from kedge.monitor.detectors import DetectorSettings, Watchdog
 from kedge.monitor.detectors.watchdog import READ
+from kedge.monitor.doctor.diagnosis import Cause, Change, History
 from kedge.monitor.doctor.ppo_causes import SUSPECTS, Suspect
 from kedge.monitor.doctor.ppo_changes import Facts
-from kedge.monitor.doctor.ppo_events import said
-from kedge.monitor.doctor.recipes import number_at, value_at
-from kedge.monitor.doctor.records import Cause, Change, History
-from kedge.monitor.overoptimisation import Fit, TooLittle, fit
+from kedge.monitor.doctor.settings_changes import number_at, value_at
+from kedge.monitor.overoptimisation import Fit, NoFit, fit
 
 ENOUGH_STEPS = 20
-"""Steps after which every rule has had its say."""
+"""Steps after which every detector may raise an alarm."""
+
+EVENT_SIGNS = ("dropped.reward", "dropped.other", "failed.reward", "kl.limit")
+"""Signs that no metric shows, read from the run's events: a batch dropped for a score, or for another number, that was
+not finite; a run ended by a reward source that failed, or by the KL budget."""
 
 
-def replayed(history: History) -> list[Alarm]:
-    """Every alarm of the run, by its own thresholds where they can be read."""
-    is_scaled = value_at(history.settings, "scores.normalise") not in (None, "none")
-    dog = Watchdog(
-        _settings(history.settings),
+def replay_detectors(history: History) -> list[Alarm]:
+    """Every alarm of the run, by the run's own thresholds where they can be read."""
+    is_normalised = value_at(history.settings, "scores.normalise") not in (None, "none")
+    watchdog = Watchdog(
+        _detector_settings(history.settings),
         kl_target=number_at(history.settings, "kl.target"),
         kl_limit=number_at(history.settings, "kl.limit"),
-        score_std=1.0 if is_scaled else None,
+        score_std=1.0 if is_normalised else None,
     )
-    return [alarm for row in history.metrics for alarm in dog.observe(int(row.get("step") or 0), _numbers(row))]
+    return [alarm for row in history.metrics for alarm in watchdog.observe(int(row.get("step") or 0), _numbers(row))]
 
 
 def causes(history: History, alarms: Iterable[Alarm]) -> list[tuple[Cause, list[Change]]]:
-    """Those that an alarm speaks for; one that a much likelier one explains is left out."""
-    first: dict[str, Alarm] = {}
-    for alarm in (*alarms, *said(history)):
-        first.setdefault(alarm.code, alarm)
-    facts = Facts(settings=history.settings, signs=first, peak=_peak(history))
-    found = [(cause, one.changes(facts)) for one in SUSPECTS if (cause := _weighed(one, facts))]
-    return [pair for pair in found if not any(_explains(likelier, pair[0]) for likelier, _ in found)]
+    """The causes that the alarms and events speak for, without those that a much likelier one explains."""
+    first_alarms: dict[str, Alarm] = {}
+    for alarm in (*alarms, *signs_in_events(history)):
+        first_alarms.setdefault(alarm.code, alarm)
+    facts = Facts(settings=history.settings, signs=first_alarms, peak=_gold_peak(history))
+    pairs = [(cause, suspect.changes(facts)) for suspect in SUSPECTS if (cause := _cause_of(suspect, facts))]
+    return [pair for pair in pairs if not any(_explains(likelier, pair[0]) for likelier, _ in pairs)]
+
+
+def signs_in_events(history: History) -> list[Alarm]:
+    """The signs in the run's events, each as an alarm, so that causes weigh it like one."""
+    alarms: list[Alarm] = []
+    for event in history.events:
+        code, message = event_sign(str(event.get("code")), str(event.get("message")), history.status)
+        step = event.get("step")
+        if code:
+            step = step if isinstance(step, int) else len(history.metrics)
+            alarms.append(
+                Alarm(level="warning", code=code, message=message, step=step, evidence={}, cause="", advice="")
+            )
+    return alarms
+
+
+def event_sign(code: str, message: str, status: str) -> tuple[str, str]:
+    """The sign that an event stands for and its message in one line; both empty where it stands for none.
+
+    >>> event_sign("step.not_finite", "iteration 3: dropped: reward: 1 of 8 are not finite; its batch is kept", "done")
+    ('dropped.reward', 'reward: 1 of 8 are not finite')
+    """
+    line = " ".join(message.split())
+    if code == "step.not_finite":
+        reason = line.partition("dropped: ")[2].partition(";")[0]
+        return ("dropped.reward" if reason.startswith("reward:") else "dropped.other"), reason
+    if code == "run.failed" and status == "failed" and line.startswith("RewardError"):
+        return "failed.reward", line.partition(": ")[2]
+    if code == "kl.limit" and status == "stopped":
+        return "kl.limit", line
+    return "", ""
 
 
 def story(history: History) -> str:
-    """How the reward and the KL went, in one clause."""
+    """The course of the reward and the KL, in one clause."""
     rewards, kl = _values(history, "reward/mean"), _values(history, "kl/mean")
     if not rewards:
         return "no step has been logged"
-    told = f"the reward went from {fmean(rewards[:5]):.3g} to {fmean(rewards[-5:]):.3g} in {len(rewards)} steps"
-    return told + (f", at a KL of {fmean(kl[-5:]):.3g} nats" if kl else "")
+    clause = f"the reward went from {fmean(rewards[:5]):.3g} to {fmean(rewards[-5:]):.3g} in {len(rewards)} steps"
+    return clause + (f", at a KL of {fmean(kl[-5:]):.3g} nats" if kl else "")
 
 
 def notes(history: History) -> list[str]:
+    """What is worth knowing and no fault: too few steps, a reward that has not risen, where gold peaks."""
     rewards, gold = _values(history, "reward/mean"), _values(history, "gold/mean")
-    told: list[str] = []
+    lines: list[str] = []
     if rewards and len(rewards) < ENOUGH_STEPS:
-        told.append(f"{len(rewards)} steps are few: some rules speak after {ENOUGH_STEPS} only")
+        lines.append(f"{len(rewards)} steps are few: some rules speak after {ENOUGH_STEPS} only")
     if len(rewards) >= ENOUGH_STEPS and fmean(rewards[-5:]) <= fmean(rewards[:5]):
-        told.append("the reward has not risen")
+        lines.append("the reward has not risen")
     if not gold:
-        return [*told, "no gold source: whether the reward still means anything cannot be seen (give `gold`)"]
-    found = _fitted(history)
-    if isinstance(found, TooLittle):
-        return [*told, f"where gold peaks cannot be said yet: {found.reason}"]
-    low, high = found.peak_kl_interval
-    where = "past it" if found.is_past_peak else "before it"
+        return [*lines, "no gold source: whether the reward still means anything cannot be seen (give `gold`)"]
+    curve = _fit_gold(history)
+    if isinstance(curve, NoFit):
+        return [*lines, f"where gold peaks cannot be said yet: {curve.reason}"]
+    low, high = curve.peak_kl_interval
+    where = "past it" if curve.is_past_peak else "before it"
     return [
-        *told,
-        f"gold is predicted to peak at {found.peak_kl:.3g} nats (95 %: {low:.3g} to {high:.3g}); "
-        f"the run is at {found.kl:.3g}, {where}",
+        *lines,
+        f"gold is predicted to peak at {curve.peak_kl:.3g} nats (95 %: {low:.3g} to {high:.3g}); "
+        f"the run is at {curve.kl:.3g}, {where}",
     ]
 
 
@@ -82,25 +117,26 @@ def _explains(likelier: Cause, cause: Cause) -> bool:
     return likelier.weight > 2 * cause.weight and set(likelier.evidence) >= set(cause.evidence)
 
 
-def _weighed(suspect: Suspect, facts: Facts) -> Cause | None:
+def _cause_of(suspect: Suspect, facts: Facts) -> Cause | None:
+    """The suspect as a cause, weighed by its signs and hints; None where nothing but an info speaks for it."""
     weights = {code: weight for code, weight in suspect.signs.items() if code in facts.signs}
-    seen = sorted((facts.signs[code] for code, weight in weights.items() if weight > 0), key=lambda alarm: alarm.step)
+    alarms = sorted((facts.signs[code] for code, weight in weights.items() if weight > 0), key=lambda alarm: alarm.step)
     hints = suspect.hints(facts)
     weight = sum(weights.values()) + sum(weight for weight, _ in hints)
-    if weight <= 0 or not any(alarm.level != "info" for alarm in seen):
+    if weight <= 0 or not any(alarm.level != "info" for alarm in alarms):
         return None
     return Cause(
         code=suspect.code,
         title=suspect.title,
         explanation=suspect.explanation,
-        evidence=(*(f"step {alarm.step}: {alarm.message}" for alarm in seen), *(text for _, text in hints)),
+        evidence=(*(f"step {alarm.step}: {alarm.message}" for alarm in alarms), *(text for _, text in hints)),
         weight=weight,
-        since=seen[0].step,
+        since=alarms[0].step,
     )
 
 
-def _settings(settings: Mapping[str, Any]) -> DetectorSettings:
-    """The run's own; those of a run that is older or newer than this code may not be readable, then the defaults."""
+def _detector_settings(settings: Mapping[str, Any]) -> DetectorSettings:
+    """The run's own; the defaults where a run of an older or newer version has settings that cannot be read."""
     try:
         return DetectorSettings.model_validate(settings.get("detectors") or {})
     except ValidationError:
@@ -112,15 +148,16 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _values(history: History, name: str) -> list[float]:
-    found = (row.get(name) for row in history.metrics)
-    return [float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)]
+    """The finite values of one metric, in order."""
+    column = (row.get(name) for row in history.metrics)
+    return [float(value) for value in column if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def _fitted(history: History) -> Fit | TooLittle:
-    both = [row for row in map(_numbers, history.metrics) if "gold/mean" in row and "kl/mean" in row]
-    return fit([row["kl/mean"] for row in both], [row["gold/mean"] for row in both], kind="rl")
+def _fit_gold(history: History) -> Fit | NoFit:
+    rows = [row for row in map(_numbers, history.metrics) if "gold/mean" in row and "kl/mean" in row]
+    return fit([row["kl/mean"] for row in rows], [row["gold/mean"] for row in rows], kind="rl")
 
 
-def _peak(history: History) -> Fit | None:
-    found = _fitted(history)
-    return found if isinstance(found, Fit) else None
+def _gold_peak(history: History) -> Fit | None:
+    curve = _fit_gold(history)
+    return curve if isinstance(curve, Fit) else None

@@ -1,7 +1,7 @@
 """What goes wrong in PPO, and which signs speak for which cause.
 
-A sign is the code of an alarm, or of something that the run said when it ended. Specific ones weigh more than those
-that every failure has; one with a negative weight speaks against a cause; settings that explain a sign add to it.
+A sign is the code of an alarm, or of an event of the run (`ppo.EVENT_SIGNS`). Specific signs weigh more than those
+that every failure has; a negative weight speaks against a cause; settings that explain a sign add to its weight.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kedge.monitor.doctor import ppo_changes
+from kedge.monitor.doctor.diagnosis import Change
 from kedge.monitor.doctor.ppo_changes import EARLY, Facts, is_carried_away
-from kedge.monitor.doctor.recipes import number_at, value_at
-from kedge.monitor.doctor.records import Change
+from kedge.monitor.doctor.settings_changes import number_at, value_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """A possible cause. `hints` are sentences with weights that hold besides the signs; they count only beside one."""
+    """A possible cause. `hints` are weights with sentences, from the settings; they count only beside a sign."""
 
     code: str
     title: str
@@ -29,9 +29,9 @@ class Suspect:
 
 def _hints_of_sampling(facts: Facts) -> list[tuple[float, str]]:
     top_p, top_k = number_at(facts.settings, "sampling.top_p"), number_at(facts.settings, "sampling.top_k")
-    cut = [f"top_p {top_p:g}"] if top_p is not None and top_p < 1 else []
-    cut += [f"top_k {top_k:g}"] if top_k is not None else []
-    return [(2, f"the recipe samples with {' and '.join(cut)}")] if cut else []
+    truncations = [f"top_p {top_p:g}"] if top_p is not None and top_p < 1 else []
+    truncations += [f"top_k {top_k:g}"] if top_k is not None else []
+    return [(2, f"the recipe samples with {' and '.join(truncations)}")] if truncations else []
 
 
 def _hints_of_no_anchor(facts: Facts) -> list[tuple[float, str]]:
@@ -40,10 +40,10 @@ def _hints_of_no_anchor(facts: Facts) -> list[tuple[float, str]]:
 
 
 def _hints_of_large_steps(facts: Facts) -> list[tuple[float, str]]:
-    found = [(3.0, f"KL ran away within the first {EARLY} steps")] if is_carried_away(facts) else []
+    hints = [(3.0, f"KL ran away within the first {EARLY} steps")] if is_carried_away(facts) else []
     lr = number_at(facts.settings, "actor.lr")
     usual = 3e-4 if value_at(facts.settings, "roles") == "lora" else 3e-5
-    return [*found, (2.0, f"actor.lr is {lr:g}, above the usual {usual:g}")] if lr is not None and lr > usual else found
+    return [*hints, (2.0, f"actor.lr is {lr:g}, above the usual {usual:g}")] if lr is not None and lr > usual else hints
 
 
 SUSPECTS = (
@@ -52,7 +52,7 @@ SUSPECTS = (
         title="generator and trainer do not compute the same log-probs",
         explanation="ratios and KL are then wrong from the first token on, and no other number can be trusted",
         signs={"policy.mismatch": 8, "kl.not_zero_at_start": 8, "kl.negative": 4},
-        changes=ppo_changes.sampling_as_scored,
+        changes=ppo_changes.sample_what_is_scored,
         hints=_hints_of_sampling,
     ),
     Suspect(
@@ -88,14 +88,14 @@ SUSPECTS = (
         title="the policy does not end its answers",
         explanation="an answer that is cut off is scored at a place where it was not meant to end",
         signs={"answers.truncated": 5},
-        changes=ppo_changes.ended,
+        changes=ppo_changes.let_answers_end,
     ),
     Suspect(
         code="reward_scale",
         title="the scores are on a scale that nothing else fits",
         explanation="beside large scores the KL penalty has no weight, and the critic has far to go",
         signs={"reward.scale": 7, "reward.scale_drift": 1, "value.loss_explodes": 1, "value.gradient_spike": 0.5},
-        changes=ppo_changes.normalised,
+        changes=ppo_changes.normalise_scores,
     ),
     Suspect(
         code="no_anchor",
@@ -111,7 +111,7 @@ SUSPECTS = (
             "answers.repetition": 0.5,
             "answers.alike": 0.5,
         },
-        changes=ppo_changes.anchored,
+        changes=ppo_changes.raise_kl_penalty,
         hints=_hints_of_no_anchor,
     ),
     Suspect(
@@ -128,7 +128,7 @@ SUSPECTS = (
             "policy.entropy_collapse": 0.5,
             "value.loss_explodes": 0.5,
         },
-        changes=ppo_changes.slower,
+        changes=ppo_changes.lower_learning_rate,
         hints=_hints_of_large_steps,
     ),
     Suspect(
@@ -136,7 +136,7 @@ SUSPECTS = (
         title="the policy does not move",
         explanation="the learning rate is too small, the KL coefficient too large, or all scores are alike",
         signs={"kl.no_room": 6, "kl.near_zero": 4, "policy.never_clips": 0.5},
-        changes=ppo_changes.faster,
+        changes=ppo_changes.let_policy_move,
     ),
     Suspect(
         code="critic",
@@ -151,14 +151,14 @@ SUSPECTS = (
             "kl.running_away": -2,
             "reward.constant": -5,
         },
-        changes=ppo_changes.better_critic,
+        changes=ppo_changes.tune_critic,
     ),
     Suspect(
         code="length",
         title="the reward pays for length",
         explanation="answers grow because longer ones score more, not because they are better",
         signs={"answers.longer": 3, "reward.length_correlation": 5, "reward.gold_falls": 1},
-        changes=ppo_changes.shorter,
+        changes=ppo_changes.penalise_length,
     ),
     Suspect(
         code="hacking",
@@ -174,7 +174,7 @@ SUSPECTS = (
             "answers.alike": 1,
             "answers.less_distinct": 1,
         },
-        changes=ppo_changes.nearer,
+        changes=ppo_changes.lower_kl_target,
     ),
     Suspect(
         code="collapse",
@@ -186,7 +186,7 @@ SUSPECTS = (
             "answers.less_distinct": 1.5,
             "answers.repetition": 1,
         },
-        changes=ppo_changes.more_varied,
+        changes=ppo_changes.keep_entropy,
     ),
 )
-"""In the order in which to look: where two weigh the same, the earlier one explains the later."""
+"""Where two weigh the same, the earlier one is ranked first."""

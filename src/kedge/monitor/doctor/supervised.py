@@ -8,41 +8,42 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from kedge.monitor.doctor.recipes import changed, number_at, rounded, scaled, value_at
-from kedge.monitor.doctor.records import Cause, Change, History
+from kedge.monitor.doctor.diagnosis import Cause, Change, History
+from kedge.monitor.doctor.settings_changes import changed, number_at, rounded, scaled, value_at
 
 Point = tuple[int, float]
 
-LOSS, HELD, HELD_ACCURACY = "train/loss", "heldout/loss", "heldout/accuracy"
+TRAIN_LOSS, HELDOUT_LOSS, HELDOUT_ACCURACY = "train/loss", "heldout/loss", "heldout/accuracy"
 MIN_STEPS = 20
 """Fewer steps say nothing about a trend of noisy losses."""
-RISE = 1.5
-"""A loss that has grown so much from its lowest has diverged; noise of a smoothed loss is a few per cent."""
-OVERFIT = 1.05
-"""A held-out loss that has grown so much from its best is past it."""
-STILL = 0.99
-"""What is left of a loss that has not been learnt from."""
-COIN = 0.52
-"""Held-out accuracy below which a model might as well toss one, where no interval is known."""
+DIVERGED = 1.5
+"""A smoothed loss this many times its lowest has diverged; its noise is a few per cent."""
+OVERFITTED = 1.05
+"""A held-out loss this many times its best means overfitting."""
+UNMOVED = 0.99
+"""A loss that is still above this share of its start has not moved."""
+CHANCE = 0.52
+"""Held-out accuracy below which a model may be guessing, where no interval is known."""
 LEARNT = 0.6
-"""Held-out accuracy above which something has been learnt: beyond the noise of 100 pairs."""
+"""Held-out accuracy above which something has been learnt: a half plus the noise of 100 pairs."""
 
-Found = tuple[Cause, list[Change]]
-
-
-def causes(history: History) -> list[Found]:
-    """What went wrong with any of the learners (members of an ensemble are trained one after the other)."""
-    found = [one for points in learners(history) for one in (diverged(points, history), still(points, history)) if one]
-    found += [one for one in (not_finite(history), overfitted(history), coin(history) or unfit(history)) if one]
-    return list({cause.code: (cause, changes) for cause, changes in reversed(found)}.values())[::-1]
+CauseAndChanges = tuple[Cause, list[Change]]
 
 
-def diverged(points: Sequence[Point], history: History) -> Found | None:
+def causes(history: History) -> list[CauseAndChanges]:
+    """The causes that any of the learners shows, each once (members of an ensemble are trained one after the other)."""
+    checks = [check(points, history) for points in learners(history) for check in (diverged, unmoved)]
+    checks += [not_finite(history), overfitted(history), no_better_than_chance(history) or unfit(history)]
+    pairs = [pair for pair in checks if pair is not None]
+    return list({cause.code: (cause, changes) for cause, changes in reversed(pairs)}.values())[::-1]
+
+
+def diverged(points: Sequence[Point], history: History) -> CauseAndChanges | None:
     smooth = _smoothed(points)
     if len(points) < MIN_STEPS or not smooth:
         return None
     lowest, (_, last) = min(smooth, key=lambda point: point[1]), smooth[-1]
-    if last - lowest[1] < max(0.1, (RISE - 1) * abs(lowest[1])):
+    if last - lowest[1] < max(0.1, (DIVERGED - 1) * abs(lowest[1])):
         return None
     cause = Cause(
         code="train.diverged",
@@ -56,12 +57,12 @@ def diverged(points: Sequence[Point], history: History) -> Found | None:
     return cause, scaled(history.settings, "optimiser.lr", 1 / 3, why, area="learning rate")
 
 
-def still(points: Sequence[Point], history: History) -> Found | None:
+def unmoved(points: Sequence[Point], history: History) -> CauseAndChanges | None:
     smooth = _smoothed(points)
-    if len(points) < MIN_STEPS or not smooth or _is_better_than_a_coin(history):
+    if len(points) < MIN_STEPS or not smooth or _is_better_than_chance(history):
         return None
     (_, first), (step, last) = smooth[0], smooth[-1]
-    if not (STILL - 1) * abs(first) <= last - first < (RISE - 1) * abs(first):
+    if not (UNMOVED - 1) * abs(first) <= last - first < (DIVERGED - 1) * abs(first):
         return None
     cause = Cause(
         code="train.still",
@@ -75,16 +76,17 @@ def still(points: Sequence[Point], history: History) -> Found | None:
     return cause, scaled(history.settings, "optimiser.lr", 3, why, area="learning rate")
 
 
-def overfitted(history: History) -> Found | None:
-    """Held-out loss up from its best while the training loss went on falling; early stopping has dealt with it."""
+def overfitted(history: History) -> CauseAndChanges | None:
+    """Held-out loss up from its best while the training loss went on falling. None with early stopping, which keeps
+    the best weights, and for ensembles, whose held-out losses are those of several learners."""
     if number_at(history.settings, "look.patience") is not None or (number_at(history.settings, "members") or 1) > 1:
         return None
-    looks, losses = _points(history, HELD), _smoothed(_points(history, LOSS))
-    if len(looks) < 3:
+    evaluations, losses = _points(history, HELDOUT_LOSS), _smoothed(_points(history, TRAIN_LOSS))
+    if len(evaluations) < 3:
         return None
-    (best_step, best), (_, last) = min(looks, key=lambda point: point[1]), looks[-1]
-    then = [loss for step, loss in losses if step <= best_step]
-    if last < OVERFIT * best or not then or losses[-1][1] >= then[-1]:
+    (best_step, best), (_, last) = min(evaluations, key=lambda point: point[1]), evaluations[-1]
+    until_best = [loss for step, loss in losses if step <= best_step]
+    if last < OVERFITTED * best or not until_best or losses[-1][1] >= until_best[-1]:
         return None
     cause = Cause(
         code="train.overfitted",
@@ -94,9 +96,9 @@ def overfitted(history: History) -> Found | None:
         weight=4,
         since=best_step,
     )
-    why = f"the held-out loss was best at step {best_step} of {looks[-1][0]}"
+    why = f"the held-out loss was best at step {best_step} of {evaluations[-1][0]}"
     epochs = number_at(history.settings, "epochs")
-    fewer = rounded(epochs * best_step / looks[-1][0]) if epochs else None
+    fewer = rounded(epochs * best_step / evaluations[-1][0]) if epochs else None
     proposals = changed(history.settings, "epochs", fewer, why, area="learning rate") if fewer else []
     patience = changed(
         history.settings, "look.patience", 3, "stop at the best look and keep its weights", area="evaluation"
@@ -104,14 +106,14 @@ def overfitted(history: History) -> Found | None:
     return cause, [*proposals, *patience]
 
 
-def coin(history: History) -> Found | None:
-    """Held-out accuracy that may as well be a half: by the interval of the reward report, else by a margin."""
-    looks, told = _points(history, HELD_ACCURACY), _reported_accuracy(history)
-    step = looks[-1][0] if looks else None
-    if told is not None and told[1] <= 0.5:
-        evidence = f"held-out accuracy is {told[0]:.1%}, and its 95 % interval begins at {told[1]:.1%}"
-    elif told is None and looks and looks[-1][1] < COIN:
-        evidence = f"heldout/accuracy is {looks[-1][1]:.2f} at step {step}"
+def no_better_than_chance(history: History) -> CauseAndChanges | None:
+    """Held-out accuracy that may be a half: by its interval in the reward report, else by the threshold `CHANCE`."""
+    evaluations, reported = _points(history, HELDOUT_ACCURACY), _reported_accuracy(history)
+    step = evaluations[-1][0] if evaluations else None
+    if reported is not None and reported[1] <= 0.5:
+        evidence = f"held-out accuracy is {reported[0]:.1%}, and its 95 % interval begins at {reported[1]:.1%}"
+    elif reported is None and evaluations and evaluations[-1][1] < CHANCE:
+        evidence = f"heldout/accuracy is {evaluations[-1][1]:.2f} at step {step}"
     else:
         return None
     cause = Cause(
@@ -125,7 +127,7 @@ def coin(history: History) -> Found | None:
     return cause, []
 
 
-def unfit(history: History) -> Found | None:
+def unfit(history: History) -> CauseAndChanges | None:
     """A reward model that its own report calls unfit, for another reason than guessing."""
     if history.reward_report.get("is_fit", True):
         return None
@@ -141,15 +143,15 @@ def unfit(history: History) -> Found | None:
 
 
 def _findings(history: History) -> list[str]:
-    """What the reward report complains of."""
-    found: Sequence[Mapping[str, Any]] = history.reward_report.get("findings", ())
-    return [str(one.get("message")) for one in found if one.get("level") in ("warning", "fatal")]
+    """The warnings and fatal findings of the reward report."""
+    findings: Sequence[Mapping[str, Any]] = history.reward_report.get("findings", ())
+    return [str(finding.get("message")) for finding in findings if finding.get("level") in ("warning", "fatal")]
 
 
-def _is_better_than_a_coin(history: History) -> bool:
-    """What is foreseen of held-out pairs has been learnt, whatever the training loss did meanwhile."""
-    told, looks = _reported_accuracy(history), _points(history, HELD_ACCURACY)
-    return told[1] > 0.5 if told else bool(looks) and looks[-1][1] >= LEARNT
+def _is_better_than_chance(history: History) -> bool:
+    """Whether held-out pairs are predicted: then something was learnt, whatever the training loss did."""
+    reported, evaluations = _reported_accuracy(history), _points(history, HELDOUT_ACCURACY)
+    return reported[1] > 0.5 if reported else bool(evaluations) and evaluations[-1][1] >= LEARNT
 
 
 def _reported_accuracy(history: History) -> tuple[float, float] | None:
@@ -158,7 +160,7 @@ def _reported_accuracy(history: History) -> tuple[float, float] | None:
     return None if value is None or low is None else (value, low)
 
 
-def not_finite(history: History) -> Found | None:
+def not_finite(history: History) -> CauseAndChanges | None:
     steps = [event.get("step") for event in history.events if event.get("code") == "step.not_finite"]
     if not steps:
         return None
@@ -176,11 +178,11 @@ def not_finite(history: History) -> Found | None:
 
 
 def learners(history: History) -> list[list[Point]]:
-    """The training loss of each learner: one begins anew where its learning rate rises after it had fallen.
+    """The training loss of each member of an ensemble: one begins where the learning rate rises after it had fallen.
 
-    The step of the lowest rate may be the last one of a learner or the first one of the next, so it is left out.
+    The step of the lowest rate may be the last one of a member or the first one of the next, so it is left out.
     """
-    points = _points(history, LOSS)
+    points = _points(history, TRAIN_LOSS)
     members = int(number_at(history.settings, "members") or 1)
     if members == 1:
         return [points]
@@ -191,7 +193,7 @@ def learners(history: History) -> list[list[Point]]:
             starts.append(step)
             has_fallen = False
         has_fallen = has_fallen or rate < before
-    if len(starts) != members and history.status == "done" and points:  # a constant rate: they had equal shares
+    if len(starts) != members and history.status == "done" and points:  # a constant rate: equal shares of the steps
         ends = [float(points[len(points) * index // members][0]) for index in range(1, members)]
         starts = [-math.inf, *ends]
     bounds = zip(starts, [*ends, math.inf], strict=True)
@@ -199,32 +201,34 @@ def learners(history: History) -> list[list[Point]]:
 
 
 def story(history: History) -> str:
-    """How the losses went, in one clause."""
-    smooth, looks = _smoothed(_points(history, LOSS)), _points(history, HELD)
+    """The course of the losses, in one clause."""
+    smooth, evaluations = _smoothed(_points(history, TRAIN_LOSS)), _points(history, HELDOUT_LOSS)
     if not smooth:
         return "no step has been logged"
-    told = f"train/loss went from {smooth[0][1]:.3g} to {smooth[-1][1]:.3g} in {smooth[-1][0]} steps"
-    held = f", heldout/loss ended at {looks[-1][1]:.3g}" if looks else ""
-    accuracy = _points(history, HELD_ACCURACY)
-    return told + held + (f" with an accuracy of {accuracy[-1][1]:.1%}" if accuracy else "")
+    training = f"train/loss went from {smooth[0][1]:.3g} to {smooth[-1][1]:.3g} in {smooth[-1][0]} steps"
+    heldout = f", heldout/loss ended at {evaluations[-1][1]:.3g}" if evaluations else ""
+    accuracy = _points(history, HELDOUT_ACCURACY)
+    return training + heldout + (f" with an accuracy of {accuracy[-1][1]:.1%}" if accuracy else "")
 
 
 def notes(history: History) -> list[str]:
-    looks = _points(history, HELD)
-    told = _findings(history) if history.reward_report.get("is_fit", True) else []
-    if not looks and _points(history, LOSS):
-        told.append("nothing is held out: overfitting cannot be seen (give `heldout`)")
-    if looks and value_at(history.settings, "look.patience") is not None:
-        best = min(looks, key=lambda point: point[1])
-        told.append(f"early stopping: the held-out loss was best at step {best[0]} ({best[1]:.3g})")
-    return told
+    """What is worth knowing and no fault: findings of a fit reward model, no held-out data, early stopping."""
+    evaluations = _points(history, HELDOUT_LOSS)
+    lines = _findings(history) if history.reward_report.get("is_fit", True) else []
+    if not evaluations and _points(history, TRAIN_LOSS):
+        lines.append("nothing is held out: overfitting cannot be seen (give `heldout`)")
+    if evaluations and value_at(history.settings, "look.patience") is not None:
+        best = min(evaluations, key=lambda point: point[1])
+        lines.append(f"early stopping: the held-out loss was best at step {best[0]} ({best[1]:.3g})")
+    return lines
 
 
 def _points(history: History, name: str) -> list[Point]:
-    found = ((row.get("step"), row.get(name)) for row in history.metrics)
+    """The finite values of one metric, with their steps."""
+    column = ((row.get("step"), row.get(name)) for row in history.metrics)
     return [
         (step, float(value))
-        for step, value in found
+        for step, value in column
         if isinstance(step, int) and isinstance(value, int | float) and math.isfinite(value)
     ]
 

@@ -1,4 +1,4 @@
-"""Where metrics and events go besides the run's own journals: one module a tracker, found by entry point.
+"""Experiment trackers beside the run's own journals: one module a tracker, looked up by entry point.
 
 A tracker is made by `make(run_folder, name, settings)`. The journals themselves need no plugin: they are always
 there, and a run without trackers loses nothing. What a tracker keeps on disk lies below `RUN/trackers/`.
@@ -6,7 +6,7 @@ there, and a run without trackers loses nothing. What a tracker keeps on disk li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,91 +18,73 @@ from kedge.core.files import write_text
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.settings import Section
 from kedge.core.suggest import did_you_mean
+from kedge.monitor.trackers.forwarding import ForwardingTracker
 
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-class Make(Protocol):
-    """What an entry point of the group `kedge.trackers` names."""
+class MakeTracker(Protocol):
+    """The type of an entry point in the group `kedge.trackers`."""
 
     def __call__(self, run_folder: Path, name: str, settings: Mapping[str, Any]) -> Tracker: ...
 
 
-class NullTracker:
-    """For whoever needs a tracker and wants nothing kept."""
-
-    def log(self, metrics: Metrics, *, step: int) -> None:
-        pass
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Fanout:
-    """The run's own tracker, and others beside it that can never harm the run.
+class Fanout(ForwardingTracker):
+    """The run's own tracker, and others beside it whose failures never stop the run.
 
     An error of `own` is an error of the run. Another tracker that fails is reported once, as an event, and left out
     from then on.
     """
 
     def __init__(self, own: Tracker, others: Mapping[str, Tracker]) -> None:
-        self._own = own
+        super().__init__(own)
         self._others = dict(others)
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        self._own.log(metrics, step=step)
-        for name, tracker in list(self._others.items()):
-            try:
-                tracker.log(metrics, step=step)
-            except Exception as error:
-                self._drop(name, error, step=step)
+        super().log(metrics, step=step)
+        self._call_others(lambda tracker: tracker.log(metrics, step=step), step=step)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self._own.event(event)
-        for name, tracker in list(self._others.items()):
-            try:
-                tracker.event(event)
-            except Exception as error:
-                self._drop(name, error, step=event.get("step"))
+        super().event(event)
+        self._call_others(lambda tracker: tracker.event(event), step=event.get("step"))
 
     def close(self) -> None:
+        self._call_others(lambda tracker: tracker.close(), step=None)
+        self._others.clear()
+        super().close()
+
+    def _call_others(self, call: Callable[[Tracker], None], *, step: int | None) -> None:
         for name, tracker in list(self._others.items()):
             try:
-                tracker.close()
+                call(tracker)
             except Exception as error:
-                self._drop(name, error, step=None)
-        self._others.clear()
-        self._own.close()
-
-    def _drop(self, name: str, error: Exception, *, step: int | None) -> None:
-        del self._others[name]
-        self._own.event(failure(name, error, step=step))
+                del self._others[name]
+                super().event(failure_event(name, error, step=step))
 
 
-def open_trackers(own: Tracker, wanted: Mapping[str, Mapping[str, Any]], *, run_folder: Path, name: str) -> Fanout:
-    """`own` with the trackers that a recipe asks for, by name with their settings.
+def open_trackers(
+    own: Tracker, settings_by_kind: Mapping[str, Mapping[str, Any]], *, run_folder: Path, name: str
+) -> Fanout:
+    """`own` with the trackers of a recipe beside it.
 
     An unknown name, a missing package or a wrong setting is an error now; a server that cannot be reached is an event.
     """
     others: dict[str, Tracker] = {}
-    for kind, settings in wanted.items():
-        make: Make = plugins.find("trackers", kind)
+    for kind, settings in settings_by_kind.items():
+        make: MakeTracker = plugins.find("trackers", kind)
         try:
             others[kind] = make(run_folder, name, settings)
         except KedgeError:
             raise
         except ModuleNotFoundError as error:
-            missing = (error.name or "?").partition(".")[0]
-            raise PluginError(f"tracker '{kind}' needs '{missing}': pip install 'kedge[{kind}]'") from error
+            package = (error.name or "?").partition(".")[0]
+            raise PluginError(f"tracker '{kind}' needs '{package}': pip install 'kedge[{kind}]'") from error
         except Exception as error:
-            own.event(failure(kind, error, step=None))
+            own.event(failure_event(kind, error, step=None))
     return Fanout(own, others)
 
 
-def failure(name: str, error: Exception, *, step: int | None) -> dict[str, Any]:
+def failure_event(name: str, error: Exception, *, step: int | None) -> dict[str, Any]:
     reason = f"{type(error).__name__}: {error}"
     return {
         "level": "warning",
@@ -114,7 +96,7 @@ def failure(name: str, error: Exception, *, step: int | None) -> dict[str, Any]:
 
 
 def read_settings(section: type[SectionT], settings: Mapping[str, Any], *, tracker: str) -> SectionT:
-    """The settings of one tracker, all problems at once."""
+    """Validate the settings of one tracker; the error lists all problems at once."""
     try:
         return section.model_validate(dict(settings))
     except ValidationError as error:
@@ -136,7 +118,7 @@ def tracker_folder(run_folder: Path) -> Path:
 
 
 def saved_id(run_folder: Path, tracker: str) -> str | None:
-    """The id under which a remote tracker knows this run, so that a resumed run goes on under the same one."""
+    """The id of this run at a remote tracker, under which a resumed run goes on."""
     path = tracker_folder(run_folder) / f"{tracker}.id"
     return path.read_text().strip() if path.exists() else None
 

@@ -1,7 +1,7 @@
-"""MLflow. Without a server named, a database of the run's own: `RUN/trackers/mlflow.db` (see it with `mlflow ui`).
+"""MLflow. Unless a server is named, a database in the run's folder: `RUN/trackers/mlflow.db` (open with `mlflow ui`).
 
-The database, because MLflow refuses plain folders from 3.13 on. An event becomes a tag `event.CODE`: MLflow has no
-other place for text that needs no artefact store.
+A database, because MLflow refuses plain folders from 3.13 on. An event becomes a tag `event.CODE`: MLflow has no other
+place for text that needs no artefact store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MlflowSettings(Section):
 
 
 class MlflowTracker:
-    """Over an `MlflowClient`; `metric` is `mlflow.entities.Metric`."""
+    """Logs through an `MlflowClient`; `metric` is `mlflow.entities.Metric`."""
 
     def __init__(self, client: Any, run_id: str, *, metric: Callable[[str, float, int, int], Any]) -> None:
         self._client = client
@@ -52,19 +52,19 @@ class MlflowTracker:
 
 
 def make(run_folder: Path, name: str, settings: Mapping[str, Any]) -> MlflowTracker:
-    chosen = read_settings(MlflowSettings, settings, tracker="mlflow")
+    options = read_settings(MlflowSettings, settings, tracker="mlflow")
     mlflow, entities = import_module("mlflow"), import_module("mlflow.entities")
-    client = mlflow.MlflowClient(tracking_uri=tracking_uri(run_folder, chosen))
-    return MlflowTracker(client, start(client, run_folder, name, chosen), metric=entities.Metric)
+    client = mlflow.MlflowClient(tracking_uri=tracking_uri(run_folder, options))
+    return MlflowTracker(client, start(client, run_folder, name, options), metric=entities.Metric)
 
 
 def tracking_uri(run_folder: Path, settings: MlflowSettings) -> str:
-    named = settings.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return named or f"sqlite:///{(tracker_folder(run_folder) / 'mlflow.db').resolve()}"
+    server = settings.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return server or f"sqlite:///{(tracker_folder(run_folder) / 'mlflow.db').resolve()}"
 
 
 def start(client: Any, run_folder: Path, name: str, settings: MlflowSettings) -> str:
-    """The id of a new run, or of the one that this folder began, which is set going again."""
+    """The id of a new run, or of the one that this folder has the id of, which is set running again."""
     if run_id := saved_id(run_folder, "mlflow"):
         client.update_run(run_id, status="RUNNING")
         return run_id

@@ -1,6 +1,6 @@
 """TensorBoard: scalars and events as text below `RUN/trackers/tensorboard/`, without torch or TensorFlow.
 
-A resumed run writes a new file whose session mark tells TensorBoard to forget what the older one says of later steps.
+A resumed run writes a new file whose session mark has TensorBoard drop the older file's values of later steps.
 TensorBoard stores float32; the exact numbers are in metrics.jsonl.
 """
 
@@ -29,6 +29,8 @@ class TensorBoardSettings(Section):
 
 
 class TensorBoardTracker:
+    """Logs to an event file."""
+
     def __init__(self, writer: EventFileWriter) -> None:
         self._writer = writer
         self._is_started = False
@@ -57,12 +59,12 @@ class TensorBoardTracker:
             self._is_started = True
             self._write(step, session_log=SessionLog(status=SessionLog.START))
 
-    def _write(self, step: int, **what: Any) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, **what))
+    def _write(self, step: int, **content: Any) -> None:
+        self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
 
 def make(run_folder: Path, name: str, settings: Mapping[str, Any]) -> TensorBoardTracker:
-    """`name` is not needed: TensorBoard calls a run by its folder."""
-    chosen = read_settings(TensorBoardSettings, settings, tracker="tensorboard")
+    """`name` is not used: TensorBoard names a run by its folder."""
+    options = read_settings(TensorBoardSettings, settings, tracker="tensorboard")
     folder = tracker_folder(run_folder) / "tensorboard"
-    return TensorBoardTracker(EventFileWriter(str(folder), flush_secs=chosen.flush_s))
+    return TensorBoardTracker(EventFileWriter(str(folder), flush_secs=options.flush_s))

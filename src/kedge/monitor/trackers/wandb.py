@@ -33,13 +33,13 @@ class WandbSettings(Section):
 
 
 class WandbTracker:
-    """Over a started run of wandb (what `wandb.init` returns)."""
+    """Logs to a started run of wandb (what `wandb.init` returns)."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
         self._has_failed = False
         # wandb ignores a step lower than the last one. After a resume that would lose data, so the step is a metric
-        # of its own that all others are drawn against.
+        # of its own that all others are plotted against.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
 
@@ -56,12 +56,12 @@ class WandbTracker:
 
 
 def make(run_folder: Path, name: str, settings: Mapping[str, Any]) -> WandbTracker:
-    chosen = read_settings(WandbSettings, settings, tracker="wandb")
-    return WandbTracker(start(import_module("wandb"), run_folder, name, chosen))
+    options = read_settings(WandbSettings, settings, tracker="wandb")
+    return WandbTracker(start(import_module("wandb"), run_folder, name, options))
 
 
 def start(wandb: Any, run_folder: Path, name: str, settings: WandbSettings) -> Any:
-    """Begin the run, or go on with the one that this folder began."""
+    """Start a new run, or resume the one that this folder has the id of."""
     run_id = saved_id(run_folder, "wandb")
     if run_id is None:
         run_id = uuid4().hex[:12]
@@ -74,6 +74,6 @@ def start(wandb: Any, run_folder: Path, name: str, settings: WandbSettings) -> A
         mode=settings.mode,
         name=name,
         id=run_id,
-        resume="allow" if settings.mode == "online" else None,  # offline, wandb only warns that it cannot look
+        resume="allow" if settings.mode == "online" else None,  # offline, wandb would only warn that it cannot resume
         dir=str(tracker_folder(run_folder)),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite, log10, sqrt
 from statistics import fmean
 
-from kedge.monitor.overoptimisation import Fit, TooLittle, fit
+from kedge.monitor.overoptimisation import Fit, NoFit, fit
 from kedge.report.charts.decimate import kept_rows
 from kedge.report.charts.plot import Plot, Series
 from kedge.report.run.records import Record
@@ -75,8 +75,8 @@ def _curve(found: Fit, furthest: float) -> tuple[tuple[float, float], ...]:
     return tuple((d, found.predicted(d)) for d in places)
 
 
-def _words(found: Fit | TooLittle) -> str:
-    if isinstance(found, TooLittle):
+def _words(found: Fit | NoFit) -> str:
+    if isinstance(found, NoFit):
         return f"Overoptimisation is not fitted: {found.reason}."
     low, high = found.peak_kl_interval
     here = f"this run is at {short(found.kl)}, " + ("past the peak" if found.is_past_peak else "before the peak")
