@@ -258,16 +258,17 @@ def test_a_full_disk_in_the_data_stage_fails_and_the_run_goes_on_later(
 
 
 def full_at_checkpoint(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.runs import sealed
+    from kedge.runs import checkpoints
 
     calls = iter(range(1, 100))
 
     def seal(*arguments: Any) -> None:
         if next(calls) == number:
             disk_full()
-        sealed.seal(*arguments)
+        real_seal(*arguments)
 
-    monkeypatch.setattr("kedge.runs.checkpoints.seal", seal)
+    real_seal = checkpoints.seal
+    monkeypatch.setattr(checkpoints, "seal", seal)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge.core.clock import Clock
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Origin, Prompt
@@ -26,13 +25,13 @@ from kedge.models.roles.separate import separate
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
-from kedge.runtime.local import LocalRuntime
+from kedge.runtime.local import Clock, LocalRuntime
 from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.rl.prompts import PromptDataset
-from kedge.trainers.control import RewardShaper, kl_controller
 from kedge.trainers.group import GroupRoles, iteration
 from kedge.trainers.group_methods import METHODS, Credit
 from kedge.trainers.group_settings import TRAITS, GroupConfig
+from kedge.trainers.shared import RewardShaper, kl_controller
 
 PROMPT, OTHER, BETA, ROWS, STEPS = [72, 105], [81, 40], 0.5, 256, 240
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge.core.clock import Clock
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts
 from kedge.models.forward.lora import base_of
@@ -23,10 +22,10 @@ from kedge.rollout.local import LocalGenerator
 from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.stream import stream
-from kedge.runtime.local import LocalRuntime
-from kedge.trainers.control import RewardShaper, kl_controller
+from kedge.runtime.local import Clock, LocalRuntime
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.settings import CreditSettings, KLSettings, PPOConfig
+from kedge.trainers.shared import RewardShaper, kl_controller
 
 PROMPT, OTHER, BETA = [72, 105], [81, 40], 0.5
 STEPS, ANSWERS = 240, 256

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kedge.core.errors import DataError, RunError
-from kedge.core.hashing import hash_bytes
+from kedge.core.files import hash_bytes
 from kedge.runs import Artefact, Manifest, Run, describe, lineage, locate, new_manifest, read_manifest
 from kedge.runs.manifest import write_manifest
 

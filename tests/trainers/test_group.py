@@ -20,12 +20,12 @@ from kedge.core.loss import ItemLoss
 from kedge.core.per import Per
 from kedge.core.protocols import Metrics, PolicyLoss
 from kedge.core.records import Experience, Rollouts, take
-from kedge.trainers.control import KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.evaluated import EvaluatedRollouts, GreedyBaseline, ScoredRollouts
 from kedge.trainers.group import GroupRoles, actor_loss, iteration
 from kedge.trainers.group_methods import METHODS
 from kedge.trainers.group_settings import NAMES, TRAITS, GroupConfig
 from kedge.trainers.settings import KLSettings, ScoreSettings
+from kedge.trainers.shared import KLExceeded, RewardShaper, kl_controller
 
 NAN = math.nan
 LENGTHS = [2, 1, 3, 1]

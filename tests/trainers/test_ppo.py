@@ -18,12 +18,17 @@ from kedge.core.loss import ItemLoss
 from kedge.core.per import Per
 from kedge.core.protocols import Metrics, PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
-from kedge.trainers.control import KLController, KLExceeded, RewardShaper, kl_controller
-from kedge.trainers.evaluated import EvaluatedRollouts, check_finite, drop_unscored
-from kedge.trainers.metrics import correlation, explained_variance, mean_over_steps
+from kedge.trainers.evaluated import (
+    EvaluatedRollouts,
+    check_finite,
+    correlation,
+    drop_unscored,
+    explained_variance,
+    mean_over_steps,
+)
 from kedge.trainers.ppo import PPORoles, actor_loss, iteration
 from kedge.trainers.settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
-from kedge.trainers.update import minibatches
+from kedge.trainers.shared import KLController, KLExceeded, RewardShaper, kl_controller, minibatches
 
 NAN = math.nan
 

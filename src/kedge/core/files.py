@@ -1,13 +1,22 @@
-"""Files that are whole or absent: written beside, flushed to disk, then renamed."""
+"""Files that are whole or absent, the hashes of their content, and errors of the disk as messages that help.
+
+A file is written beside its place, flushed to disk, then renamed.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
+
+from kedge.core.errors import KedgeError, RunError
 
 
 def fsync_folder(folder: Path) -> None:
@@ -42,3 +51,105 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
+
+
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PARTIAL = re.compile(r"\..+\.\d+\.partial")
+"""The name that `kedge.core.files` gives a file while it writes it."""
+
+
+@contextmanager
+def run_errors(doing: str, path: Path) -> Generator[None]:
+    """Turn an OSError into a RunError about `path`; our own errors pass."""
+    try:
+        yield
+    except KedgeError:
+        raise
+    except OSError as error:
+        raise RunError(f"Cannot {doing} {path}: {explain(error, path)}") from error
+
+
+def explain(error: OSError, path: Path) -> str:
+    if is_disk_full(error):
+        return f"the disk is full ({readable_bytes(free_bytes(path))} free). Free some space, then resume the run."
+    if error.errno in _READ_ONLY:
+        return f"it is read-only for this user ({error.strerror}). Choose a folder that you may write to."
+    return f"{error.strerror or error}."
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """By error number or by text: libraries that write in native code (safetensors) raise errors of their own."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return "No space left on device" in str(error)
+
+
+def clear_partial_files(folder: Path) -> list[str]:
+    """Remove the files that a killed writer had not yet put in place; returns their names."""
+    partial = [path for path in sorted(folder.glob(".*.partial")) if _PARTIAL.fullmatch(path.name) and path.is_file()]
+    with run_errors("clear up", folder):
+        for path in partial:
+            path.unlink()
+    return [path.name for path in partial]
+
+
+def free_bytes(path: Path) -> int:
+    """Free space on the disk that holds `path`, or would hold it."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
+
+
+def readable_bytes(size: int) -> str:
+    """
+    >>> readable_bytes(999), readable_bytes(3 * 1024**3 + 2**29)
+    ('999 bytes', '3.5 GiB')
+    """
+    if size < 1024:
+        return f"{size} bytes"
+    amount = float(size)
+    for unit in ("KiB", "MiB", "GiB"):
+        amount /= 1024
+        if amount < 1024:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1024:.1f} TiB"
+
+
+_BLOCK_BYTES = 1 << 20
+
+
+def hash_bytes(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def hash_json(value: Any) -> str:
+    """Hash of a JSON value; the order of keys does not matter.
+
+    >>> hash_json({"a": 1, "b": 2}) == hash_json({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hash_bytes(text.encode())
+
+
+def hash_file(path: Path) -> str:
+    digest = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_folder(folder: Path, *, suffixes: tuple[str, ...] = ()) -> str:
+    """Hash of names and contents of the files below `folder`; hidden files do not count.
+
+    `suffixes` keeps only files that end so: the weights of a model folder, say.
+    """
+    names = sorted(
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and (not suffixes or path.name.endswith(suffixes))
+    )
+    return hash_json([[name.as_posix(), hash_file(folder / name)] for name in names])

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from kedge.core.chatml import CHATML
 from kedge.core.errors import DataError, ModelError
-from kedge.core.hashing import hash_json
+from kedge.core.files import hash_json
 from kedge.core.suggest import did_you_mean
 from kedge.data.examples import Message, Messages
 from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of, tokens_with_spans

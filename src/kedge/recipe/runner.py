@@ -18,10 +18,9 @@ from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, Plan, connect
 from kedge.report.writing import write_card, write_report
 from kedge.runs.checkpoints import CheckpointSettings
-from kedge.runs.folder import Run, status_of
+from kedge.runs.folder import Run, RunTracker, status_of
 from kedge.runs.lineage import describe, locate
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, new_manifest, read_manifest
-from kedge.runs.tracker import RunTracker
 from kedge.stages.shared.context import Context, Say
 
 

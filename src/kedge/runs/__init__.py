@@ -4,11 +4,10 @@
 """
 
 from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings, Latest
-from kedge.runs.folder import Run, runs_in, status_of
+from kedge.runs.folder import Run, RunTracker, runs_in, status_of
 from kedge.runs.journal import Journal, JournalContents
 from kedge.runs.lineage import Link, describe, lineage, locate
 from kedge.runs.manifest import Artefact, Environment, Manifest, Status, new_manifest, read_manifest
-from kedge.runs.tracker import RunTracker
 
 __all__ = [
     "Artefact",

@@ -13,16 +13,25 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from pydantic import Field
 
 from kedge.core.errors import CheckpointError, KedgeError, RunError
-from kedge.core.files import fsync_folder, write_json
+from kedge.core.files import (
+    clear_partial_files,
+    explain,
+    free_bytes,
+    fsync_folder,
+    hash_file,
+    is_disk_full,
+    readable_bytes,
+    run_errors,
+    write_json,
+)
 from kedge.core.settings import Section
 from kedge.runs import exact_json
-from kedge.runs.disk import clear_partial_files, explain, free_bytes, is_disk_full, readable_bytes, run_errors
-from kedge.runs.manifest import now
-from kedge.runs.sealed import read_sealed, seal, size_of
+from kedge.runs.journal import now
 
 _PINS_NAME = "pins.json"
 _NAME = re.compile(r"step-(\d{6,})")
@@ -240,3 +249,52 @@ class Checkpoints:
 
 def _children(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
+
+
+SEAL_NAME = "checkpoint.json"
+
+
+def seal(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write the list, with `facts` beside it, and flush everything to disk."""
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "hash": hash_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    write_json(folder / SEAL_NAME, exact_json.encode({**facts, "files": files}))
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            fsync_folder(path)
+        elif path.name != SEAL_NAME:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    fsync_folder(folder)
+
+
+def read_sealed(folder: Path, *, check_hashes: bool) -> dict[str, Any]:
+    """The facts, after checking that every listed file has the right size (and hash). Other files are ignored."""
+    path = folder / SEAL_NAME
+    try:
+        facts = cast(dict[str, Any], exact_json.loads(path.read_bytes()))
+        for name, expected in facts.pop("files").items():
+            _check_file(folder / name, expected, check_hashes=check_hashes)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing: the folder was cut off, or copied in part") from error
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}") from error
+    return facts
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _check_file(path: Path, expected: Mapping[str, Any], *, check_hashes: bool) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    if (size := path.stat().st_size) != expected["size"]:
+        raise CheckpointError(f"{path} has {size} bytes instead of {expected['size']}")
+    if check_hashes and hash_file(path) != expected["hash"]:
+        raise CheckpointError(f"{path} has changed since it was written (its hash differs)")

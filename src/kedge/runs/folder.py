@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from kedge.core.errors import RunError
+from kedge.core.files import clear_partial_files, run_errors
 from kedge.core.findings import Level
 from kedge.core.protocols import Metrics
 from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
-from kedge.runs.disk import clear_partial_files, run_errors
-from kedge.runs.journal import Journal
+from kedge.runs.journal import Journal, now
 from kedge.runs.lock import Lock, acquire, held_by
-from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, now, read_manifest, write_manifest
+from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, read_manifest, write_manifest
 
 _RESERVED = ("step", "at")
 
@@ -209,3 +209,25 @@ def _number(name: str, value: Any) -> float:
 
 def _clock() -> float:
     return round(time.time(), 3)
+
+
+_FIELDS = ("level", "code", "message", "step", "evidence")
+
+
+class RunTracker:
+    """`kedge.core.protocols.Tracker` over `metrics.jsonl` and `events.jsonl`. Closing it leaves the run open."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        self._run.log(metrics, step)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """An event as `Run.event` takes it, or a finding as a dict, whose other fields become evidence."""
+        others = {name: value for name, value in event.items() if name not in _FIELDS and value}
+        evidence = {**others, **event.get("evidence", {})}
+        self._run.event(event["level"], event["code"], event["message"], event.get("step"), **evidence)
+
+    def close(self) -> None:
+        pass

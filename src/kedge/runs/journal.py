@@ -10,13 +10,13 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import RunError
-from kedge.core.files import atomic_open
+from kedge.core.files import atomic_open, run_errors
 from kedge.runs import exact_json
-from kedge.runs.disk import run_errors
 
 _BLOCK_BYTES = 1 << 16
 
@@ -26,6 +26,11 @@ class JournalContents:
     records: list[dict[str, Any]]
     is_cut_off: bool
     """The file ends in a line without its newline, which is not among the records."""
+
+
+def now() -> str:
+    """The time as records hold it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Journal:

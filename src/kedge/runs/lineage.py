@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.core.errors import DataError
-from kedge.core.hashing import hash_file, hash_folder
+from kedge.core.files import hash_file, hash_folder
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, read_manifest
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from kedge.core.errors import RunError
-from kedge.runs.disk import run_errors
+from kedge.core.files import run_errors
 
 LOCK_NAME = ".lock"
 _ATTEMPTS, _PAUSE_S = 10, 0.02

@@ -9,7 +9,6 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,10 +18,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 import kedge
 from kedge.core.errors import RunError
-from kedge.core.files import write_json
-from kedge.core.hashing import hash_json
+from kedge.core.files import hash_json, run_errors, write_json
 from kedge.runs import exact_json
-from kedge.runs.disk import run_errors
+from kedge.runs.journal import now
 
 MANIFEST_NAME = "run.json"
 SCHEMA = 1
@@ -120,10 +118,6 @@ def environment(*, device: str) -> Environment:
         git_commit=_git_commit(),
         device=device,
     )
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

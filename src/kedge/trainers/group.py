@@ -16,12 +16,18 @@ from kedge.algorithms import estimate
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import Metrics, PolicyRole, ReferenceRole, Runtime
 from kedge.core.records import Experience, num_rows, take
-from kedge.trainers.control import KLController, RewardShaper, check_kl_limit
-from kedge.trainers.evaluated import EvaluatedRollouts, ScoredRollouts, check_finite, drop_unscored
+from kedge.trainers.evaluated import (
+    EvaluatedRollouts,
+    ScoredRollouts,
+    check_finite,
+    drop_unscored,
+    mean_over_steps,
+    prefixed,
+    rollout_metrics,
+)
 from kedge.trainers.group_methods import METHODS, Credit
 from kedge.trainers.group_settings import TRAITS, GroupConfig, Traits
-from kedge.trainers.metrics import mean_over_steps, prefixed, rollout_metrics
-from kedge.trainers.update import add_kl_and_entropy, minibatches
+from kedge.trainers.shared import KLController, RewardShaper, add_kl_and_entropy, check_kl_limit, minibatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

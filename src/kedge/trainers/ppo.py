@@ -15,11 +15,17 @@ from kedge.algorithms import estimate, gae, policy_loss, scale, shape_rewards, v
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import CriticRole, Metrics, PolicyRole, ReferenceRole, RewardSource, Runtime
 from kedge.core.records import Experience, Rollouts, ValueTargets, num_rows, take
-from kedge.trainers.control import KLController, RewardShaper, check_kl_limit
-from kedge.trainers.evaluated import EvaluatedRollouts, check_finite, drop_unscored
-from kedge.trainers.metrics import explained_variance, mean_over_steps, prefixed, rollout_metrics
+from kedge.trainers.evaluated import (
+    EvaluatedRollouts,
+    check_finite,
+    drop_unscored,
+    explained_variance,
+    mean_over_steps,
+    prefixed,
+    rollout_metrics,
+)
 from kedge.trainers.settings import PolicyLossSettings, PPOConfig
-from kedge.trainers.update import add_kl_and_entropy, minibatches
+from kedge.trainers.shared import KLController, RewardShaper, add_kl_and_entropy, check_kl_limit, minibatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from kedge.core.errors import ModelError
-from kedge.core.hashing import hash_file
+from kedge.core.files import hash_file
 from kedge.data.examples import Message
 from kedge.data.preflight import preflight
 from kedge.data.template import encode_conversation

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from kedge.core.errors import ModelError
-from kedge.core.hashing import hash_folder
+from kedge.core.files import hash_folder
 from kedge.models.forward.heads import at_last, hidden_states
 from kedge.models.forward.lora import base_of, using, with_lora
 from kedge.models.loading.load import load_causal

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError, NumericsError
-from kedge.core.hashing import hash_folder
+from kedge.core.files import hash_folder
 from kedge.core.optimiser import OptimiserSettings, learning_rate
 from kedge.data.batching import TokenSequence, padded
 from kedge.models.forward.lora import base_of, with_lora

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from kedge.core.errors import DataError
-from kedge.core.hashing import hash_folder
+from kedge.core.files import hash_folder
 from kedge.models.loading.tiny import make_tiny
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.runs import Run, new_manifest
-from kedge.runs.tracker import RunTracker
+from kedge.runs.folder import RunTracker
 from kedge.stages.preference.settings import STAGE, PreferenceSettings
 from kedge.stages.preference.train import DisplacementWatch
 from kedge.testing import toy

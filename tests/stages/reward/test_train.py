@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kedge.core.errors import DataError, ModelError
-from kedge.core.hashing import hash_folder
+from kedge.core.files import hash_folder
 from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import load_ensemble
 from kedge.models.reward.reward_files import load

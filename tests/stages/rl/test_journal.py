@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kedge.core.clock import Clock
 from kedge.monitor.detectors.settings import DetectorSettings
+from kedge.runtime.local import Clock
 from kedge.stages.rl.journal import IterationJournal
 from kedge.trainers.settings import KLSettings, ScoreSettings
 

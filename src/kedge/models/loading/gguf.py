@@ -19,8 +19,7 @@ from tokenizers.models import BPE
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from kedge.core.errors import ModelError
-from kedge.core.files import write_json
-from kedge.core.hashing import hash_file
+from kedge.core.files import hash_file, write_json
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

@@ -7,7 +7,7 @@ from hashlib import blake2b
 import torch
 from torch import nn
 
-from kedge.core.hashing import hash_json
+from kedge.core.files import hash_json
 
 
 def module_hash(module: nn.Module, *, without: str = "\0") -> str:

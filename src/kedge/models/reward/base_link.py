@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kedge.core.errors import ModelError
-from kedge.core.hashing import hash_folder
+from kedge.core.files import hash_folder
 
 
 def weights_hash(folder: Path) -> str:

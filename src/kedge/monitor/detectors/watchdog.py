@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge.monitor.alarms import Alarm
-from kedge.monitor.detectors import answer_rules, kl_rules, learning_rules, reward_rules
+from kedge.monitor.detectors.policy_rules import ANSWER_DETECTORS, UPDATE_DETECTORS
+from kedge.monitor.detectors.reward_rules import KL_DETECTORS, REWARD_DETECTORS
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.monitor.detectors.window import RECENT, START, Detector, Window
 
 CATALOGUE: tuple[Detector, ...] = (
-    *kl_rules.DETECTORS,
-    *reward_rules.DETECTORS,
-    *answer_rules.DETECTORS,
-    *learning_rules.DETECTORS,
+    *KL_DETECTORS,
+    *REWARD_DETECTORS,
+    *ANSWER_DETECTORS,
+    *UPDATE_DETECTORS,
 )
 
 REARM = 10

@@ -64,8 +64,8 @@ class Fanout(ForwardingTracker):
 
 def open_trackers(
     own: Tracker, settings_by_kind: Mapping[str, Mapping[str, Any]], *, run_folder: Path, name: str
-) -> Fanout:
-    """`own` with the trackers of a recipe beside it.
+) -> Tracker:
+    """`own` with the trackers of a recipe beside it; `own` itself where there are none.
 
     An unknown name, a missing package or a wrong setting is an error now; a server that cannot be reached is an event.
     """
@@ -81,7 +81,7 @@ def open_trackers(
             raise PluginError(f"tracker '{kind}' needs '{package}': pip install 'kedge[{kind}]'") from error
         except Exception as error:
             own.event(failure_event(kind, error, step=None))
-    return Fanout(own, others)
+    return Fanout(own, others) if others else own
 
 
 def failure_event(name: str, error: Exception, *, step: int | None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from kedge.stages.best_of_n.settings import Distil
 from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer
 from kedge.stages.rl.rounds import Round
 from kedge.stages.shared import loop as training
-from kedge.trainers.metrics import sampled_tokens
+from kedge.trainers.evaluated import sampled_tokens
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.group.settings import GroupSettings
 from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
-from kedge.trainers.control import KLExceeded
 from kedge.trainers.group import GroupRoles, iteration
 from kedge.trainers.group_settings import TRAITS
+from kedge.trainers.shared import KLExceeded
 
 
 def train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:

@@ -12,8 +12,8 @@ from kedge.stages.ppo.settings import PPOSettings
 from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
-from kedge.trainers.control import KLExceeded
 from kedge.trainers.ppo import PPORoles, iteration
+from kedge.trainers.shared import KLExceeded
 
 
 def train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:

@@ -19,8 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from kedge.core.errors import CheckpointError
-from kedge.core.files import atomic_open
-from kedge.core.hashing import hash_bytes, hash_json
+from kedge.core.files import atomic_open, hash_bytes, hash_json
 from kedge.data.answer_batching import Answers, answer_batches
 from kedge.data.batching import TokenSequence
 from kedge.models.loading.cache import cache_root

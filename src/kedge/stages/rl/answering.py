@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kedge.core.files import write_json
-from kedge.core.hashing import hash_folder, hash_json
+from kedge.core.files import hash_folder, hash_json, write_json
 from kedge.core.records import Rollouts, joined, to_device
 from kedge.data.examples import Messages
 from kedge.data.template import encode_prompt, stop_ids, template_hash

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kedge.core.clock import Clock
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, num_rows
 from kedge.monitor.detectors.watchdog import Watchdog
 from kedge.rewards.build import Reward
+from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded
 from kedge.stages.rl.settings import RLSettings
 from kedge.stages.shared.context import Context
-from kedge.trainers.evaluated import EvaluatedRollouts
-from kedge.trainers.metrics import sampled_tokens
+from kedge.trainers.evaluated import EvaluatedRollouts, sampled_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, ModelError
-from kedge.core.hashing import hash_json
+from kedge.core.files import hash_json
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Role

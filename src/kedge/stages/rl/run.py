@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from kedge.core.clock import Clock
 from kedge.core.errors import ContractStop, NumericsError, RewardError
 from kedge.core.loss import masked
 from kedge.core.protocols import Metrics
@@ -32,6 +31,7 @@ from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.stream import Generator as AnswerGenerator
 from kedge.rollout.stream import stream
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
+from kedge.runtime.local import Clock
 from kedge.stages.rl.journal import IterationJournal
 from kedge.stages.rl.prompts import PromptDataset, read_prompts
 from kedge.stages.rl.reward import decoded
@@ -41,8 +41,8 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad
 from kedge.stages.shared.tokenizer import tokenizer_for
-from kedge.trainers.control import KLController, KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.evaluated import EvaluatedRollouts
+from kedge.trainers.shared import KLController, KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.supervised import MAX_BAD_STEPS
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ Shape letters: B sequences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from kedge.algorithms import (
@@ -17,11 +18,14 @@ from kedge.algorithms import (
     FixedKL,
     RunningMoments,
     clip_scores,
+    estimate,
     missing_eos_penalty,
     missing_eos_score,
     overlong_penalty,
 )
 from kedge.core.errors import ContractStop
+from kedge.core.loss import ItemLoss
+from kedge.core.records import Experience
 from kedge.trainers.evaluated import EvaluatedRollouts
 from kedge.trainers.settings import KLSettings, ScoreSettings
 
@@ -101,3 +105,37 @@ class RewardShaper:
     def load(self, state: Mapping[str, Any]) -> None:
         self.moments.load(state["moments"])
         self.returns.load(state["returns"])
+
+
+class Passes(Protocol):
+    """Settings that say how often a batch is learnt from."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def minibatches(self) -> int: ...
+
+
+def minibatches(rows: int, cfg: Passes, *, seed: int) -> Iterable[Tensor]:
+    """The rows of every optimiser step: a new permutation each epoch, cut into parts that differ by at most one."""
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(cfg.epochs):
+        order_B = torch.randperm(rows, generator=rng)
+        yield from (part for part in order_B.tensor_split(min(cfg.minibatches, rows)))
+
+
+def add_kl_and_entropy(
+    item: ItemLoss,
+    logp_BT: Tensor,
+    entropy_BT: Tensor,
+    experience: Experience,
+    *,
+    kl: KLSettings,
+    coef: float,
+    entropy: float,
+) -> ItemLoss:
+    """loss − entropy · H, and + coef · KL(policy ‖ reference) under `kl.where: loss`; statistics stay as they are."""
+    loss_BT = item.loss_BT - entropy * entropy_BT
+    if kl.where == "loss":
+        loss_BT = loss_BT + coef * estimate(logp_BT, experience.ref_logp_BT, kind=kl.kind)
+    return replace(item, loss_BT=loss_BT)
