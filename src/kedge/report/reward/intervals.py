@@ -12,7 +12,7 @@ from math import sqrt
 
 import numpy as np
 
-from kedge.core import shares
+from kedge.core import stats
 from kedge.core.seeds import seed_for
 from kedge.report.reward.records import Floats, Ints
 
@@ -49,7 +49,7 @@ class Share:
 
 
 def wilson(right: float, n: int) -> Interval:
-    low, high = shares.wilson(right, n)
+    low, high = stats.wilson(right, n)
     return Interval(low=low, high=high)
 
 

@@ -9,17 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from kedge.core.errors import DataError
-from kedge.evaluate.compare import evaluate
-from kedge.evaluate.preferences import preferences
-from kedge.evaluate.records import Scored
-from kedge.evaluate.table import lines
+from kedge.evaluate.answers import ModelAnswer, preferences
+from kedge.evaluate.evaluation import evaluate, table_lines
 
-Make = Callable[..., Scored]
+Make = Callable[..., ModelAnswer]
 NAN = math.nan
 
 
 @pytest.fixture
-def answers(scored: Make) -> list[Scored]:
+def answers(scored: Make) -> list[ModelAnswer]:
     return [
         scored("sft", 0, 1.0, tokens=(1, 2, 1, 2, 1, 2, 1)),
         scored("sft", 1, 2.0, tokens=(1, 2), is_finished=False),
@@ -32,7 +30,7 @@ def answers(scored: Make) -> list[Scored]:
     ]
 
 
-def test_each_model_by_itself(answers: list[Scored]) -> None:
+def test_each_model_by_itself(answers: list[ModelAnswer]) -> None:
     found = evaluate(answers, tie=0.0, seed=1)
     sft, ppo = found.models["sft"], found.models["ppo"]
     assert (found.baseline, found.prompts) == ("sft", 4)
@@ -52,7 +50,7 @@ def test_each_model_by_itself(answers: list[Scored]) -> None:
     assert sft.kl is None
 
 
-def test_two_models_are_compared_where_both_have_a_score(answers: list[Scored]) -> None:
+def test_two_models_are_compared_where_both_have_a_score(answers: list[ModelAnswer]) -> None:
     found = evaluate(answers, tie=0.0, seed=1).comparisons["ppo"]["reward"]
     # Prompt 0 is won, 1 is tied, 2 is lost, 3 has no score of sft.
     assert (found.win_rate.wins, found.win_rate.ties, found.win_rate.losses) == pytest.approx((1 / 3,) * 3)
@@ -108,13 +106,13 @@ def test_all_of_it_is_json_and_a_source_without_scores_says_nothing(scored: Make
     kept = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert kept["models"]["a"]["scores"] == {"reward": {"mean": None, "unscored": 1}}
     assert kept["comparisons"] == {"b": {}}
-    assert "–" in "\n".join(lines(found))
+    assert "–" in "\n".join(table_lines(found))
 
 
-def test_the_table_has_a_column_a_model(answers: list[Scored]) -> None:
-    told = lines(evaluate(answers, tie=0.0, seed=1))
-    assert told[0].split() == ["sft", "ppo"]
-    by_title = {line.partition("  ")[0]: line for line in told}
+def test_the_table_has_a_column_a_model(answers: list[ModelAnswer]) -> None:
+    table = table_lines(evaluate(answers, tie=0.0, seed=1))
+    assert table[0].split() == ["sft", "ppo"]
+    by_title = {line.partition("  ")[0]: line for line in table}
     assert by_title["reward, mean"].split()[2] == "2.667"
     assert "50.0% [" in by_title["reward, win rate over sft"]
     assert by_title["reward, ties"].split()[-1] == "33.3%"
