@@ -8,8 +8,8 @@ from kedge.core.errors import ConfigError
 from kedge.core.files import write_text
 from kedge.core.suggest import did_you_mean
 from kedge.report.card import last_values, model_card
-from kedge.report.run.html import render_run
-from kedge.report.run.records import read_run
+from kedge.report.run.page import render_run
+from kedge.report.run.run_records import read_run
 from kedge.runs.folder import Run, runs_in
 from kedge.runs.manifest import MANIFEST_NAME
 

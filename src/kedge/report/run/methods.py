@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from kedge.report.words import listed
 
 _METHODS = {"grpo": "GRPO", "dr_grpo": "Dr. GRPO", "remax": "ReMax", "simpo": "SimPO"}
 """Names that are not written in capitals throughout."""
@@ -12,18 +14,10 @@ _WITHOUT_REFERENCE = ("orpo", "simpo", "cpo")
 
 def what_was_run(kind: str, settings: Mapping[str, Any]) -> str:
     """One sentence from the settings of a stage."""
-    if kind in _TELLERS:
-        return _TELLERS[kind](settings)
+    if kind in _SENTENCES:
+        return _SENTENCES[kind](settings)
     start = f" starting from {_named(settings['from'])}" if settings.get("from") else ""
     return f"A stage of kind `{kind}`{start}."
-
-
-def listed(parts: Sequence[str]) -> str:
-    """
-    >>> listed(["a", "b", "c"]), listed(["a"])
-    ('a, b and c', 'a')
-    """
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
 def _named(value: Any) -> str:
@@ -36,7 +30,7 @@ def _named(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a reward of kind `{value.get('kind', '?')}`"
     if isinstance(value, (list, tuple)):
-        return listed([f"`{one}`" for one in value]) if value else "nothing"
+        return listed([f"`{part}`" for part in value]) if value else "nothing"
     return f"`{value}`"
 
 
@@ -64,19 +58,19 @@ def _group(of: Mapping[str, Any]) -> str:
 
 def _on_rollouts(of: Mapping[str, Any], *, rivals: str = "") -> str:
     answers = "one answer" if of.get("answers") == 1 else f"{of.get('answers')} answers"
-    told = (
+    sentence = (
         f"the policy {_named(of.get('from'))} is improved against {_named(of.get('reward'))} on prompts of "
         f"{_named(of.get('prompts'))}, {of.get('iterations')} iterations of {of.get('batch')} prompts × "
         f"{answers}{rivals}"
     )
     kl = of.get("kl") or {}
     is_held = kl.get("start", 1) > 0 or kl.get("limit") is not None
-    told += ", while its reference holds it" if is_held else ", and nothing holds it to its reference"
+    sentence += ", while its reference holds it" if is_held else ", and nothing holds it to its reference"
     if kl.get("target") is not None:
-        told += f" near a KL of {kl['target']:g} nats a sequence"
+        sentence += f" near a KL of {kl['target']:g} nats a sequence"
     if kl.get("limit") is not None:
-        told += f" (past {kl['limit']:g} it {'goes back' if kl.get('on_limit') == 'rollback' else 'stops'})"
-    return told
+        sentence += f" (past {kl['limit']:g} it {'goes back' if kl.get('on_limit') == 'rollback' else 'stops'})"
+    return sentence
 
 
 def _preference(of: Mapping[str, Any]) -> str:
@@ -138,7 +132,7 @@ def _method(of: Mapping[str, Any]) -> str:
     return _METHODS.get(_kind(of), _kind(of).upper())
 
 
-_TELLERS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+_SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "sft": _sft,
     "reward": _reward,
     "ppo": _ppo,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.core.pages import marked, render_page
+from kedge.report.pages import marked, render_page
 
 
 @pytest.fixture

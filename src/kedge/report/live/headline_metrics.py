@@ -1,4 +1,4 @@
-"""The few numbers that are looked at while a run goes on, and how long it will still take."""
+"""The headline metrics of a running stage, its progress, and how long it will still take."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from kedge.report.run.records import Record, RunRecord, StageRecord
+from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import duration, short
 
-VITAL_NAMES = {
+HEADLINE_NAMES = {
     "reward/mean": "reward",
     "gold/mean": "gold",
     "kl/mean": "KL",
@@ -26,7 +26,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vital:
+class HeadlineMetric:
     name: str
     values: tuple[float, ...]
 
@@ -50,27 +50,27 @@ class Progress:
         >>> Progress(step=20, total=50, seconds_a_step=1.5, seconds_left=45.0, tokens_a_second=900.0).in_words()
         'step 20 of 50 · 1.5 s a step · 900 tokens/s · 45 s left'
         """
-        told = [f"step {self.step:,}" + (f" of {self.total:,}" if self.total else "")]
+        parts = [f"step {self.step:,}" + (f" of {self.total:,}" if self.total else "")]
         if self.seconds_a_step is not None:
-            told.append(f"{duration(self.seconds_a_step)} a step")
+            parts.append(f"{duration(self.seconds_a_step)} a step")
         if self.tokens_a_second is not None:
-            told.append(f"{self.tokens_a_second:,.0f} tokens/s")
+            parts.append(f"{self.tokens_a_second:,.0f} tokens/s")
         if self.seconds_left is not None:
-            told.append(f"{duration(self.seconds_left)} left")
-        return " · ".join(told)
+            parts.append(f"{duration(self.seconds_left)} left")
+        return " · ".join(parts)
 
 
-def vitals(stage: StageRecord) -> list[Vital]:
-    """Those of the usual numbers that this stage logs."""
+def headline_metrics(stage: StageRecord) -> list[HeadlineMetric]:
+    """Those of the headline metrics that this stage logs."""
     return [
-        Vital(name=label, values=values)
-        for name, label in VITAL_NAMES.items()
+        HeadlineMetric(name=label, values=values)
+        for name, label in HEADLINE_NAMES.items()
         if (values := tuple(record[name] for record in stage.metrics if name in record))
     ]
 
 
 def progress(stage: StageRecord) -> Progress | None:
-    """How far, how fast, how long: from the clock of the last steps. None before the first one."""
+    """Steps done, speed and time left, from the clock of the last steps; None before the first one."""
     if not stage.metrics:
         return None
     step = int(stage.metrics[-1]["step"])
@@ -85,12 +85,12 @@ def progress(stage: StageRecord) -> Progress | None:
     )
 
 
-def current(run: RunRecord, wanted: str = "") -> StageRecord | None:
-    """The stage to look at: the one that is asked for, else the one that runs, else the last that learnt anything."""
-    asked = [stage for stage in run.stages if stage.name == wanted]
+def current_stage(run: RunRecord, name: str = "") -> StageRecord | None:
+    """The stage to show: the one of that name, else the one that is running, else the last that has metrics."""
+    named = [stage for stage in run.stages if stage.name == name]
     running = [stage for stage in run.stages if stage.status == "running"]
-    learnt = [stage for stage in run.stages if stage.metrics]
-    return (asked or running or learnt or list(run.stages) or [None])[-1]
+    trained = [stage for stage in run.stages if stage.metrics]
+    return (named or running or trained or list(run.stages) or [None])[-1]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

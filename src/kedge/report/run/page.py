@@ -1,28 +1,27 @@
 """The report of a run as one page that opens anywhere, without a network. Everything that comes from data is escaped.
 
-What each part says is decided in the files beside this one; here they only come together.
+The files beside this one make its parts; here they only come together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
 
 from kedge.core.findings import Level
-from kedge.core.pages import render_page
 from kedge.monitor.doctor import Diagnosis, History, diagnose
 from kedge.report.charts import svg
-from kedge.report.run import tables, telling
-from kedge.report.run.cost import Cost, cost_of
+from kedge.report.pages import asset, render_page
+from kedge.report.run import summary, tables
 from kedge.report.run.curves import plots
-from kedge.report.run.evaluation import evaluation_table
-from kedge.report.run.overoptimised import gold_plot
-from kedge.report.run.records import Record, RunRecord, StageRecord
+from kedge.report.run.methods import what_was_run
+from kedge.report.run.overoptimisation import gold_plot
+from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.run.samples import Samples, compare
+from kedge.report.run.tables import Cost, cost_of
 from kedge.report.words import amount, duration
 
 _CURVES_IN_SIGHT = 8
@@ -30,7 +29,7 @@ _CURVES_IN_SIGHT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePage:
-    """All that the page says about one stage."""
+    """The part of the page on one stage."""
 
     record: StageRecord
     what: str
@@ -52,19 +51,18 @@ def render_run(run: RunRecord) -> str:
         "kedge.report.run",
         "page.html.j2",
         run=run,
-        headline=telling.headline(run),
+        headline=summary.headline(run),
         level=_level(pages),
         verdict=_verdict(pages),
-        outcomes=list(telling.outcomes(run)),
+        outcomes=list(summary.outcomes(run)),
         tiles=_tiles(run, pages),
         stages=pages,
         tables=tables,
         origins=tables.origins(run),
-        own_style=Markup(_own("page.css", "kedge.report.run") + _own("chart.css", "kedge.report.charts")),
-        script=svg.script(),
-        evaluation_table=evaluation_table,
-        told_evidence=evidence_text,
-        status_words=telling.STATUS_WORDS,
+        own_style=asset("kedge.report.run", "page.css"),
+        script=asset("kedge.report.charts", "chart.js"),
+        evidence_text=evidence_text,
+        status_words=summary.STATUS_WORDS,
         duration=duration,
         amount=amount,
     )
@@ -75,18 +73,17 @@ def stage_page(stage: StageRecord) -> StagePage:
     if gold := gold_plot(stage.metrics):
         shown.insert(1, gold)  # beside the reward
     figures = [svg.figure(plot) for plot in shown]
-    told = [event for event in stage.events if event["level"] != "ok"]
     return StagePage(
         record=stage,
-        what=telling.what_was_run(stage.kind, stage.settings),
-        happened=tuple(telling.what_happened(stage)),
+        what=what_was_run(stage.kind, stage.settings),
+        happened=tuple(summary.what_happened(stage)),
         diagnosis=diagnosis_of(stage),
         figures=tuple(figures[:_CURVES_IN_SIGHT]),
         more_figures=tuple(figures[_CURVES_IN_SIGHT:]),
         samples=compare(stage.samples),
         cost=cost_of(stage),
-        notable=tuple(event for event in told if event["level"] in ("warning", "fatal")),
-        infos=tuple(event for event in told if event["level"] == "info"),
+        notable=tuple(event for event in stage.events if event["level"] in ("warning", "fatal")),
+        infos=tuple(event for event in stage.events if event["level"] == "info"),
     )
 
 
@@ -111,7 +108,7 @@ def _level(pages: Sequence[StagePage]) -> Level:
 
 
 def _verdict(pages: Sequence[StagePage]) -> list[tuple[str, str]]:
-    """The doctor's word on each stage that is not well, or one word on all of them."""
+    """The doctor's verdict on each stage that is not healthy, or one sentence on all of them."""
     ill = [(page.record.name, page.diagnosis.verdict) for page in pages if not page.diagnosis.is_healthy]
     if ill or len(pages) == 1:
         return ill or [(pages[0].record.name, pages[0].diagnosis.verdict)]
@@ -131,11 +128,7 @@ def _tiles(run: RunRecord, pages: Sequence[StagePage]) -> list[tuple[str, str]]:
     ]
 
 
-def _own(name: str, package: str) -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")
-
-
 def evidence_text(event: Record) -> str:
-    """The evidence of an event without what is said in words elsewhere."""
+    """The evidence of an event without the parts that have sentences of their own."""
     evidence: dict[str, Any] = event.get("evidence") or {}
     return ", ".join(f"{name} {value}" for name, value in evidence.items() if name not in ("cause", "advice", "fix"))

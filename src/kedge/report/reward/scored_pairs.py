@@ -1,4 +1,4 @@
-"""What the report reads: held-out pairs with their scores, and the same as columns.
+"""Held-out pairs with their scores, which a reward report is made from, and the same as columns.
 
 Shape letters: B pairs, K members of the ensemble. Differences are always chosen minus rejected.
 """
@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kedge.core.errors import ConfigError, DataError, NumericsError
+from kedge.core.stats import Floats, Ints
 from kedge.core.suggest import did_you_mean
 
 Combine = Literal["mean", "worst", "uncertainty"]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

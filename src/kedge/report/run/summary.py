@@ -1,6 +1,6 @@
-"""The story of a stage in words: what became of it, and how far its main numbers moved. `methods` says what was run.
+"""A run and its stages summarised in sentences: how each ended, and how far its main numbers moved.
 
-Whether it was healthy is the doctor's to say (`kedge.monitor.doctor`); this file only words what is written down.
+`methods` says what was run, `kedge.monitor.doctor` whether it was healthy.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from kedge.report.run.methods import listed, what_was_run
-from kedge.report.run.records import Record, RunRecord, StageRecord
-from kedge.report.words import number, short
+from kedge.report.run.methods import what_was_run
+from kedge.report.run.run_records import Record, RunRecord, StageRecord
+from kedge.report.words import listed, number, percent, short
 from kedge.runs.manifest import Status
 
 STATUS_WORDS: Mapping[Status, str] = {
@@ -36,49 +36,49 @@ def what_happened(stage: StageRecord) -> Iterator[str]:
 
 
 def headline(run: RunRecord) -> str:
-    """What the page says under its title."""
+    """The sentence under the title of the page."""
     if not run.is_pipeline:
         return what_was_run(run.stages[0].kind, run.stages[0].settings)
     names = [stage.name for stage in run.stages]
     count = len(names) + len(run.unstarted)
-    told = f"A pipeline of {count} stage{'' if count == 1 else 's'} on `{run.manifest.settings.get('model', '?')}`"
+    pipeline = f"A pipeline of {count} stage{'' if count == 1 else 's'} on `{run.manifest.settings.get('model', '?')}`"
     if not names:
-        return f"{told}; none has begun."
+        return f"{pipeline}; none has begun."
     rest = f"; not begun: {', '.join(run.unstarted)}" if run.unstarted else ""
-    return f"{told}: {', '.join(names)}{rest}."
+    return f"{pipeline}: {', '.join(names)}{rest}."
 
 
 def outcomes(run: RunRecord) -> Iterator[str]:
-    """What a pipeline achieved, a sentence for each stage that has something to show. A stage alone tells its own."""
+    """The results of a pipeline, a sentence for each stage that has some; none for a stage on its own."""
     if not run.is_pipeline:
         return
     for stage in run.stages:
         if stage.evaluation is not None:
             yield from _wins(stage.evaluation)
         elif stage.reward_report is not None:
-            told = _share(stage.reward_report["accuracy"], "value")
-            yield f"The reward model of `{stage.name}` is right on {told} of held-out pairs."
+            accuracy = _share(stage.reward_report["accuracy"], "value")
+            yield f"The reward model of `{stage.name}` is right on {accuracy} of held-out pairs."
         elif moves := _moves(stage.metrics):
             yield f"In `{stage.name}`, {listed(moves[:3])}."
 
 
 def _wins(evaluation: Record) -> Iterator[str]:
     for model, sources in evaluation["comparisons"].items():
-        for source, found in sources.items():
-            told = _share(found["win_rate"], "rate")
+        for source, comparison in sources.items():
+            win_rate = comparison["win_rate"]
             yield (
-                f"Judged by {source}, `{model}` wins over `{evaluation['baseline']}` on {told} of "
-                f"{found['win_rate']['prompts']:,} prompts."
+                f"Judged by {source}, `{model}` wins over `{evaluation['baseline']}` on {_share(win_rate, 'rate')} of "
+                f"{win_rate['prompts']:,} prompts."
             )
 
 
-def _share(found: Mapping[str, Any], middle: str) -> str:
+def _share(share: Mapping[str, Any], middle: str) -> str:
     """
     >>> _share({"rate": 0.86, "low": 0.75, "high": 0.94}, "rate")
     '86.0 % (95 % interval 75.0 to 94.0)'
     """
-    value, low, high = (number(100 * found[key], 1) for key in (middle, "low", "high"))
-    return f"{value} % (95 % interval {low} to {high})"
+    low, high = (number(100 * share[key], 1) for key in ("low", "high"))
+    return f"{percent(share[middle])} (95 % interval {low} to {high})"
 
 
 def ends(metrics: Sequence[Record], name: str) -> tuple[float, float] | None:
@@ -107,7 +107,8 @@ _MOVES = {
 
 
 def _moves(metrics: Sequence[Record]) -> list[str]:
-    return [told for name, (noun, unit) in _MOVES.items() if (told := _move(metrics, name, noun, unit))]
+    moves = (_move(metrics, name, noun, unit) for name, (noun, unit) in _MOVES.items())
+    return [move for move in moves if move]
 
 
 def _move(metrics: Sequence[Record], name: str, noun: str, unit: str) -> str:
@@ -115,10 +116,10 @@ def _move(metrics: Sequence[Record], name: str, noun: str, unit: str) -> str:
     >>> _move([{"kl/mean": 0.5}, {"kl/mean": 6.0}], "kl/mean", "the KL", "nats")
     'the KL rose from 0.5 to 6 nats'
     """
-    found = ends(metrics, name)
-    if found is None:
+    both = ends(metrics, name)
+    if both is None:
         return ""
-    first, last = (short(round(value, 4)) for value in found)
+    first, last = (short(round(value, 4)) for value in both)
     if first == last:
         return f"{noun} stayed at {first} {unit}".rstrip()
-    return f"{noun} {'rose' if found[1] > found[0] else 'fell'} from {first} to {last} {unit}".rstrip()
+    return f"{noun} {'rose' if both[1] > both[0] else 'fell'} from {first} to {last} {unit}".rstrip()

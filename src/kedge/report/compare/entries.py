@@ -1,4 +1,4 @@
-"""Which stage of a run is compared, and what else on disk speaks about it: its evaluation, its best-of-N curve.
+"""The entries of a comparison: the stage of each run that is compared, with its evaluation and its best-of-N curve.
 
 A pipeline stands for the last of its stages that trained a policy. Nothing is changed.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.core.errors import ConfigError, RunError
-from kedge.report.run.records import Record, StageRecord, read_run
+from kedge.report.run.run_records import Record, StageRecord, read_run
 from kedge.runs.folder import runs_in
 
 BEST_OF = "best-of.json"
@@ -43,16 +43,16 @@ class Entry:
 
     @property
     def method(self) -> str:
-        """What a recipe calls it: the stage's kind, or its method where it has several, and whether it was online."""
+        """Its name in a recipe: the stage's kind, or its method where it has several, and whether it was online."""
         method: Any = self.stage.settings.get("method")
         name = method.get("kind") if isinstance(method, Mapping) else method
         return f"{'online ' if self.stage.settings.get('online') else ''}{name or self.stage.kind}"
 
 
 def read_entries(folders: Sequence[Path]) -> list[Entry]:
-    """The runs in their order, under names that tell them apart."""
-    found = [(folder, *_stages(folder)) for folder in folders]
-    labels = _labels([(folder, stage) for folder, stage, _ in found])
+    """The runs in their order, under names that distinguish them."""
+    runs = [(folder, *_stages(folder)) for folder in folders]
+    labels = _labels([(folder, stage) for folder, stage, _ in runs])
     return [
         Entry(
             label=label,
@@ -60,19 +60,19 @@ def read_entries(folders: Sequence[Path]) -> list[Entry]:
             evaluated=_evaluated(stage, around),
             best_of=_best_of(stage.folder / BEST_OF),
         )
-        for label, (_, stage, around) in zip(labels, found, strict=True)
+        for label, (_, stage, around) in zip(labels, runs, strict=True)
     ]
 
 
 def _stages(folder: Path) -> tuple[StageRecord, Sequence[StageRecord]]:
-    """The stage that is meant, and all stages of its pipeline."""
+    """The stage to compare, and all stages of its pipeline."""
     run = read_run(folder)
     if not run.is_pipeline:
         stage = run.stages[0]
         if stage.kind in _NO_POLICY:
             raise ConfigError(f"{folder} is a stage of kind {stage.kind}, which trains no policy; name one that does")
         beside = [child for child in runs_in(folder.resolve().parent) if child != folder.resolve()]
-        return stage, [stage, *(found for child in beside for found in read_run(child).stages)]
+        return stage, [stage, *(other for child in beside for other in read_run(child).stages)]
     trained = [stage for stage in run.stages if stage.kind not in _NO_POLICY]
     if not trained:
         raise ConfigError(f"{folder}: no stage of this pipeline has trained a policy yet; run it first")
@@ -89,11 +89,16 @@ def _evaluated(stage: StageRecord, around: Sequence[StageRecord]) -> Evaluated |
 
 
 def _measure(evaluation: StageRecord) -> tuple[str, ...]:
-    """Prompts by their content, and who scored: by content where it is a model, by its settings else."""
-    hashes = [f"{one.name} {one.hash}" for one in evaluation.manifest.inputs if one.name != "models"]
-    settings = [f"{name} {evaluation.settings.get(name)}" for name in ("reward", "gold") if name in evaluation.settings]
-    is_named = {one.name.partition(".")[0] for one in evaluation.manifest.inputs}
-    return tuple(sorted([*hashes, *(one for one in settings if one.partition(" ")[0] not in is_named)]))
+    """The prompts by content, and the sources of scores: by content where they are models, else by their settings."""
+    inputs = evaluation.manifest.inputs
+    hashes = [f"{artefact.name} {artefact.hash}" for artefact in inputs if artefact.name != "models"]
+    hashed = {artefact.name.partition(".")[0] for artefact in inputs}
+    settings = [
+        f"{name} {evaluation.settings.get(name)}"
+        for name in ("reward", "gold")
+        if name in evaluation.settings and name not in hashed
+    ]
+    return tuple(sorted([*hashes, *settings]))
 
 
 def _best_of(path: Path) -> Record | None:
@@ -103,14 +108,14 @@ def _best_of(path: Path) -> Record | None:
         raise RunError(f"{path} is not JSON ({error}). Remove it, or let its stage write it again.") from error
 
 
-def _labels(found: Sequence[tuple[Path, StageRecord]]) -> list[str]:
+def _labels(runs: Sequence[tuple[Path, StageRecord]]) -> list[str]:
     """The shortest of stage, run/stage and folder that differs from run to run."""
-    ways = (
-        [stage.name for _, stage in found],
-        [f"{stage.manifest.name}/{stage.name}" for _, stage in found],
-        [str(folder) for folder, _ in found],
+    candidates = (
+        [stage.name for _, stage in runs],
+        [f"{stage.manifest.name}/{stage.name}" for _, stage in runs],
+        [str(folder) for folder, _ in runs],
     )
-    for labels in ways:
+    for labels in candidates:
         if len(set(labels)) == len(labels):
             return labels
-    raise ConfigError(f"{', '.join(ways[-1])}: a run is named twice; name each once")
+    raise ConfigError(f"{', '.join(candidates[-1])}: a run is named twice; name each once")

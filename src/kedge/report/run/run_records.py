@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ class StageRecord:
     reward_report: Record | None
     evaluation: Record | None
     missing: tuple[str, ...]
-    """What a reader might look for and why it is not there, a sentence each."""
+    """Parts that a reader may look for and why they are absent, a sentence each."""
 
     @property
     def name(self) -> str:
@@ -71,7 +72,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Everything that a report tells, from disk."""
+    """Everything that a report needs, from disk."""
     run = Run.open(folder, for_writing=False)
     if run.manifest.kind != "pipeline":
         stage = _read_stage(folder)
@@ -95,8 +96,8 @@ def _read_stage(folder: Path) -> StageRecord:
     journals = {name: journal.read() for name, journal in _journals(run).items()}
     half = [
         f"{name}.jsonl ends in half a line, which is left out: its writer was killed, or is at work just now"
-        for name, found in journals.items()
-        if found.is_cut_off
+        for name, journal in journals.items()
+        if journal.is_cut_off
     ]
     record = StageRecord(
         folder=folder,
@@ -130,13 +131,18 @@ def _missing(record: StageRecord) -> Iterator[str]:
         yield "there is no model/ folder: it was moved or removed after the run"
 
 
+def is_number(value: object) -> bool:
+    """Whether a value of a record is a finite number: what was not finite is written down as it was."""
+    return isinstance(value, (int, float)) and isfinite(value)
+
+
 def _json(path: Path) -> Record | None:
     try:
-        found: Any = json.loads(path.read_bytes())
+        content: Any = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise RunError(f"{path} is not JSON ({error}). Remove it, or let its stage write it again.") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path} is a {type(found).__name__}, not an object. Let its stage write it again.")
-    return cast(Record, found)
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is a {type(content).__name__}, not an object. Let its stage write it again.")
+    return cast(Record, content)

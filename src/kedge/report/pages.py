@@ -1,6 +1,6 @@
 """HTML pages that look alike and stand alone: one stylesheet, inlined; no script, font or picture from outside.
 
-What comes from data is escaped. Left out: what a page says, which is its own template's.
+Everything that comes from data is escaped. What a page says is in its own template.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ def render_page(package: str, template: str, **values: Any) -> str:
     """The page that `template`, a file of `package`, makes of `values`; it puts `{{ style }}` into its head."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["marked"] = marked
-    # Ours, not data: quotes in it must stay quotes.
-    style = Markup(_text("kedge.core", "page.css"))
+    style = asset("kedge.report", "page.css") + asset("kedge.report.charts", "chart.css")
     return environment.from_string(_text(package, template)).render(style=style, **values)
+
+
+def asset(package: str, name: str) -> Markup:
+    """A style or script of ours: it is not data, so its quotes stay quotes."""
+    return Markup(_text(package, name))
 
 
 def marked(text: str) -> Markup:

@@ -1,7 +1,7 @@
-"""Is it length? The rule "the longer wins" on the same pairs, and how closely the scores follow the lengths.
+"""Length bias of a reward model: the rule "the longer wins" on the same pairs, and correlations of score and length.
 
-A model that only counts tokens is as accurate as the data are biased. It gives itself away on the pairs where the rule
-fails, so the mean of the accuracies on both kinds of pairs (balanced accuracy) is blind to length.
+A model that only counts tokens is as accurate as the data are biased, but fails on the pairs where the rule is wrong,
+so the mean of the accuracies on both kinds of pairs (balanced accuracy) is blind to length.
 """
 
 from __future__ import annotations
@@ -10,9 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.report.reward.bins import quantile_groups
-from kedge.report.reward.intervals import Estimate, Share, mean_of, middle, share, share_or_none
-from kedge.report.reward.records import Columns, Floats, won
+from kedge.core.stats import Floats, pearson, spearman
+from kedge.report.reward.accuracy import (
+    Estimate,
+    Share,
+    mean_of,
+    mean_of_shares,
+    quantile_groups,
+    share,
+    share_or_none,
+)
+from kedge.report.reward.scored_pairs import Columns, won
 
 _BINS = 8
 
@@ -75,7 +83,7 @@ def length_bias(data: Columns) -> LengthBias:
         longer_chosen=chosen,
         longer_rejected=rejected,
         equal=_contest(data, longer_B, 0.5),
-        balanced=middle(chosen.model, rejected.model) if chosen and rejected else None,
+        balanced=mean_of_shares(chosen.model, rejected.model) if chosen and rejected else None,
         gain_over_longer=mean_of(data.correct_B - longer_B, data.prompt_B),
         gain_over_shorter=mean_of(data.correct_B - (1 - longer_B), data.prompt_B),
         score_pearson=pearson(score_A, length_A),
@@ -84,32 +92,6 @@ def length_bias(data: Columns) -> LengthBias:
         difference_spearman=spearman(data.difference_B, data.gap_B),
         bins=tuple(_bins(score_A, length_A)),
     )
-
-
-def pearson(x: Floats, y: Floats) -> float | None:
-    """
-    >>> pearson(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])), pearson(np.array([1.0, 2.0]), np.ones(2))
-    (1.0, None)
-    """
-    if not np.ptp(x) or not np.ptp(y):
-        return None
-    x, y = x - x.mean(), y - y.mean()
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of very large or small numbers leave the range of floats
-    return float(np.clip((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()), -1.0, 1.0))
-
-
-def spearman(x: Floats, y: Floats) -> float | None:
-    """Pearson's correlation of the ranks; equal numbers share the mean of their ranks."""
-    return pearson(ranks(x), ranks(y))
-
-
-def ranks(x: Floats) -> Floats:
-    """
-    >>> ranks(np.array([7.0, 3.0, 7.0, 9.0])).tolist()
-    [2.5, 1.0, 2.5, 4.0]
-    """
-    _, place, count = np.unique(x, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
 
 
 def _contest(data: Columns, longer_B: Floats, rule: float) -> Contest | None:
