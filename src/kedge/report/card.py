@@ -76,11 +76,11 @@ def model_card(
         what_was_run(manifest.kind, manifest.settings),
         *([verdict] if verdict else []),
         *_section("How to load it", [_code("python", _LOADING[_task(manifest)])]),
-        *_section("What went in", _data(manifest.inputs)),
+        *_section("What went in", _inputs(manifest.inputs)),
         *_section("What was measured", _measured(metrics, evaluation)),
         *_section("What is not known", [_list(_limits(manifest, evaluation))]),
         *_section("Settings", [_code("yaml", recipe_text(manifest.settings).rstrip())]),
-        *_section("How it was made", [_list(_made(manifest))]),
+        *_section("How it was made", [_list(_provenance(manifest))]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -141,7 +141,7 @@ def _section(title: str, parts: Sequence[str]) -> Iterator[str]:
     yield from parts
 
 
-def _data(inputs: Sequence[Artefact]) -> list[str]:
+def _inputs(inputs: Sequence[Artefact]) -> list[str]:
     if not inputs:
         return ["Nothing is recorded."]
     hashes = ["on a hub, by name" if artefact.hash == "hub" else f"`{artefact.hash}`" for artefact in inputs]
@@ -187,7 +187,7 @@ def _limits(manifest: Manifest, evaluation: Mapping[str, Any] | None) -> Iterato
     yield "Its licence follows from the base model and the data; add `license:` to the front matter before publishing."
 
 
-def _made(manifest: Manifest) -> Iterator[str]:
+def _provenance(manifest: Manifest) -> Iterator[str]:
     environment = manifest.environment
     yield f"Kedge {environment.kedge}, Python {environment.python}, seed {manifest.seed}"
     packages = [f"{name} {version}" for name, version in environment.packages.items()]

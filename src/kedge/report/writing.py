@@ -1,4 +1,4 @@
-"""`kedge report`: the folder of a run in, one page out. Running, interrupted and finished runs are told alike."""
+"""`kedge report`: the folder of a run in, one page out, for running, interrupted and finished runs alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPORT_NAME = "report.html"
 
 
 def write_report(run: Path, to: Path | None) -> Path:
-    """Write the page, as a whole or not at all; returns where it is."""
+    """Write the page, as a whole or not at all; returns its path."""
     folder = run_folder(run)
     target = to or folder / REPORT_NAME
     page = render_run(read_run(folder))
@@ -32,7 +32,7 @@ def write_card(run: Run, model: Path) -> None:
 
 
 def run_folder(path: Path) -> Path:
-    """The folder of a run; what else it may be is said, with what was probably meant."""
+    """The path itself where it is a run's folder; else an error that names the runs that were probably meant."""
     if (path / MANIFEST_NAME).is_file():
         return path
     if inside := [child.name for child in runs_in(path)]:
