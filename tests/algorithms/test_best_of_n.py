@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kedge.algorithms.best_of_n import best_of_log_ratio, best_of_weights
-from kedge.core.best_of import best_of_kl
 from kedge.core.errors import ShapeError
+from kedge.core.stats import best_of_kl
 
 NAN = math.nan
 

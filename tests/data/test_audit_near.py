@@ -13,7 +13,7 @@ from datasketch import MinHash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.core.shares import wilson
+from kedge.core.stats import wilson
 from kedge.data.audit.minhash import PERMUTATIONS, Sketched, Sketches, jaccard
 from kedge.data.audit.neighbours import clusters, matches
 from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from kedge.evaluate.records import Scored
+from kedge.evaluate.answers import ModelAnswer
 
 
 @pytest.fixture
-def scored() -> Callable[..., Scored]:
+def scored() -> Callable[..., ModelAnswer]:
     def make(
         model: str,
         prompt: int,
@@ -21,8 +21,8 @@ def scored() -> Callable[..., Scored]:
         number: int = 0,
         is_finished: bool = True,
         kl: float | None = None,
-    ) -> Scored:
-        return Scored(
+    ) -> ModelAnswer:
+        return ModelAnswer(
             model=model,
             prompt=prompt,
             number=number,

@@ -1,10 +1,10 @@
-"""Wins, ties and losses counted by hand."""
+"""Wins, ties and losses counted by hand; means over prompts."""
 
 from __future__ import annotations
 
 import pytest
 
-from kedge.evaluate.win_rates import Outcome, compared, win_rate
+from kedge.evaluate.win_rates import Outcome, estimate, outcome_of, win_rate
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from kedge.evaluate.win_rates import Outcome, compared, win_rate
 def test_every_answer_meets_every_other(
     theirs: list[float], base: list[float], tie: float, expected: tuple[float, float, float]
 ) -> None:
-    found = compared(theirs, base, tie=tie)
+    found = outcome_of(theirs, base, tie=tie)
     assert (found.win, found.tie, found.loss) == pytest.approx(expected)
 
 
@@ -38,13 +38,22 @@ def test_a_tie_is_half_a_win() -> None:
     assert 0.8 < found.high <= 1.0
 
 
-@pytest.mark.parametrize(("one", "low", "high"), [(Outcome(1, 0, 0), 0.7225, 1.0), (Outcome(0, 0, 1), 0.0, 0.2775)])
-def test_where_all_prompts_agree_the_interval_still_has_a_width(one: Outcome, low: float, high: float) -> None:
+@pytest.mark.parametrize(("outcome", "low", "high"), [(Outcome(1, 0, 0), 0.7225, 1.0), (Outcome(0, 0, 1), 0.0, 0.2775)])
+def test_where_all_prompts_agree_the_interval_still_has_a_width(outcome: Outcome, low: float, high: float) -> None:
     # Wilson with 10 of 10: 1 / (1 + z²/10) = 1 / 1.38415 = 0.72247
-    found = win_rate([one] * 10, seed=0)
+    found = win_rate([outcome] * 10, seed=0)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_nothing_was_compared() -> None:
     assert win_rate([], seed=0) is None
+
+
+def test_a_mean_over_prompts_counts_them_and_repeats_itself() -> None:
+    values = [0.0, 1.0, 5.0, 2.5]
+    found = estimate(values, seed=3)
+    assert found is not None
+    assert (found.mean, found.prompts) == (2.125, 4)
+    assert found == estimate(values, seed=3)
+    assert estimate([], seed=0) is None

@@ -12,10 +12,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from kedge.report.charts.svg import figure
 from kedge.report.reward import ScoredPair, render_html, render_terminal, reward_report
-from kedge.report.reward.bins import Bin
-from kedge.report.reward.charts import accuracy, histogram, reliability, ticks
-from kedge.report.reward.intervals import Share
+from kedge.report.reward.accuracy import Bin, Share
+from kedge.report.reward.page import accuracy, histogram, reliability
 
 World = Callable[..., list[ScoredPair]]
 Make = Callable[..., ScoredPair]
@@ -122,33 +122,49 @@ def test_page_of_a_constant_and_of_a_single_pair(make: Make) -> None:
     assert "Only 1 pairs" in Page(render_html(reward_report([make(1e-12, 0)]))).text
 
 
-def test_reliability_chart_places_its_dots(make: Make) -> None:
-    # Confidence 3/4 lies in the middle of 50 … 100 %, which is drawn from x = 44 to 322; 3 of 4 right lies three
-    # quarters of the way up from y = 178 to 10.
+def test_reliability_chart_places_its_points(make: Make) -> None:
+    # Confidence 3/4 lies in the middle of 50 … 100 %, which is drawn from x = 44 to 348; 3 of 4 right lies three
+    # quarters of the way up from y = 172 to 14.
     pairs = [make(score, 0, prompt=str(score)) for score in (1.0986122886681098,) * 3 + (-1.0986122886681098,)]
-    chart = reliability(reward_report(pairs).calibration)
-    assert [(dot.x, dot.y) for dot in chart.dots] == [(183.0, 52.0)]
-    assert chart.dots[0].title.startswith("75.0 % sure, right in 75.0 % of 4 (")
+    calibration = reward_report(pairs).calibration
+    page = figure(reliability(calibration))
+    assert re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', page) == [("196.0", "53.5")]
+    assert "<title>75.0 % sure, right in 75.0 % of 4 (" in page
+    (low, high) = (calibration.bins[0].observed.low, calibration.bins[0].observed.high)
+    ends = [round(172 - 158 * share, 1) for share in (low, high)]
+    assert f'<line class="interval" x1="196.0" y1="{ends[0]}" x2="196.0" y2="{ends[1]}"/>' in page
+    assert '<line class="guide" x1="44.0" y1="93.0" x2="348.0" y2="14.0"/>' in page  # the diagonal
+    assert re.findall(r'text-anchor="end">([^<]*)<', page) == [
+        "0 %",
+        "25 %",
+        "50 %",
+        "75 %",
+        "100 %",
+    ]
 
 
 def test_histogram_chart_scales_to_the_highest_bar(make: Make) -> None:
-    chart = histogram(reward_report([make(0, 3), make(3, 3)]).histogram)
-    found = {(rect.kind, round(rect.x), rect.height) for rect in chart.rects}
-    assert found == {("chosen", 44, 84.0), ("chosen", 313, 84.0), ("rejected", 313, 168.0)}
+    page = figure(histogram(reward_report([make(0, 3), make(3, 3)]).histogram))
+    groups = dict(re.findall(r'<g class="bars (\w+) overlaid">(.*?)</g>', page))
+    bars = {
+        colour: [
+            (round(float(x)), float(height))
+            for x, height in re.findall(r'<rect x="([\d.]+)".*? height="([\d.]+)"', group)
+        ]
+        for colour, group in groups.items()
+    }
+    assert bars == {"first": [(44, 79.0), (338, 79.0)], "second": [(338, 158.0)]}
+    assert '<b class="first boxes">chosen</b><b class="second boxes">rejected</b>' in page
+    assert "<title>rejected, 2.9 to 3: 2</title>" in page
 
 
 def test_labels_that_would_run_into_each_other_are_left_out() -> None:
     half = Share(value=0.5, low=0.4, high=0.6, n=9, ties=0)
     bins = [Bin(low=at, high=at, median=at, accuracy=half) for at in (-24500.0, -13500.0, -7.0, 0.0, 5.0, 12.0, 80.0)]
-    chart = accuracy(bins, title="", note="", axis="tokens")
-    below = [label.text for label in chart.labels if label.anchor == "middle"]
+    page = figure(accuracy(bins, title="", note="", x_name="tokens"))
+    below = re.findall(r'text-anchor="middle">([^<]*)<', page)
     assert below == ["−24,500", "−7", "0", "5", "12", "80", "tokens"]
-    assert len(chart.dots) == 7
-
-
-def test_ticks_are_round_numbers_inside() -> None:
-    assert ticks(0.0, 1000.0) == [0, 200, 400, 600, 800, 1000]
-    assert ticks(-0.031, 0.012) == pytest.approx([-0.03, -0.02, -0.01, 0, 0.01])
+    assert page.count("<circle") == 7
 
 
 def test_terminal_says_the_same(hostile: list[ScoredPair]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from kedge.core.answers import Answer
-from kedge.core.best_of import best_of_kl
 from kedge.core.errors import ConfigError
+from kedge.core.stats import best_of_kl
 from kedge.data.examples import Message, Messages, Role
 from kedge.rewards.model import on_text
 from kedge.rewards.settings import ModelSource

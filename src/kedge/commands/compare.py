@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kedge.core.files import write_text
-from kedge.report.compare.frontier import best_of_points, course
-from kedge.report.compare.html import render_comparison
-from kedge.report.compare.numbers import rows_of
-from kedge.report.compare.records import Entry, read_entries
-from kedge.report.compare.table import lines, table_of
+from kedge.report.compare.entries import Entry, read_entries
+from kedge.report.compare.page import best_of_points, course, render_comparison
+from kedge.report.compare.table import rows_of, table_lines, table_of
 from kedge.report.writing import run_folder
 
 
@@ -23,7 +21,7 @@ class Comparison:
     def lines(self) -> list[str]:
         """The table, and below it what it cannot say by itself."""
         table = table_of(rows_of(self.entries), self.entries, with_intervals=False)
-        return [*lines(table), *(f"  {note}" for note in table.notes)]
+        return [*table_lines(table), *(f"  {note}" for note in table.notes)]
 
     def as_dict(self) -> dict[str, Any]:
         """Every number with its interval and source, and the lines of the charts as (KL, score)."""

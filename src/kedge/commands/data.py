@@ -75,10 +75,11 @@ def render(audit: Audit) -> RenderableType:
 
 def save_html(audit: Audit, file: Path) -> None:
     """The audit as one page that opens offline."""
-    from kedge.data.audit import render_html
+    from kedge.data.audit.rules import RULES
+    from kedge.report.audit import render_audit
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, render_html(audit))
+    write_text(file, render_audit(audit, reasons={code: rule.reason for code, rule in RULES.items()}))
 
 
 def convert_file(source: str, to: Path | None, *, kind: str | None, max_broken: float) -> Converted:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kedge.core.errors import ConfigError, RunError
 from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
-from kedge.report.run.records import REWARD_REPORT
+from kedge.report.run.run_records import REWARD_REPORT
 from kedge.report.writing import run_folder
 from kedge.runs.folder import Run, runs_in
 from kedge.runs.manifest import read_manifest

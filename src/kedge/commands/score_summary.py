@@ -18,9 +18,9 @@ from kedge.core.findings import Finding
 from kedge.data.examples import Example, Kind, Pair, Ranking, prompt_of, text_of
 from kedge.models.reward.ensemble import combined, disagreement
 from kedge.report.reward import ScoredPair, render_html, reward_report
-from kedge.report.reward.intervals import Share, share
-from kedge.report.reward.records import columns, won
-from kedge.report.reward.words import number, percent, told
+from kedge.report.reward.accuracy import Share, share
+from kedge.report.reward.scored_pairs import columns, won
+from kedge.report.words import number, percent, with_interval
 from kedge.stages.reward.scoring import in_reports
 from kedge.stages.rl.judge import Judge, template_findings
 from kedge.stages.shared.encoding import Encoder
@@ -189,7 +189,8 @@ def _agreement(judge: Judge, pairs: Sequence[ScoredPair]) -> Agreement:
 
 def _agreement_in_words(found: Agreement) -> list[str]:
     ties = f", {found.accuracy.ties:,} of them ties" if found.accuracy.ties else ""
-    lines = [f"the preferred answer scores higher in {told(found.accuracy)} of {found.accuracy.n:,} comparisons{ties}"]
+    higher = with_interval(found.accuracy)
+    lines = [f"the preferred answer scores higher in {higher} of {found.accuracy.n:,} comparisons{ties}"]
     if found.longer_scores_higher is not None and found.longer_is_preferred is not None:
         lines.append(
             f"the longer answer scores higher in {percent(found.longer_scores_higher)} and is the preferred one in "

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from kedge.core.errors import ConfigError, PluginError
 from kedge.report.live.feed import RunFeed
-from kedge.report.live.plain import PlainLines
-from kedge.report.live.terminal import view
+from kedge.report.live.terminal import PlainLines, view
 from kedge.report.writing import run_folder
 from kedge.runs.manifest import MANIFEST_NAME
 from kedge.stages.shared.context import Say

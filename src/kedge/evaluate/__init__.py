@@ -1,4 +1,4 @@
-"""Answers of several models to the same prompts, as numbers: scores, win rates and how sure they are.
+"""Answers of several models to the same prompts, as numbers: scores, win rates and their intervals.
 
-Everything here is pure: records in, records out. Who samples and who scores is the pipeline's business.
+Everything here is pure: records in, records out. The stage samples and scores the answers.
 """

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.core.errors import DataError
-from kedge.core.shares import Z95
+from kedge.core.stats import Z95
 
 Kind = Literal["rl", "best_of_n"]
 Interval = tuple[float, float]

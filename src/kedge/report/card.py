@@ -1,7 +1,7 @@
 """The model card: `README.md` of a model folder, with the front matter that model hubs read. Text from records, pure.
 
-It says what went in by content hash, what was done, what was measured, and plainly what is not known. Paths of the
-machine stay out of it. Left out: a licence, which only the owner of base model and data can name.
+It has the inputs by content hash, the method, the measurements, and plainly what is not known. Paths of the machine
+stay out of it. Left out: a licence, which only the owner of base model and data can name.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from kedge.report.run.evaluation import evaluation_table
 from kedge.report.run.methods import what_was_run
-from kedge.report.run.tables import recipe_text
+from kedge.report.run.tables import evaluation_table, recipe_text
 from kedge.report.words import short
 from kedge.runs.manifest import Artefact, Manifest
 
@@ -55,7 +54,7 @@ _LIMITS: Mapping[str, Sequence[str]] = {
 }
 """`online` is a preference stage that makes its pairs itself."""
 
-_NUMBERS = ("heldout/", "train/loss", "train/accuracy", "reward/mean", "gold/mean", "kl/mean", "length/mean")
+_MAIN_METRICS = ("heldout/", "train/loss", "train/accuracy", "reward/mean", "gold/mean", "kl/mean", "length/mean")
 
 
 def model_card(
@@ -67,8 +66,8 @@ def model_card(
 ) -> str:
     """The card of what one stage made.
 
-    `metrics` are the last value of each (`last_values`); `evaluation` is an `evaluation.json`; `verdict` is what was
-    judged of the run or, for a reward model, of the model.
+    `metrics` are the last value of each (`last_values`); `evaluation` is an `evaluation.json`; `verdict` is that on
+    the run or, for a reward model, on the model.
     """
     title = f"{manifest.name} / {manifest.stage}" if manifest.stage else manifest.name
     parts = [
@@ -77,11 +76,11 @@ def model_card(
         what_was_run(manifest.kind, manifest.settings),
         *([verdict] if verdict else []),
         *_section("How to load it", [_code("python", _LOADING[_task(manifest)])]),
-        *_section("What went in", _data(manifest.inputs)),
+        *_section("What went in", _inputs(manifest.inputs)),
         *_section("What was measured", _measured(metrics, evaluation)),
         *_section("What is not known", [_list(_limits(manifest, evaluation))]),
         *_section("Settings", [_code("yaml", recipe_text(manifest.settings).rstrip())]),
-        *_section("How it was made", [_list(_made(manifest))]),
+        *_section("How it was made", [_list(_provenance(manifest))]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -102,14 +101,14 @@ def _task(manifest: Manifest) -> str:
 
 
 def _front_matter(manifest: Manifest) -> str:
-    """What a hub reads. A base model is named only where it came from a hub: a folder's name would link nowhere."""
+    """Metadata for a hub. A base model is named only where it came from a hub: a folder's name would link nowhere."""
     task = _task(manifest)
     values: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-classification" if task == "ensemble" else task,
         "tags": ["kedge", *_TAGS.get(manifest.kind, (manifest.kind,))],
     }
-    if base := [one.path for one in manifest.inputs if one.name == "from" and one.hash == "hub"]:
+    if base := [artefact.path for artefact in manifest.inputs if artefact.name == "from" and artefact.hash == "hub"]:
         values["base_model"] = base[0]
     return f"---\n{recipe_text(values)}---"
 
@@ -142,12 +141,13 @@ def _section(title: str, parts: Sequence[str]) -> Iterator[str]:
     yield from parts
 
 
-def _data(inputs: Sequence[Artefact]) -> list[str]:
+def _inputs(inputs: Sequence[Artefact]) -> list[str]:
     if not inputs:
         return ["Nothing is recorded."]
-    hashes = ["on a hub, by name" if one.hash == "hub" else f"`{one.hash}`" for one in inputs]
+    hashes = ["on a hub, by name" if artefact.hash == "hub" else f"`{artefact.hash}`" for artefact in inputs]
     rows = [
-        f"| {one.name} | {one.kind} | `{_place(one)}` | {known} |" for one, known in zip(inputs, hashes, strict=True)
+        f"| {artefact.name} | {artefact.kind} | `{_place(artefact)}` | {content} |"
+        for artefact, content in zip(inputs, hashes, strict=True)
     ]
     return ["\n".join(["| input | kind | name | content hash (BLAKE2b) |", "|---|---|---|---|", *rows])]
 
@@ -166,17 +166,17 @@ def _place(artefact: Artefact) -> str:
 
 
 def _measured(metrics: Mapping[str, float], evaluation: Mapping[str, Any] | None) -> list[str]:
-    told = {name: value for name, value in metrics.items() if name.startswith(_NUMBERS)}
-    found: list[str] = []
-    if told:
-        rows = [f"| `{name}` | {short(value)} |" for name, value in told.items()]
-        found.append("\n".join(["At the last step:", "", "| metric | value |", "|---|---|", *rows]))
+    main = {name: value for name, value in metrics.items() if name.startswith(_MAIN_METRICS)}
+    parts: list[str] = []
+    if main:
+        rows = [f"| `{name}` | {short(value)} |" for name, value in main.items()]
+        parts.append("\n".join(["At the last step:", "", "| metric | value |", "|---|---|", *rows]))
     if evaluation is not None:
         table = evaluation_table(evaluation)
         lines = [f"| {' | '.join(cells)} |" for cells in (table.head, ("---",) * len(table.head), *table.rows)]
         heading = f"On {evaluation['prompts']:,} prompts, with 95 % intervals in brackets:"
-        found.append("\n".join([heading, "", *lines]))
-    return found or ["Nothing was measured."]
+        parts.append("\n".join([heading, "", *lines]))
+    return parts or ["Nothing was measured."]
 
 
 def _limits(manifest: Manifest, evaluation: Mapping[str, Any] | None) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _limits(manifest: Manifest, evaluation: Mapping[str, Any] | None) -> Iterato
     yield "Its licence follows from the base model and the data; add `license:` to the front matter before publishing."
 
 
-def _made(manifest: Manifest) -> Iterator[str]:
+def _provenance(manifest: Manifest) -> Iterator[str]:
     environment = manifest.environment
     yield f"Kedge {environment.kedge}, Python {environment.python}, seed {manifest.seed}"
     packages = [f"{name} {version}" for name, version in environment.packages.items()]

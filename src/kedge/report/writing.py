@@ -1,4 +1,4 @@
-"""`kedge report`: the folder of a run in, one page out. Running, interrupted and finished runs are told alike."""
+"""`kedge report`: the folder of a run in, one page out, for running, interrupted and finished runs alike."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kedge.core.errors import ConfigError
 from kedge.core.files import write_text
 from kedge.core.suggest import did_you_mean
 from kedge.report.card import last_values, model_card
-from kedge.report.run.html import render_run
-from kedge.report.run.records import read_run
+from kedge.report.run.page import render_run
+from kedge.report.run.run_records import read_run
 from kedge.runs.folder import Run, runs_in
 from kedge.runs.manifest import MANIFEST_NAME
 
@@ -17,7 +17,7 @@ REPORT_NAME = "report.html"
 
 
 def write_report(run: Path, to: Path | None) -> Path:
-    """Write the page, as a whole or not at all; returns where it is."""
+    """Write the page, as a whole or not at all; returns its path."""
     folder = run_folder(run)
     target = to or folder / REPORT_NAME
     page = render_run(read_run(folder))
@@ -32,7 +32,7 @@ def write_card(run: Run, model: Path) -> None:
 
 
 def run_folder(path: Path) -> Path:
-    """The folder of a run; what else it may be is said, with what was probably meant."""
+    """The path itself where it is a run's folder; else an error that names the runs that were probably meant."""
     if (path / MANIFEST_NAME).is_file():
         return path
     if inside := [child.name for child in runs_in(path)]:

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from kedge.core.errors import ConfigError
-from kedge.report.compare.frontier import MOST_POINTS, course, frontier, plots
-from kedge.report.compare.html import render_comparison
-from kedge.report.compare.numbers import Number, rows_of
-from kedge.report.compare.records import Entry, read_entries
-from kedge.report.compare.table import lines, table_of
+from kedge.report.compare.entries import Entry, read_entries
+from kedge.report.compare.page import MOST_POINTS, course, frontier, plots, render_comparison
+from kedge.report.compare.table import Number, rows_of, table_lines, table_of
 
 
 def other_pipeline(pipeline: Path, name: str, *, prompts: str = "bb") -> Path:
@@ -83,7 +81,7 @@ def test_without_an_evaluation_training_speaks_under_a_star(pipeline: Path) -> N
     rows = rows_of(entries)
     assert [row.label for row in rows] == ["ppo", "best", "sft"]
     assert rows[1].numbers["reward"] == Number(value=2.0, source="training")
-    told = lines(table_of(rows, entries, with_intervals=False))
+    told = table_lines(table_of(rows, entries, with_intervals=False))
     assert told[0].split() == ["run", "method", "reward", "gold", "KL", "length", "time", "tokens", "memory"]
     assert told[2].split()[:5] == ["best", "rejection", "2.000*", "–", "0.75*"]
     notes = table_of(rows, entries, with_intervals=False).notes
@@ -122,10 +120,12 @@ def test_the_frontier_has_a_line_a_run_a_point_an_evaluation_and_the_curve_of_be
     assert by_name["best"][0.75] == 2.0
     assert by_name["start, evaluated"][0.0] == 1.0
     assert list(reward.x) == sorted(reward.x)
-    assert reward.curve == ((0.0, 1.0), (0.1931, 1.75), (0.6363, 2.25))
-    assert reward.curve_name == "best of 1 to 4"
+    assert reward.curve is not None
+    assert reward.curve.places == ((0.0, 1.0), (0.1931, 1.75), (0.6363, 2.25))
+    assert reward.curve.name == "best of 1 to 4"
     assert [series.name for series in gold.series] == ["ppo", "ppo, evaluated", "best", "start, evaluated"]
-    assert gold.curve[-1] == (0.6363, 1.5)
+    assert gold.curve is not None
+    assert gold.curve.places[-1] == (0.6363, 1.5)
 
 
 def test_a_line_is_the_means_of_consecutive_steps(pipeline: Path) -> None:
@@ -155,5 +155,5 @@ def test_the_page_stands_alone_and_escapes(pipeline: Path) -> None:
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     assert page.count("<figure") == 2
     assert '75.0 %<br><span class="soft small">[62.5, 81.2]' in page
-    for colour in ("fourth", "eighth", "start"):
+    for colour in ("fourth", "eighth", "ink"):
         assert f".{colour} {{ --s:" in page

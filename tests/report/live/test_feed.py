@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kedge.core.errors import RunError
-from kedge.report.live.feed import RunFeed
-from kedge.report.live.tail import Tail
+from kedge.report.live.feed import RunFeed, Tail
 from kedge.runs.folder import Run
 
 MakeRun = Callable[..., Run]

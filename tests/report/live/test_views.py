@@ -12,11 +12,10 @@ import pytest
 from rich.console import Console
 
 from kedge.report.live.feed import RunFeed
-from kedge.report.live.plain import PlainLines
-from kedge.report.live.sample_search import search
-from kedge.report.live.terminal import view
-from kedge.report.live.vitals import current, progress, sparkline, vitals
-from kedge.report.run.records import RunRecord
+from kedge.report.live.headline_metrics import current_stage, headline_metrics, progress, sparkline
+from kedge.report.live.terminal import PlainLines, view
+from kedge.report.live.web import search
+from kedge.report.run.run_records import RunRecord
 from kedge.runs.folder import Run
 from kedge.testing.streams import fill
 
@@ -64,19 +63,19 @@ def test_a_sparkline_has_one_letter_a_stretch() -> None:
 
 def test_the_stage_to_look_at(begin: MakeRun) -> None:
     whole = begin("loop", "pipeline")
-    assert current(record(whole)) is None
+    assert current_stage(record(whole)) is None
     sft = begin("loop/sft", "sft")
     sft.log({"train/loss": 2.0}, 1)
     sft.finish("done")
     ppo = begin("loop/ppo")
-    found = current(record(whole))
+    found = current_stage(record(whole))
     assert found is not None
     assert found.name == "ppo"  # it runs
     ppo.finish("failed")
-    found = current(record(whole))
+    found = current_stage(record(whole))
     assert found is not None
     assert found.name == "sft"  # the last that has a step
-    found = current(record(whole), "ppo")
+    found = current_stage(record(whole), "ppo")
     assert found is not None
     assert found.name == "ppo"
 
@@ -101,7 +100,7 @@ def test_the_terminal_shows_numbers_sample_and_events(begin: MakeRun) -> None:
         assert wanted in text
     assert "KL is [bold]high" in text
     assert "Do you ship to the islands?" in text
-    latest = {vital.name: vital.latest for vital in vitals(record(run).stages[0])}
+    latest = {metric.name: metric.latest for metric in headline_metrics(record(run).stages[0])}
     assert latest["KL"] in text
 
 

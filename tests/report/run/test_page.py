@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kedge.core.errors import RunError
-from kedge.report.run.html import render_run
-from kedge.report.run.records import read_run
+from kedge.report.run.page import render_run
+from kedge.report.run.run_records import read_run
 from kedge.runs.folder import Run
 
 MakeRun = Callable[..., Path]
@@ -90,7 +90,7 @@ def test_thresholds_marks_and_the_fit_are_drawn(pipeline_run: Path) -> None:
     # one event on each chart over steps; the chart over √KL has no steps
     ppo = source[source.index('id="stage-ppo"') : source.index('id="stage-eval"')]
     assert ppo.count('<g class="event warning">') == ppo.count("<svg") - 1
-    assert 'class="curve fit"' in ppo
+    assert 'class="curve fit third"' in ppo
     assert "Gold is predicted to peak at a KL of" in ppo
 
 

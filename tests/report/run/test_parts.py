@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from kedge.report.run.cost import cost_of
 from kedge.report.run.curves import plots
-from kedge.report.run.evaluation import evaluation_table
 from kedge.report.run.methods import what_was_run
-from kedge.report.run.overoptimised import gold_plot
-from kedge.report.run.records import read_run
-from kedge.report.run.samples import compare
-from kedge.report.run.telling import ends
-from kedge.report.run.worddiff import word_diff
+from kedge.report.run.overoptimisation import gold_plot
+from kedge.report.run.run_records import read_run
+from kedge.report.run.samples import compare, word_diff
+from kedge.report.run.summary import ends
+from kedge.report.run.tables import cost_of, evaluation_table
 from kedge.runs.folder import Run
 from kedge.testing.streams import ppo_metrics
 
@@ -130,7 +128,7 @@ def test_gold_is_shown_over_the_root_of_kl_in_order() -> None:
         ("proxy × 0.01", [3.0, 1.0]),
         ("gold", [3.0, 1.0]),
     ]
-    assert found.curve == ()
+    assert found.curve is None
     assert "Overoptimisation is not fitted: 2 usable points" in found.note
     assert gold_plot([{"step": 1, "kl/mean": 1.0, "reward/mean": 1.0}]) is None
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kedge.data.audit.html import render_html
 from kedge.data.audit.result import Audit, FileAudit, Offender
 from kedge.data.audit.run import audit
 from kedge.data.audit.terminal import render_terminal
 
-__all__ = ["Audit", "FileAudit", "Offender", "audit", "render_html", "render_terminal"]
+__all__ = ["Audit", "FileAudit", "Offender", "audit", "render_terminal"]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.core.findings import Finding
-from kedge.core.shares import wilson
+from kedge.core.stats import wilson
 from kedge.data.audit.lengths import Column, column, histograms, lengths
 from kedge.data.audit.neighbours import clusters
 from kedge.data.audit.result import FileAudit, LongerWins, Near

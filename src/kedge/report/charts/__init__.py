@@ -1,1 +1,1 @@
-"""Curves over the steps of a run as inline SVG: decimated, drawn and marked; no plotting library, no script needed."""
+"""The chart renderer of all pages, as inline SVG: `plot` says what is shown, `svg` draws it. No plotting library."""

@@ -1,1 +1,1 @@
-"""Runs of different methods side by side: one row a run, and what they reached over how far they went."""
+"""Runs of different methods side by side: a table with a row a run, and scores against KL."""

@@ -1,15 +1,24 @@
-"""A comparison as a table of text, a row a run. A star: measured in training. A dash: not known."""
+"""The table of a comparison: a row a run, with numbers and where they come from, as text.
+
+Numbers are those of an evaluation on held-out prompts where there is one, else those of training, under a star. A dash
+is a number that is not known; a note says why.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from kedge.report.compare.numbers import Number, Row, memory_events
-from kedge.report.compare.records import Entry
-from kedge.report.words import amount, duration, number
+from kedge.report.compare.entries import Entry, Evaluated
+from kedge.report.run.summary import ends
+from kedge.report.run.tables import cost_of
+from kedge.report.words import NONE, amount, duration, number, percent
 
-_NONE = "–"
+MEMORY = "memory/peak_gib"
+"""The peak of a stage, in the evidence of an event (`kedge.stages.shared.peak_memory`) or in metrics."""
+_TRAINED = {"reward": "reward/mean", "gold": "gold/mean", "kl": "kl/mean", "length": "length/mean"}
+_COSTS = ("seconds", "tokens", "memory")
 _TITLES: Mapping[str, str] = {
     "reward": "reward",
     "gold": "gold",
@@ -22,7 +31,131 @@ _TITLES: Mapping[str, str] = {
     "tokens": "tokens",
     "memory": "memory",
 }
-_COSTS = ("seconds", "tokens", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """`low` and `high` are its 95 % interval. `source` says where it was measured."""
+
+    value: float
+    source: Literal["evaluation", "training"]
+    low: float | None = None
+    high: float | None = None
+
+
+Numbers = Mapping[str, Number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A run, or the model that runs started from."""
+
+    label: str
+    method: str
+    status: str
+    numbers: Numbers
+    why_not: Mapping[str, str]
+    """By name: why there is no such number."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def rows_of(entries: Sequence[Entry]) -> list[Row]:
+    """Baselines first, each once; then the runs."""
+    return [*_baselines(entries), *map(_row, entries)]
+
+
+def _row(entry: Entry) -> Row:
+    numbers = dict(_of_evaluation(entry.evaluated, entry.evaluated.name)) if entry.evaluated else {}
+    for name, metric in _TRAINED.items():
+        if name not in numbers and (value := _last(entry, metric)) is not None:
+            numbers[name] = Number(value=value, source="training")
+    numbers |= dict(_costs(entry))
+    return Row(
+        label=entry.label,
+        method=entry.method,
+        status=entry.stage.status,
+        numbers=numbers,
+        why_not={name: _why_not(entry, name) for name in _TITLES if name not in numbers},
+    )
+
+
+def _baselines(entries: Sequence[Entry]) -> Iterator[Row]:
+    keys: set[tuple[str, ...]] = set()
+    for entry in entries:
+        evaluated = entry.evaluated
+        if evaluated is None or evaluated.baseline == evaluated.name:
+            continue
+        key = (evaluated.baseline, *evaluated.measure)
+        if key not in keys:
+            keys.add(key)
+            numbers = dict(_of_evaluation(evaluated, evaluated.baseline))
+            yield Row(label=evaluated.baseline, method="baseline", status="", numbers=numbers, why_not={})
+
+
+def _of_evaluation(evaluated: Evaluated, model: str) -> Iterator[tuple[str, Number]]:
+    summary: Mapping[str, Any] = evaluated.numbers["models"][model]
+    against: Mapping[str, Any] = evaluated.numbers["comparisons"].get(model, {})
+    for source in ("reward", "gold"):
+        yield from _interval(source, summary["scores"].get(source, {}).get("mean"), "mean")
+        comparison = against.get(source, {})
+        yield from _interval("wins" if source == "reward" else "wins_gold", comparison.get("win_rate"), "rate")
+        if source == "reward":
+            yield from _interval("wins_equal_length", comparison.get("length_controlled"), "mean")
+    yield from _interval("kl", summary["kl"], "mean")
+    if model == evaluated.baseline and summary["kl"] is None:
+        yield "kl", Number(value=0.0, source="evaluation")  # from itself
+    yield from _interval("length", summary["length"], "mean")
+
+
+def _interval(name: str, estimate: Mapping[str, Any] | None, middle: str) -> Iterator[tuple[str, Number]]:
+    if estimate is not None:
+        low, high = estimate.get("low"), estimate.get("high")
+        yield name, Number(value=estimate[middle], low=low, high=high, source="evaluation")
+
+
+def _last(entry: Entry, metric: str) -> float | None:
+    """The end of training: the mean of its last steps as in the report, or its only value."""
+    given = [record[metric] for record in entry.stage.metrics if record.get(metric) is not None]
+    both = ends(entry.stage.metrics, metric)
+    return both[1] if both else given[-1] if given else None
+
+
+def _costs(entry: Entry) -> Iterator[tuple[str, Number]]:
+    cost = cost_of(entry.stage)
+    # Steps are counted once, and a pause between two parts of a run is not work.
+    yield "seconds", Number(value=cost.seconds or cost.elapsed, source="training")
+    if cost.tokens:
+        yield "tokens", Number(value=cost.tokens, source="training")
+    if peaks := [record[MEMORY] for record in (*entry.stage.metrics, *_memory_evidence(entry)) if MEMORY in record]:
+        yield "memory", Number(value=max(peaks), source="training")
+
+
+def _memory_evidence(entry: Entry) -> list[Mapping[str, Any]]:
+    """The evidence of its events on memory, one a part of the run."""
+    evidence = [event.get("evidence") or {} for event in entry.stage.events]
+    return [measured for measured in evidence if MEMORY in measured]
+
+
+def _why_not(entry: Entry, name: str) -> str:
+    """Why a run has no such number."""
+    if name == "memory":
+        return "its events tell no peak, which a stage does when it has ended well"
+    if name == "tokens":
+        return "its metrics have no tokens/per_second"
+    evaluated = entry.evaluated
+    if evaluated is None:
+        metric = f", and its metrics have no {_TRAINED[name]}" if name in _TRAINED else ""
+        return f"no evaluation beside it has its model{metric}"
+    if evaluated.baseline == evaluated.name and name.startswith("wins"):
+        return "it is the baseline of its evaluation"
+    if name == "wins_equal_length" and "reward" in evaluated.numbers["comparisons"].get(evaluated.name, {}):
+        return "length and model cannot be told apart in its evaluation"
+    if name == "kl":
+        return "its evaluation could not measure it (top_p, top_k, another tokenizer)"
+    source = "gold" if "gold" in name else "reward"
+    return f"its evaluation has no {source} source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +178,7 @@ def table_of(rows: Sequence[Row], entries: Sequence[Entry], *, with_intervals: b
     )
 
 
-def lines(table: Table) -> list[str]:
+def table_lines(table: Table) -> list[str]:
     """Plain text in columns, numbers to the right."""
     whole = [table.head, *table.rows]
     widths = [max(len(row[at]) for row in whole) for at in range(len(table.head))]
@@ -58,22 +191,24 @@ def lines(table: Table) -> list[str]:
     ]
 
 
-def _cell(name: str, found: Number | None, with_intervals: bool) -> str:
+def _cell(name: str, cell: Number | None, with_intervals: bool) -> str:
     """
     >>> _cell("wins", Number(value=0.815, low=0.75, high=0.9, source="evaluation"), True)
     '81.5 % [75.0, 90.0]'
     >>> _cell("kl", Number(value=2.5, source="training"), True), _cell("gold", None, False)
     ('2.50*', '–')
     """
-    if found is None:
-        return _NONE
+    if cell is None:
+        return NONE
     if name in _COSTS:
-        return {"seconds": duration, "tokens": amount, "memory": _gib}[name](found.value)
-    scale, digits, unit = (100, 1, " %") if name.startswith("wins") else (1, {"length": 1, "kl": 2}.get(name, 3), "")
-    told = f"{number(scale * found.value, digits)}{unit}{'*' if found.source == 'training' else ''}"
-    if not with_intervals or found.low is None or found.high is None:
-        return told
-    return f"{told} [{number(scale * found.low, digits)}, {number(scale * found.high, digits)}]"
+        return {"seconds": duration, "tokens": amount, "memory": _gib}[name](cell.value)
+    is_share = name.startswith("wins")
+    scale, digits = (100, 1) if is_share else (1, {"length": 1, "kl": 2}.get(name, 3))
+    value = percent(cell.value) if is_share else number(cell.value, digits)
+    text = f"{value}{'*' if cell.source == 'training' else ''}"
+    if not with_intervals or cell.low is None or cell.high is None:
+        return text
+    return f"{text} [{number(scale * cell.low, digits)}, {number(scale * cell.high, digits)}]"
 
 
 def _gib(value: float) -> str:
@@ -81,8 +216,8 @@ def _gib(value: float) -> str:
 
 
 def _notes(rows: Sequence[Row], entries: Sequence[Entry]) -> Iterator[str]:
-    """What the table cannot say by itself: stars, dashes, what must not be compared, what is not done."""
-    if any(one.source == "training" and name not in _COSTS for row in rows for name, one in row.numbers.items()):
+    """Below the table: stars, dashes, numbers that must not be compared, runs that are not done."""
+    if any(cell.source == "training" and name not in _COSTS for row in rows for name, cell in row.numbers.items()):
         yield "* measured in training, on its prompts: the mean of the last steps, and no evaluation on held-out ones"
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -90,7 +225,10 @@ def _notes(rows: Sequence[Row], entries: Sequence[Entry]) -> Iterator[str]:
             reasons.setdefault((_TITLES[name], why), []).append(row.label)
     for (title, why), labels in reasons.items():
         yield f"no {title} of {', '.join(labels)}: {why}"
-    if of_process := [entry.label for entry in entries if any(one["of"] == "process" for one in memory_events(entry))]:
+    of_process = [
+        entry.label for entry in entries if any(evidence["of"] == "process" for evidence in _memory_evidence(entry))
+    ]
+    if of_process:
         yield f"memory of {', '.join(of_process)}: resident in the whole process, libraries included; no GPU was used"
     if len({entry.evaluated.measure for entry in entries if entry.evaluated}) > 1:
         yield (

@@ -1,1 +1,1 @@
-"""Runs while they run: new records since the last look, in a terminal, as plain lines, or on a local web page."""
+"""Running runs: new records since the last read, in a terminal, as plain lines, or on a local web page."""

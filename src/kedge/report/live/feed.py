@@ -1,24 +1,71 @@
-"""A run's folder, followed: one `RunFeed` a run keeps what it has read and reads only what is new.
+"""The folder of a running run, followed: a `RunFeed` keeps what it has read and reads only what was appended.
 
-What it gives out is the record that reports are made from, so that everything said of a finished run can be said of a
-running one.
+Its records are those that reports are made from, so a running run can be shown like a finished one.
+
+A resumed run replaces its journals by shorter ones; the reader notices and starts again. Half a line waits.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kedge.report.live.tail import Tail
-from kedge.report.run.records import RunRecord, StageRecord
+from kedge.core.errors import RunError
+from kedge.report.run.run_records import RunRecord, StageRecord
+from kedge.runs import exact_json
 from kedge.runs.folder import runs_in, status_of
 from kedge.runs.manifest import MANIFEST_NAME, Manifest, Status, read_manifest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """New records of a journal since the last read."""
+
+    records: list[dict[str, Any]]
+    is_rewound: bool
+    """The journal was replaced: the records are all that there are."""
+
+
+class Tail:
+    """Reads one journal from where it stopped the last time, however long the file is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._file: tuple[int, int] | None = None
+        """Device and number of the file that the offset belongs to."""
+
+    def read(self) -> News:
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                identity = (status.st_dev, status.st_ino)
+                is_rewound = self._file is not None and (identity != self._file or status.st_size < self._offset)
+                if is_rewound:
+                    self._offset = 0
+                self._file = identity
+                file.seek(self._offset)
+                appended = file.read()
+        except FileNotFoundError:
+            is_rewound, self._file, self._offset = self._file is not None, None, 0
+            return News(records=[], is_rewound=is_rewound)
+        end = appended.rfind(b"\n") + 1
+        records = [self._parsed(line) for line in appended[:end].splitlines()]
+        self._offset += end
+        return News(records=records, is_rewound=is_rewound)
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            return dict(exact_json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{self.path}: a line is not a JSON object ({error}). Found: {line[:80]!r}.") from error
+
+
 @dataclass(slots=True)
 class _Lines:
-    """The records of one journal so far."""
+    """The records of one journal up to now."""
 
     tail: Tail
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -43,11 +90,11 @@ class StageFeed:
         self._samples = _Lines(Tail(folder / "samples.jsonl"))
 
     def poll(self) -> bool:
-        """Read what is new; whether anything was."""
+        """Read new records; True where anything has changed."""
         before = self.status, self.manifest
         self.status = status_of(self.folder)
         self.manifest = read_manifest(self.folder)
-        # all three, whatever the first one says
+        # all three are read, whatever the first one returns
         is_new = [lines.poll() for lines in (self._metrics, self._events, self._samples)]
         return any(is_new) or before != (self.status, self.manifest)
 
@@ -88,8 +135,8 @@ class RunFeed:
         """Names of stages do not change, so a manifest is read again only where a new folder has come."""
         if self._own.manifest.kind != "pipeline":
             return []
-        found = {child for child in self.folder.iterdir() if (child / MANIFEST_NAME).is_file()}
-        return list(self._stages) if found == set(self._stages) else runs_in(self.folder)
+        folders = {child for child in self.folder.iterdir() if (child / MANIFEST_NAME).is_file()}
+        return list(self._stages) if folders == set(self._stages) else runs_in(self.folder)
 
     def record(self) -> RunRecord:
         own = self._own.record()

@@ -7,12 +7,12 @@
   const samples = document.getElementById("samples");
   const form = document.getElementById("search");
   let revision = -1;
-  const wanted = []; // the stage that was chosen, by run
+  const chosen = []; // the stage that was clicked on, by run
 
   const put = (html) => {
-    const open = [...runs.querySelectorAll("details[open]")].map((one) => one.dataset.keep);
+    const open = [...runs.querySelectorAll("details[open]")].map((details) => details.dataset.keep);
     runs.innerHTML = html;
-    for (const one of runs.querySelectorAll("details")) one.open = open.includes(one.dataset.keep);
+    for (const details of runs.querySelectorAll("details")) details.open = open.includes(details.dataset.keep);
   };
   // A chart that is being read stays as it is until the pointer or the focus leaves it.
   const isRead = () => runs.querySelector("svg:hover, svg:focus");
@@ -22,7 +22,7 @@
   };
   const refresh = async () => {
     try {
-      const answer = await ask("live", [["since", revision], ...[...wanted].map((stage) => ["stage", stage ?? ""])]);
+      const answer = await ask("live", [["since", revision], ...[...chosen].map((stage) => ["stage", stage ?? ""])]);
       if (answer.status === 200) {
         const news = await answer.json();
         const isFirst = revision === -1;
@@ -40,17 +40,17 @@
   runs.addEventListener("click", (event) => {
     const { run, stage } = event.target.dataset;
     if (stage === undefined) return;
-    wanted[run] = stage;
+    chosen[run] = stage;
     revision = -2; // ask for everything again
     refresh();
   });
 
-  let asked = 0;
+  let lastSearch = 0;
   const find = async (first) => {
-    const mine = ++asked;
+    const mine = ++lastSearch;
     const values = [["run", form.elements.run?.value ?? 0], ["q", form.elements.q.value], ["first", first]];
     const answer = await ask("samples", values).catch(() => null); // the line at the top says that it has ended
-    if (mine === asked && answer?.ok) samples.innerHTML = await answer.text();
+    if (mine === lastSearch && answer?.ok) samples.innerHTML = await answer.text();
   };
   let waiting;
   form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => find(0), 150); });

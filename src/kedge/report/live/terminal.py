@@ -1,16 +1,21 @@
-"""What `kedge watch` shows in a terminal: one panel a run, with its numbers, its newest sample and its last events."""
+"""What `kedge watch` writes: on a terminal a panel a run, elsewhere one plain line a step and one an event.
+
+A panel has the headline metrics of a run, its newest sample and its last events.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from kedge.report.live.vitals import current, progress, sparkline, vitals
-from kedge.report.run.records import Record, RunRecord, StageRecord
+from kedge.report.live.headline_metrics import HEADLINE_NAMES, current_stage, headline_metrics, progress, sparkline
+from kedge.report.run.run_records import Record, RunRecord, StageRecord
+from kedge.report.words import short
 
 _STATUS_STYLES = {
     "running": "cyan",
@@ -31,7 +36,7 @@ def view(runs: Sequence[RunRecord]) -> RenderableType:
 
 
 def _panel(run: RunRecord) -> Panel:
-    stage = current(run)
+    stage = current_stage(run)
     parts: list[RenderableType] = [_stages(run)] if run.is_pipeline else []
     if stage is None:
         parts.append(Text("No stage has begun.", style="dim"))
@@ -52,9 +57,9 @@ def _stage(stage: StageRecord) -> Iterator[RenderableType]:
     at = progress(stage)
     yield Text.assemble((stage.name, "bold"), "  ", at.in_words() if at else "no step is finished yet")
     table = Table.grid(padding=(0, 2))
-    for vital in vitals(stage):
-        line = sparkline(vital.values, _SPARKLINE_WIDTH)
-        table.add_row(vital.name, Text(vital.latest, justify="right"), Text(line, style="cyan"))
+    for metric in headline_metrics(stage):
+        line = sparkline(metric.values, _SPARKLINE_WIDTH)
+        table.add_row(metric.name, Text(metric.latest, justify="right"), Text(line, style="cyan"))
     yield table
     if stage.samples:
         yield from _sample(stage.samples[-1])
@@ -73,3 +78,42 @@ def event_text(event: Record) -> Text:
     step = f"step {event['step']}  " if event.get("step") is not None else ""
     level = str(event["level"])
     return Text.assemble((f"{level:8}", _LEVEL_STYLES[level]), (step, "dim"), str(event["message"]))
+
+
+class PlainLines:
+    """Writes every record of a run once. After a rewind it goes on with the records that are not as before."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[Sequence[Record], int]] = {}
+        self._status: dict[str, str] = {}
+
+    def new(self, run: RunRecord) -> Iterator[str]:
+        for stage in run.stages:
+            place = f"{run.manifest.name}/{stage.name}" if run.is_pipeline else str(run.folder)
+            yield from (f"{place} {line}" for line in self._of_stage(stage))
+
+    def _of_stage(self, stage: StageRecord) -> Iterator[str]:
+        yield from map(_step_line, self._unwritten(f"{stage.folder}/metrics", stage.metrics))
+        yield from map(_event_line, self._unwritten(f"{stage.folder}/events", stage.events))
+        if self._status.get(str(stage.folder)) != stage.status:
+            self._status[str(stage.folder)] = stage.status
+            at = progress(stage)
+            yield f"{stage.status}{f': {at.in_words()}' if at else ''}"
+
+    def _unwritten(self, journal: str, records: Sequence[Record]) -> Sequence[Record]:
+        old, count = self._written.get(journal, ((), 0))
+        if old is not records:  # read anew: records that are the same were written before
+            pairs = zip(old[:count], records, strict=False)
+            count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._written[journal] = (records, len(records))
+        return records[count:]
+
+
+def _step_line(record: Record) -> str:
+    numbers = [f"{label} {short(record[name])}" for name, label in HEADLINE_NAMES.items() if name in record]
+    return f"step {record['step']}: {', '.join(numbers)}"
+
+
+def _event_line(event: Record) -> str:
+    step = f" at step {event['step']}" if event.get("step") is not None else ""
+    return f"{event['level']}{step}: {event['message']}"

@@ -1,4 +1,4 @@
-"""The local page of `kedge watch --web`: thin routes over feeds; the server renders, the page swaps what is new.
+"""The local page of `kedge watch --web`: thin routes over feeds; the server renders, the page swaps its parts.
 
 Only for this machine: the caller binds to loopback, every request needs the token of the URL and a Host header that
 names this address (a page elsewhere cannot reach it by a name of its own). Left out: accounts, TLS, writing anything.
@@ -7,8 +7,8 @@ names this address (a page elsewhere cannot reach it by a name of its own). Left
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from importlib.resources import files
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated
 
@@ -16,15 +16,16 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from markupsafe import Markup
 
-from kedge.core.pages import render_page
 from kedge.report.charts import svg
-from kedge.report.live import vitals
 from kedge.report.live.feed import RunFeed
-from kedge.report.live.sample_search import PAGE_SIZE, search
+from kedge.report.live.headline_metrics import current_stage, headline_metrics, progress
+from kedge.report.pages import asset, render_page
 from kedge.report.run.curves import plots
-from kedge.report.run.records import StageRecord
+from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.run.samples import answer_facts, cut
 
+PAGE_SIZE = 20
+"""Samples on one page of search results."""
 _CHARTS = 6
 _LAST_EVENTS = 30
 
@@ -52,8 +53,8 @@ def make_app(feeds: Sequence[RunFeed], *, token: str, hosts: Sequence[str]) -> F
     async def samples(run: int = 0, q: str = "", first: int = 0) -> Response:  # pyright: ignore[reportUnusedFunction]
         if not 0 <= run < len(feeds):
             return PlainTextResponse("there is no such run", status_code=404)
-        found = search(feeds[run].record(), q, first=max(0, first))
-        values = {"found": found, "size": PAGE_SIZE, "facts": answer_facts, "cut": cut}
+        results = search(feeds[run].record(), q, first=max(0, first))
+        values = {"results": results, "size": PAGE_SIZE, "facts": answer_facts, "cut": cut}
         return HTMLResponse(render_page("kedge.report.live", "samples.html.j2", **values))
 
     return app
@@ -91,22 +92,22 @@ def _page(feeds: Sequence[RunFeed], *, nonce: str) -> str:
         "page.html.j2",
         names=[str(feed.folder) for feed in feeds],
         nonce=nonce,
-        own_style=Markup(_text("kedge.report.charts", "chart.css") + _text("kedge.report.live", "page.css")),
-        script=svg.script() + Markup(_text("kedge.report.live", "page.js")),
+        own_style=asset("kedge.report.live", "page.css"),
+        script=asset("kedge.report.charts", "chart.js") + asset("kedge.report.live", "page.js"),
     )
 
 
-def _news(feeds: Sequence[RunFeed], revision: int, wanted: Sequence[str]) -> dict[str, object]:
-    """`wanted` names a stage for each run, in their order; an empty or missing name leaves the choice to us."""
+def _news(feeds: Sequence[RunFeed], revision: int, stage_names: Sequence[str]) -> dict[str, object]:
+    """`stage_names` has one for each run, in their order; where it is empty or missing, `current_stage` chooses."""
     runs = [feed.record() for feed in feeds]
-    names = [*wanted, *("" for _ in runs)]
-    shown = [vitals.current(run, name) for run, name in zip(runs, names, strict=False)]
+    names = [*stage_names, *("" for _ in runs)]
+    shown = [current_stage(run, name) for run, name in zip(runs, names, strict=False)]
     html = render_page(
         "kedge.report.live",
         "runs.html.j2",
         runs=list(zip(runs, shown, strict=True)),
-        progress=vitals.progress,
-        vitals=vitals.vitals,
+        progress=progress,
+        headline_metrics=headline_metrics,
         figures=_figures,
         last_events=_LAST_EVENTS,
     )
@@ -117,5 +118,28 @@ def _figures(stage: StageRecord) -> list[Markup]:
     return [svg.figure(plot) for plot in islice(plots(stage), _CHARTS)]
 
 
-def _text(package: str, name: str) -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResults:
+    """One page of matching samples; `total` counts all pages."""
+
+    samples: tuple[tuple[str, Record], ...]
+    """Stage and sample."""
+    total: int
+    first: int
+
+
+def search(run: RunRecord, words: str, *, first: int = 0) -> SearchResults:
+    """Samples with all of these words in prompt or answer, in small or capital letters; newest first."""
+    terms = words.casefold().split()
+    matches = [
+        (stage, sample)
+        for stage, sample in _newest_first(run)
+        if all(word in f"{sample.get('prompt', '')}\n{sample.get('answer', '')}".casefold() for word in terms)
+    ]
+    return SearchResults(samples=tuple(matches[first : first + PAGE_SIZE]), total=len(matches), first=first)
+
+
+def _newest_first(run: RunRecord) -> Iterator[tuple[str, Record]]:
+    for stage in reversed(run.stages):
+        samples: Sequence[Record] = stage.samples
+        yield from ((stage.name, sample) for sample in reversed(samples))

@@ -1,7 +1,7 @@
-"""Does the model know how sure it may be? Bradley and Terry say P(chosen is better) = sigmoid(score difference).
+"""Calibration of a reward model: by Bradley and Terry, P(chosen is better) = sigmoid(score difference).
 
 Which answer is called chosen is a matter of naming, so confidence is sigmoid(|difference|), between 50 and 100 %, and
-is set against how often the higher score is right. Left out: any other map than one temperature.
+is compared with how often the higher score is right. Left out: any other map than one temperature.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.report.reward.bins import quantile_groups
-from kedge.report.reward.intervals import Estimate, Share, mean_of, share
-from kedge.report.reward.records import Columns, Floats
+from kedge.core.stats import Floats
+from kedge.report.reward.accuracy import Estimate, Share, mean_of, quantile_groups, share
+from kedge.report.reward.scored_pairs import Columns
 
 _MOST_BINS = 10
 _PAIRS_A_BIN = 30
@@ -84,11 +84,11 @@ def log_loss(difference_B: Floats) -> float:
 
 
 def temperature(difference_B: Floats) -> float | None:
-    """The T > 0 with the least mean of -log sigmoid(d / T).
+    """The T > 0 with the least mean of -log sigmoid(d / T): a logistic fit of one slope, a = 1 / T.
 
-    In a = 1 / T the loss is convex, with slope -mean(d sigmoid(-a d)): it falls at a = 0 when the mean difference is
-    positive, and rises for large a when some difference is negative; the slope is then bisected. Without the first, no
-    temperature helps; without the second, the smaller the better.
+    In a the loss is convex, with slope -mean(d sigmoid(-a d)): it falls at a = 0 when the mean difference is positive,
+    and rises for large a when some difference is negative; the slope is then bisected, which no scale of scores upsets.
+    Without the first, no temperature helps; without the second, the smaller the better.
     """
     scale = float(np.abs(difference_B).max())
     if difference_B.mean() <= 0 or difference_B.min() >= 0:

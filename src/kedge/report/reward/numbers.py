@@ -1,13 +1,20 @@
-"""The table of numbers that the page and the terminal share."""
+"""The table of numbers of a reward report, and the report in a terminal: verdict, findings and that table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kedge.report.reward.intervals import Share
-from kedge.report.reward.length import Contest
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kedge.core.findings import Level
+from kedge.report.reward.accuracy import Share
+from kedge.report.reward.length_bias import Contest
 from kedge.report.reward.result import RewardReport
-from kedge.report.reward.words import interval, number, percent
+from kedge.report.words import interval, number, percent
+
+_STYLES: dict[Level, str] = {"fatal": "bold red", "warning": "yellow", "info": "cyan", "ok": "green"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +26,7 @@ class Row:
 
 
 def numbers(report: RewardReport) -> list[Row]:
+    """The rows of the table, which the page and the terminal share."""
     return [*_accuracies(report), *_lengths(report), *_calibration(report), *_members(report)]
 
 
@@ -80,31 +88,68 @@ def _lengths(report: RewardReport) -> list[Row]:
 
 
 def _calibration(report: RewardReport) -> list[Row]:
-    found = report.calibration
-    at = number(found.log_loss_at_temperature)
+    calibration = report.calibration
+    at_best = number(calibration.log_loss_at_temperature)
     return [
-        Row(name="calibration error", value=number(found.error), note="expected, in shares"),
-        Row(name="log-loss", value=number(found.log_loss), note="a coin has 0.693"),
+        Row(name="calibration error", value=number(calibration.error), note="expected, in shares"),
+        Row(name="log-loss", value=number(calibration.log_loss), note="a coin has 0.693"),
         Row(
             name="best temperature",
-            value=number(found.temperature, 2),
-            note="no finite one is best" if found.temperature is None else f"log-loss there {at}",
+            value=number(calibration.temperature, 2),
+            note="no finite one is best" if calibration.temperature is None else f"log-loss there {at_best}",
         ),
         Row(name="scores", value=number(report.score_mean, 2), note=f"mean; spread {number(report.score_std, 2)}"),
     ]
 
 
 def _members(report: RewardReport) -> list[Row]:
-    found = report.agreement
-    if found is None:
+    agreement = report.agreement
+    if agreement is None:
         return []
-    rows = [_share(f"accuracy of member {at}", member.accuracy) for at, member in enumerate(found.members)]
-    rows.append(Row(name="agreement of two members", value=percent(found.agreement), note="mean; same decision"))
+    rows = [_share(f"accuracy of member {at}", member.accuracy) for at, member in enumerate(agreement.members)]
+    rows.append(Row(name="agreement of two members", value=percent(agreement.agreement), note="mean; same decision"))
     rows.append(
-        Row(name="disagreement", value=number(found.disagreement, 2), note="spread between members over that of scores")
+        Row(
+            name="disagreement",
+            value=number(agreement.disagreement, 2),
+            note="spread between members over that of scores",
+        )
     )
-    if found.unanimous:
-        rows.append(_share("accuracy, members agree", found.unanimous))
-    if found.divided:
-        rows.append(_share("accuracy, members disagree", found.divided))
+    if agreement.unanimous:
+        rows.append(_share("accuracy, members agree", agreement.unanimous))
+    if agreement.divided:
+        rows.append(_share("accuracy, members disagree", agreement.divided))
     return rows
+
+
+def render_terminal(report: RewardReport) -> RenderableType:
+    """The verdict, the numbers and the findings, on about one screen; the page has the rest."""
+    return Group(
+        Text(report.verdict, style=_STYLES[report.level]),
+        Text(),
+        _number_table(report),
+        Text(),
+        _findings(report),
+    )
+
+
+def _number_table(report: RewardReport) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("", style="dim")
+    for row in numbers(report):
+        table.add_row(Text(row.name), row.value, row.interval, Text(row.note))
+    return table
+
+
+def _findings(report: RewardReport) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for finding in report.findings:
+        text = Text(finding.message)
+        text.append(f"  {finding.code}", style="dim")
+        if finding.fix:
+            text.append(f"\n{finding.fix}", style="dim")
+        grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
+    return grid

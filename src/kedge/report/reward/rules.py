@@ -1,7 +1,7 @@
-"""What the report objects to, how strongly, and why: one row a rule, the only place that holds a threshold.
+"""The rules of a reward report: level, threshold, reason and fix of each; no threshold is anywhere else.
 
 `fatal` means that PPO against this model would optimise something other than the preferences in the data.
-When a rule speaks is written out in `judging`; `threshold` is the number it compares with.
+`verdict` says when a rule applies; `threshold` is the number it compares with.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def finding(code: str, message: str, **evidence: Any) -> Finding:
+def finding_of(code: str, message: str, **evidence: Any) -> Finding:
     """The finding of one rule; the evidence always has the threshold."""
     rule = RULES[code]
     return Finding(

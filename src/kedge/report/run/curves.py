@@ -1,4 +1,4 @@
-"""Which curves a stage shows, in which order and with which words. What has no words here is shown under its name.
+"""Which curves a stage shows, in which order and with which words. A metric without words here is shown by its name.
 
 Left out: `time/*`, rates and learning rates, which are costs and settings rather than curves to read.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kedge.report.charts.plot import Mark, Plot, Threshold, over_steps
-from kedge.report.run.records import Record, StageRecord
+from kedge.report.run.run_records import Record, StageRecord
 
 _SETTINGS_AND_COSTS = ("time/", "tokens/", "policy/lr", "value/lr", "train/lr")
 
@@ -104,11 +104,11 @@ _SUPERVISED_WORDS = {
 
 
 def plots(stage: StageRecord) -> Iterator[Plot]:
-    """Every curve that the metrics hold, the telling ones first; each is made when it is asked for."""
+    """Every curve of the stage's metrics, the main ones first; each is made when the iterator comes to it."""
     marks = marks_of(stage.events)
     curves = [*(_PPO if _is_ppo(stage.metrics) else ()), *_supervised(stage.metrics)]
     curves += _others(stage.metrics, curves)
-    found = (
+    drawn = (
         over_steps(
             cast(Sequence[Mapping[str, float]], stage.metrics),
             curve.names,
@@ -120,7 +120,7 @@ def plots(stage: StageRecord) -> Iterator[Plot]:
         )
         for curve in curves
     )
-    return (plot for plot in found if plot)
+    return (plot for plot in drawn if plot)
 
 
 def marks_of(events: Sequence[Record]) -> tuple[Mark, ...]:
@@ -137,11 +137,11 @@ def kl_thresholds(settings: Mapping[str, Any]) -> tuple[Threshold, ...]:
     kl = settings.get("kl")
     given = cast(Mapping[str, Any], kl) if isinstance(kl, Mapping) else {}
     target, limit = given.get("target"), given.get("limit")
-    found = (
+    thresholds = (
         Threshold(value=target, name="target", kind="target") if target is not None else None,
         Threshold(value=limit, name="limit", kind="limit") if limit is not None else None,
     )
-    return tuple(one for one in found if one)
+    return tuple(threshold for threshold in thresholds if threshold)
 
 
 def _is_ppo(records: Sequence[Record]) -> bool:
@@ -154,22 +154,22 @@ def _logged(records: Sequence[Record]) -> list[str]:
 
 
 def _supervised(records: Sequence[Record]) -> Iterator[_Curve]:
-    """Training and held-out values of the same thing share a chart."""
+    """Training and held-out values of the same quantity share a chart."""
     names = _logged(records)
-    of_what = dict.fromkeys(name.split("/", 1)[1] for name in names if name.startswith(("train/", "heldout/")))
-    for what in sorted(of_what, key=lambda what: (what not in _SUPERVISED_WORDS, list(of_what).index(what))):
-        if f"train/{what}".startswith(_SETTINGS_AND_COSTS):
+    quantities = dict.fromkeys(name.split("/", 1)[1] for name in names if name.startswith(("train/", "heldout/")))
+    for name in sorted(quantities, key=lambda name: (name not in _SUPERVISED_WORDS, list(quantities).index(name))):
+        if f"train/{name}".startswith(_SETTINGS_AND_COSTS):
             continue
-        title, note = _SUPERVISED_WORDS.get(what, (what.replace("_", " ").capitalize(), ""))
-        yield _Curve(title=title, note=note, names={f"train/{what}": "training", f"heldout/{what}": "held out"})
+        title, note = _SUPERVISED_WORDS.get(name, (name.replace("_", " ").capitalize(), ""))
+        yield _Curve(title=title, note=note, names={f"train/{name}": "training", f"heldout/{name}": "held out"})
 
 
-_TOLD_ELSEWHERE = ("step", "at", "reward/std", "gold/mean")
+_SHOWN_ELSEWHERE = ("step", "at", "reward/std", "gold/mean")
 
 
 def _others(records: Sequence[Record], shown: Sequence[_Curve]) -> Iterator[_Curve]:
-    """What is logged and has no chart yet, one each."""
+    """A chart for each metric that is in no other."""
     covered = {name for curve in shown for name in curve.names}
     for name in _logged(records):
-        if name not in covered and name not in _TOLD_ELSEWHERE and not name.startswith(_SETTINGS_AND_COSTS):
+        if name not in covered and name not in _SHOWN_ELSEWHERE and not name.startswith(_SETTINGS_AND_COSTS):
             yield _Curve(title=name, note="", names={name: name})

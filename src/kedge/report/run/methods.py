@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from kedge.report.words import listed
 
 _METHODS = {"grpo": "GRPO", "dr_grpo": "Dr. GRPO", "remax": "ReMax", "simpo": "SimPO"}
 """Names that are not written in capitals throughout."""
@@ -12,96 +14,92 @@ _WITHOUT_REFERENCE = ("orpo", "simpo", "cpo")
 
 def what_was_run(kind: str, settings: Mapping[str, Any]) -> str:
     """One sentence from the settings of a stage."""
-    if kind in _TELLERS:
-        return _TELLERS[kind](settings)
-    start = f" starting from {_named(settings['from'])}" if settings.get("from") else ""
+    if kind in _SENTENCES:
+        return _SENTENCES[kind](settings)
+    start = f" starting from {_named(settings, 'from')}" if settings.get("from") else ""
     return f"A stage of kind `{kind}`{start}."
 
 
-def listed(parts: Sequence[str]) -> str:
-    """
-    >>> listed(["a", "b", "c"]), listed(["a"])
-    ('a, b and c', 'a')
-    """
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+def _named(settings: Mapping[str, Any], key: str) -> str:
+    """A model, a reward or files, by the name in the settings.
 
-
-def _named(value: Any) -> str:
-    """
-    >>> _named(["a.jsonl", "b.jsonl"]), _named(None), _named({"kind": "regex"})
+    >>> settings = {"data": ["a.jsonl", "b.jsonl"], "reward": {"kind": "regex"}}
+    >>> _named(settings, "data"), _named(settings, "from"), _named(settings, "reward")
     ('`a.jsonl` and `b.jsonl`', "the recipe's model", 'a reward of kind `regex`')
     """
+    value = settings.get(key)
     if value is None:
         return "the recipe's model"
     if isinstance(value, Mapping):
         return f"a reward of kind `{value.get('kind', '?')}`"
     if isinstance(value, (list, tuple)):
-        return listed([f"`{one}`" for one in value]) if value else "nothing"
+        return listed([f"`{part}`" for part in value]) if value else "nothing"
     return f"`{value}`"
 
 
-def _sft(of: Mapping[str, Any]) -> str:
+def _sft(settings: Mapping[str, Any]) -> str:
     return (
-        f"Supervised fine-tuning: {_named(of.get('from'))} imitates the conversations of {_named(of.get('data'))}, "
-        f"{_passes(of)}, {of.get('batch')} conversations a step."
+        f"Supervised fine-tuning: {_named(settings, 'from')} imitates the conversations of {_named(settings, 'data')}, "
+        f"{_passes(settings)}, {settings.get('batch')} conversations a step."
     )
 
 
-def _reward(of: Mapping[str, Any]) -> str:
-    members = of.get("members", 1)
+def _reward(settings: Mapping[str, Any]) -> str:
+    members = settings.get("members", 1)
     what = "A reward model" if members == 1 else f"An ensemble of {members} reward models"
-    return f"{what}: {_named(of.get('from'))} learns to score answers from {_named(of.get('data'))}, {_passes(of)}."
+    data = _named(settings, "data")
+    return f"{what}: {_named(settings, 'from')} learns to score answers from {data}, {_passes(settings)}."
 
 
-def _ppo(of: Mapping[str, Any]) -> str:
-    return f"PPO: {_on_rollouts(of)}."
+def _ppo(settings: Mapping[str, Any]) -> str:
+    return f"PPO: {_on_rollouts(settings)}."
 
 
-def _group(of: Mapping[str, Any]) -> str:
-    rivals = " that are compared with each other" if (of.get("answers") or 1) > 1 else ""
-    return f"{_method(of)}, without a critic: {_on_rollouts(of, rivals=rivals)}."
+def _group(settings: Mapping[str, Any]) -> str:
+    rivals = " that are compared with each other" if (settings.get("answers") or 1) > 1 else ""
+    return f"{_method(settings)}, without a critic: {_on_rollouts(settings, rivals=rivals)}."
 
 
-def _on_rollouts(of: Mapping[str, Any], *, rivals: str = "") -> str:
-    answers = "one answer" if of.get("answers") == 1 else f"{of.get('answers')} answers"
-    told = (
-        f"the policy {_named(of.get('from'))} is improved against {_named(of.get('reward'))} on prompts of "
-        f"{_named(of.get('prompts'))}, {of.get('iterations')} iterations of {of.get('batch')} prompts × "
+def _on_rollouts(settings: Mapping[str, Any], *, rivals: str = "") -> str:
+    answers = "one answer" if settings.get("answers") == 1 else f"{settings.get('answers')} answers"
+    sentence = (
+        f"the policy {_named(settings, 'from')} is improved against {_named(settings, 'reward')} on prompts of "
+        f"{_named(settings, 'prompts')}, {settings.get('iterations')} iterations of {settings.get('batch')} prompts × "
         f"{answers}{rivals}"
     )
-    kl = of.get("kl") or {}
+    kl = settings.get("kl") or {}
     is_held = kl.get("start", 1) > 0 or kl.get("limit") is not None
-    told += ", while its reference holds it" if is_held else ", and nothing holds it to its reference"
+    sentence += ", while its reference holds it" if is_held else ", and nothing holds it to its reference"
     if kl.get("target") is not None:
-        told += f" near a KL of {kl['target']:g} nats a sequence"
+        sentence += f" near a KL of {kl['target']:g} nats a sequence"
     if kl.get("limit") is not None:
-        told += f" (past {kl['limit']:g} it {'goes back' if kl.get('on_limit') == 'rollback' else 'stops'})"
-    return told
+        sentence += f" (past {kl['limit']:g} it {'goes back' if kl.get('on_limit') == 'rollback' else 'stops'})"
+    return sentence
 
 
-def _preference(of: Mapping[str, Any]) -> str:
-    online: Mapping[str, Any] | None = of.get("online")
-    start, noun = _named(of.get("from")), "answers" if _kind(of) == "kto" else "pairs"
+def _preference(settings: Mapping[str, Any]) -> str:
+    online: Mapping[str, Any] | None = settings.get("online")
+    start, noun = _named(settings, "from"), "answers" if _kind(settings) == "kto" else "pairs"
     if online is None:
-        held = "no reference" if _kind(of) in _WITHOUT_REFERENCE else "its start as the reference"
+        reference = "no reference" if _kind(settings) in _WITHOUT_REFERENCE else "its start as the reference"
         return (
-            f"{_method(of)}: {start} learns from the preferences of {_named(of.get('data'))} directly, {_passes(of)}, "
-            f"{of.get('batch')} {noun} a step, with {held}."
+            f"{_method(settings)}: {start} learns from the preferences of {_named(settings, 'data')} directly, "
+            f"{_passes(settings)}, {settings.get('batch')} {noun} a step, with {reference}."
         )
     sides = "every two that score apart" if online.get("pairs") == "all" else "the best against the worst"
-    beside = f", beside pairs of {_named(of.get('data'))}" if of.get("data") else ""
+    beside = f", beside pairs of {_named(settings, 'data')}" if settings.get("data") else ""
     return (
-        f"{_method(of)}, online: in each of {online.get('rounds')} rounds {start} answers prompts of "
-        f"{_named(online.get('prompts'))} {online.get('answers')} times, {_named(online.get('reward'))} scores the "
+        f"{_method(settings)}, online: in each of {online.get('rounds')} rounds {start} answers prompts of "
+        f"{_named(online, 'prompts')} {online.get('answers')} times, {_named(online, 'reward')} scores the "
         f"answers, and it learns from pairs of them ({sides}){beside}."
     )
 
 
-def _best_of_n(of: Mapping[str, Any]) -> str:
-    start, n = _named(of.get("from")), of.get("n")
-    choice = f"its {n} answers to each prompt of {_named(of.get('prompts'))}, chosen by {_named(of.get('reward'))}"
-    method: Mapping[str, Any] = of.get("method") or {}
-    if _kind(of) == "distil":
+def _best_of_n(settings: Mapping[str, Any]) -> str:
+    start, n = _named(settings, "from"), settings.get("n")
+    choice = f"its {n} answers to each prompt of {_named(settings, 'prompts')}, chosen by {_named(settings, 'reward')}"
+    method: Mapping[str, Any] = settings.get("method") or {}
+    if _kind(settings) == "distil":
         return (
             f"Best of {n}, distilled: {start} is moved to the distribution of the best of {choice}, in "
             f"{method.get('steps')} steps."
@@ -111,34 +109,35 @@ def _best_of_n(of: Mapping[str, Any]) -> str:
     return f"Best of {n}, by rejection sampling: {start} imitates the best of {choice}, {when}."
 
 
-def _data(of: Mapping[str, Any]) -> str:
-    return f"Data: {_named(of.get('files'))} cleaned and split by prompt, {100 * of.get('heldout', 0):g} % held out."
+def _data(settings: Mapping[str, Any]) -> str:
+    heldout = 100 * settings.get("heldout", 0)
+    return f"Data: {_named(settings, 'files')} cleaned and split by prompt, {heldout:g} % held out."
 
 
-def _evaluate(of: Mapping[str, Any]) -> str:
-    return f"Evaluation: the answers of {_named(of.get('models'))} to {_named(of.get('prompts'))}, compared."
+def _evaluate(settings: Mapping[str, Any]) -> str:
+    return f"Evaluation: the answers of {_named(settings, 'models')} to {_named(settings, 'prompts')}, compared."
 
 
-def _passes(of: Mapping[str, Any]) -> str:
-    epochs = of.get("epochs", 1)
+def _passes(settings: Mapping[str, Any]) -> str:
+    epochs = settings.get("epochs", 1)
     return "one pass over them" if epochs == 1 else f"{epochs:g} passes over them"
 
 
-def _kind(of: Mapping[str, Any]) -> str:
+def _kind(settings: Mapping[str, Any]) -> str:
     """The method of a stage that has several, as a recipe names it."""
-    method: Any = of.get("method")
+    method: Any = settings.get("method")
     return str(method.get("kind")) if isinstance(method, Mapping) else str(method)
 
 
-def _method(of: Mapping[str, Any]) -> str:
+def _method(settings: Mapping[str, Any]) -> str:
     """
     >>> _method({"method": {"kind": "dr_grpo"}}), _method({"method": "reinforce++"}), _method({"method": "tdpo"})
     ('Dr. GRPO', 'REINFORCE++', 'TDPO')
     """
-    return _METHODS.get(_kind(of), _kind(of).upper())
+    return _METHODS.get(_kind(settings), _kind(settings).upper())
 
 
-_TELLERS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+_SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "sft": _sft,
     "reward": _reward,
     "ppo": _ppo,

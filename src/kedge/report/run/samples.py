@@ -1,22 +1,35 @@
-"""The same prompt before, during and after training, with what changed marked; and prompts that were met only once."""
+"""Samples of a run: the same prompt before, during and after training, with the words that changed marked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from difflib import SequenceMatcher
+from typing import Any, Literal
 
-from kedge.report.run.records import Record
-from kedge.report.run.worddiff import Piece, word_diff
+from kedge.report import words
+from kedge.report.run.run_records import Record
 from kedge.report.words import short
 
 MOST_PROMPTS = 8
+_MOST_WORDS = 2000
+"""Matching takes time with the square of the words; longer texts are shown whole, as gone and come."""
 _TEXT_CHARACTERS = 2400
 _TITLE_CHARACTERS = 110
-_MARKS = re.compile(r"<\|[^|>]*\|>|</?s>|\[/?INST\]")
+_WORDS = re.compile(r"\S+\s*|^\s+")
+"""Blanks belong to the word before them."""
+_TEMPLATE_MARKS = re.compile(r"<\|[^|>]*\|>|</?s>|\[/?INST\]")
 _ROLE = re.compile(r"^\s*(system|user|assistant)\s*(\n|$)")
 _MANY_LINES = re.compile(r"\n\s*\n\s*\n\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of two texts: in both, only in the earlier one, or only in the later one."""
+
+    kind: Literal["same", "gone", "new"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +45,7 @@ class Answer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     title: str
-    """What was asked last, in one line, without the marks of a chat template."""
+    """The last message of the prompt in one line, without the marks of a chat template."""
     prompt: str
     answers: tuple[Answer, ...]
 
@@ -46,12 +59,13 @@ class Samples:
 
 
 def compare(samples: Sequence[Record]) -> Samples:
-    """Prompts that were answered at several steps first; of the others, those that were met last."""
+    """Prompts that were answered at several steps first; then the others, those of the last steps first."""
     by_prompt: dict[str, dict[int, Record]] = {}
     for sample in samples:
         by_prompt.setdefault(str(sample.get("prompt", "")), {}).setdefault(int(sample["step"]), sample)
-    repeated = [prompt for prompt, at in by_prompt.items() if len(at) > 1]
-    once = sorted((prompt for prompt in by_prompt if prompt not in set(repeated)), key=lambda one: -max(by_prompt[one]))
+    repeated = [prompt for prompt, by_step in by_prompt.items() if len(by_step) > 1]
+    once = [prompt for prompt in by_prompt if prompt not in set(repeated)]
+    once.sort(key=lambda prompt: -max(by_prompt[prompt]))
     order = [*repeated, *once]
     shown = tuple(
         Comparison(title=_title(prompt), prompt=cut(prompt), answers=_answers(by_prompt[prompt]))
@@ -81,15 +95,13 @@ def answer_facts(sample: Mapping[str, Any]) -> str:
     >>> answer_facts({"reward": 1.25, "kl": 3.0, "length": 40, "finished": False, "gold": None})
     'reward 1.25 · KL 3 · 40 tokens · cut off'
     """
-    told = [f"{name} {short(sample[key])}" for key, name in _NUMBERS.items() if sample.get(key) is not None]
+    names = {"reward": "reward", "gold": "gold", "kl": "KL"}
+    facts = [f"{name} {short(sample[key])}" for key, name in names.items() if sample.get(key) is not None]
     if sample.get("length") is not None:
-        told.append(f"{sample['length']} tokens")
+        facts.append(f"{sample['length']} tokens")
     if sample.get("finished") is False:
-        told.append("cut off")
-    return " · ".join(told)
-
-
-_NUMBERS = {"reward": "reward", "gold": "gold", "kl": "KL"}
+        facts.append("cut off")
+    return " · ".join(facts)
 
 
 def _title(prompt: str) -> str:
@@ -99,9 +111,9 @@ def _title(prompt: str) -> str:
     >>> _title("plain text, " + "x" * 200)[-9:]
     'xxxxxxxx…'
     """
-    turns = [" ".join(_ROLE.sub("", part).split()) for part in _MARKS.split(prompt)]
-    said = next((turn for turn in reversed(turns) if turn), "(empty)")
-    return said if len(said) <= _TITLE_CHARACTERS else f"{said[:_TITLE_CHARACTERS]}…"
+    turns = [" ".join(_ROLE.sub("", part).split()) for part in _TEMPLATE_MARKS.split(prompt)]
+    last = next((turn for turn in reversed(turns) if turn), "(empty)")
+    return last if len(last) <= _TITLE_CHARACTERS else f"{last[:_TITLE_CHARACTERS]}…"
 
 
 def cut(text: str) -> str:
@@ -110,9 +122,34 @@ def cut(text: str) -> str:
     >>> cut("a\\n\\n\\n\\n\\nb\\n\\nc")
     'a\\n⏎ × 5\\nb\\n\\nc'
     """
-    text = _MANY_LINES.sub(lambda blank: f"\n⏎ × {blank.group().count(chr(10))}\n", text)
-    left_out = len(text) - _TEXT_CHARACTERS
-    if left_out <= 0:
-        return text
-    half = _TEXT_CHARACTERS // 2
-    return f"{text[:half]}\n… {left_out:,} characters left out …\n{text[-half:]}"
+    folded = _MANY_LINES.sub(lambda blank: f"\n⏎ × {blank.group().count(chr(10))}\n", text)
+    return words.cut(folded, _TEXT_CHARACTERS)
+
+
+def word_diff(before: str, after: str) -> tuple[Piece, ...]:
+    """The pieces of both texts in reading order.
+
+    >>> [(piece.kind, piece.text) for piece in word_diff("the old cat sat", "the cat sat down")]
+    [('same', 'the '), ('gone', 'old '), ('same', 'cat sat '), ('new', 'down')]
+    """
+    old, new = _WORDS.findall(before), _WORDS.findall(after)
+    if len(old) + len(new) > _MOST_WORDS:
+        return _pieces([("gone", before), ("new", after)] if before != after else [("same", after)])
+    changes: list[tuple[Literal["same", "gone", "new"], str]] = []
+    bare = [word.strip() for word in old], [word.strip() for word in new]
+    for change, i, j, k, m in SequenceMatcher(None, *bare, autojunk=False).get_opcodes():
+        if change == "equal":
+            changes.append(("same", "".join(new[k:m])))
+        else:
+            changes.append(("gone", _spaced("".join(old[i:j]))))
+            changes.append(("new", "".join(new[k:m])))
+    return _pieces(changes)
+
+
+def _spaced(text: str) -> str:
+    """The last word of a text has no blank of its own; beside the words that replace it, it needs one."""
+    return text if not text or text[-1].isspace() else f"{text} "
+
+
+def _pieces(changes: list[tuple[Literal["same", "gone", "new"], str]]) -> tuple[Piece, ...]:
+    return tuple(Piece(kind=kind, text=text) for kind, text in changes if text)

@@ -1,16 +1,19 @@
-"""The tables of a report: where things came from, what it ran on, and what other stages wrote about themselves."""
+"""The tables of a run's report: inputs, environment, cost, metrics from end to end, reward report and evaluation."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
-from kedge.report.run.records import Record, RunRecord, StageRecord
-from kedge.report.words import number, short
+from kedge.report.run.run_records import Record, RunRecord, StageRecord
+from kedge.report.words import NONE, number, percent, short
 from kedge.runs.lineage import Link, lineage
+
+_PHASES = {"time/generate": "generating", "time/judge": "judging", "time/update": "learning"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +52,17 @@ def _origin(link: Link) -> Origin:
 
 
 def environment_rows(run: RunRecord) -> list[tuple[str, str]]:
-    found = run.manifest.environment
+    """Versions, device and seed: whatever is needed to run it again."""
+    environment = run.manifest.environment
     rows = [
-        ("Kedge", found.kedge),
-        ("Python", found.python),
-        ("platform", found.platform),
-        ("device", found.device),
-        ("commit", found.git_commit or ""),
+        ("Kedge", environment.kedge),
+        ("Python", environment.python),
+        ("platform", environment.platform),
+        ("device", environment.device),
+        ("commit", environment.git_commit or ""),
         ("seed", str(run.manifest.seed)),
         ("recipe hash", run.manifest.recipe_hash),
-        *found.packages.items(),
+        *environment.packages.items(),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -91,29 +95,25 @@ def setting(value: Any) -> str:
 
 def reward_rows(report: Record) -> Iterator[tuple[str, str]]:
     """The numbers of a reward report that decide whether PPO may use the model."""
-    yield "accuracy", _share(report.get("accuracy"))
+    yield "accuracy", _share_of(report.get("accuracy"))
     length = report.get("length") or {}
-    yield "balanced accuracy (blind to length)", _share(length.get("balanced"))
-    yield "“the longer wins” on the same pairs", _share(length.get("rule"))
+    yield "balanced accuracy (blind to length)", _share_of(length.get("balanced"))
+    yield "“the longer wins” on the same pairs", _share_of(length.get("rule"))
     calibration = report.get("calibration") or {}
     yield "calibration error", number(calibration.get("error"))
     yield "held-out pairs", f"{report.get('pairs', 0):,}"
     if report.get("agreement"):
-        yield "members decide alike", _percent(report["agreement"].get("agreement"))
+        yield "members decide alike", percent(report["agreement"].get("agreement"))
 
 
-def _share(of: Mapping[str, Any] | None) -> str:
+def _share_of(of: Mapping[str, Any] | None) -> str:
     """
-    >>> _share({"value": 0.785, "low": 0.7, "high": 0.85}), _share(None)
+    >>> _share_of({"value": 0.785, "low": 0.7, "high": 0.85}), _share_of(None)
     ('78.5 % (70.0 to 85.0)', '–')
     """
     if not of:
-        return "–"
-    return f"{_percent(of['value'])} ({number(100 * of['low'], 1)} to {number(100 * of['high'], 1)})"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{number(100 * share, 1)} %"
+        return NONE
+    return f"{percent(of['value'])} ({number(100 * of['low'], 1)} to {number(100 * of['high'], 1)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +128,13 @@ class Extent:
 
 
 def extents(stage: StageRecord) -> list[Extent]:
+    """The table of all metrics of a stage."""
     names = dict.fromkeys(name for record in stage.metrics for name in record if name not in ("step", "at"))
-    found: list[Extent] = []
+    rows: list[Extent] = []
     for name in names:
         values = [float(record[name]) for record in stage.metrics if record.get(name) is not None]
         finite = [value for value in values if abs(value) < float("inf")] or [float("nan")]
-        found.append(
+        rows.append(
             Extent(
                 name=name,
                 first=short(values[0]),
@@ -142,4 +143,96 @@ def extents(stage: StageRecord) -> list[Extent]:
                 high=short(max(finite)),
             )
         )
-    return found
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """`seconds` is the time of the steps; `by_phase` what is known of its parts, the rest as "other"."""
+
+    seconds: float
+    elapsed: float
+    tokens: float
+    by_phase: tuple[tuple[str, float], ...]
+
+
+def cost_of(stage: StageRecord) -> Cost:
+    """Seconds by phase, and tokens; from the metrics alone, so a resumed run counts its steps once."""
+    metrics = stage.metrics
+    seconds = _sum(metrics, "time/step")
+    tokens = sum(record.get("tokens/per_second", 0.0) * record.get("time/step", 0.0) for record in metrics)
+    phases = [(name, _sum(metrics, key)) for key, name in _PHASES.items()]
+    known = [(name, spent) for name, spent in phases if spent]
+    other = seconds - sum(spent for _, spent in known)
+    if known and other > 0.01 * seconds:
+        known.append(("other", other))
+    return Cost(seconds=seconds, elapsed=_elapsed(stage), tokens=tokens, by_phase=tuple(known))
+
+
+def _elapsed(stage: StageRecord) -> float:
+    """Seconds from the manifest's beginning to its end, or to the last record of its journals."""
+    begun = datetime.fromisoformat(stage.manifest.created).timestamp()
+    if stage.manifest.finished:
+        return max(0.0, datetime.fromisoformat(stage.manifest.finished).timestamp() - begun)
+    written = [journal[-1]["at"] for journal in (stage.metrics, stage.events, stage.samples) if journal]
+    return max(0.0, max(written, default=begun) - begun)
+
+
+def _sum(metrics: Sequence[Record], name: str) -> float:
+    return sum(record.get(name, 0.0) for record in metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationTable:
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def evaluation_table(evaluation: Record) -> EvaluationTable:
+    """What `evaluation.json` holds: a column a model, the baseline first, intervals of 95 % in brackets.
+
+    Every number of every model; where a model has none, a dash.
+    """
+    models: Mapping[str, Any] = evaluation["models"]
+    baseline = str(evaluation["baseline"])
+    columns = [_column(models[name], evaluation["comparisons"].get(name, {}), baseline) for name in models]
+    titles = list(dict.fromkeys(title for column in columns for title in column))
+    return EvaluationTable(
+        head=("", *models), rows=tuple((title, *(column.get(title, NONE) for column in columns)) for title in titles)
+    )
+
+
+def _column(summary: Mapping[str, Any], against: Mapping[str, Any], baseline: str) -> dict[str, str]:
+    column: dict[str, str] = {}
+    for source, scores in summary["scores"].items():
+        column[f"{source}: mean score"] = _estimate(scores["mean"], 3)
+        if comparison := against.get(source):
+            column[f"{source}: wins over {baseline}"] = _win_rate(comparison["win_rate"], "rate")
+            column[f"{source}: wins at equal length"] = _win_rate(comparison["length_controlled"], "mean")
+            column[f"{source}: ties"] = percent(comparison["win_rate"]["ties"])
+        if scores["unscored"]:
+            column[f"{source}: answers without a score"] = f"{scores['unscored']:,}"
+    return column | {
+        f"KL from {baseline}, nats": _estimate(summary["kl"], 2),
+        "length, tokens": _estimate(summary["length"], 1),
+        "finished": percent(summary["finished"]),
+        "repetition": number(summary["repetition"]),
+        "distinct": number(summary["distinct"]),
+    }
+
+
+def _estimate(mean: Mapping[str, Any] | None, digits: int) -> str:
+    """
+    >>> _estimate({"mean": 1.25, "low": -0.5, "high": 2.0}, 1), _estimate(None, 1)
+    ('1.2 [−0.5, 2.0]', '–')
+    """
+    if mean is None:
+        return NONE
+    return "{} [{}, {}]".format(*(number(mean[key], digits) for key in ("mean", "low", "high")))
+
+
+def _win_rate(rate: Mapping[str, Any] | None, middle: str) -> str:
+    if rate is None:
+        return NONE
+    low, high = (number(100 * rate[key], 1) for key in ("low", "high"))
+    return f"{percent(rate[middle])} [{low}, {high}]"

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from kedge.core.best_of import best_of_kl
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
+from kedge.core.stats import best_of_kl
 from kedge.core.suggest import did_you_mean
 from kedge.models.settings import LoraSettings
 from kedge.rewards.settings import FailureSettings, RewardSettings

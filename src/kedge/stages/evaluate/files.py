@@ -9,13 +9,12 @@ from kedge.core.files import write_json
 from kedge.data.convert import to_fields
 from kedge.data.examples import Message, Pair, Prompt
 from kedge.data.writing import row_writer
-from kedge.evaluate.compare import Evaluation
-from kedge.evaluate.preferences import Preferences
-from kedge.evaluate.records import Scored
+from kedge.evaluate.answers import ModelAnswer, Preferences
+from kedge.evaluate.evaluation import Evaluation
 from kedge.stages.rl.answering import Answering
 
 
-def write_answers(file: Path, answers: Sequence[Scored], prompts: Sequence[Prompt], *, seed: int) -> Path:
+def write_answers(file: Path, answers: Sequence[ModelAnswer], prompts: Sequence[Prompt], *, seed: int) -> Path:
     """Every answer, a line each; the same prompts, seed and settings give it again."""
     with row_writer(file) as write:
         for one in answers:
@@ -65,5 +64,5 @@ def write_numbers(file: Path, evaluation: Evaluation, pairs: Preferences, asked:
     return file
 
 
-def _id(one: Scored) -> str:
+def _id(one: ModelAnswer) -> str:
     return f"{one.model}-{one.prompt}-{one.number}"

@@ -13,10 +13,8 @@ from kedge.core.seeds import seed_for
 from kedge.data.examples import Prompt
 from kedge.data.reading import read
 from kedge.data.template import template_hash
-from kedge.evaluate import table
-from kedge.evaluate.compare import evaluate
-from kedge.evaluate.preferences import preferences
-from kedge.evaluate.records import Scored
+from kedge.evaluate.answers import ModelAnswer, preferences
+from kedge.evaluate.evaluation import evaluate, table_lines
 from kedge.models.loading.load import load_causal
 from kedge.rewards.build import Reward
 from kedge.rewards.rollouts import Case
@@ -56,7 +54,7 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     answers = [one for each in candidates for one in _records(each, scores[each.name], kl.get(each.name))]
     evaluation = evaluate(answers, tie=settings.tie, seed=seed_for(context.seed, "bootstrap"))
     pairs = preferences(answers, "reward", tie=settings.tie)
-    for line in table.lines(evaluation):
+    for line in table_lines(evaluation):
         context.say(f"  {line}")
     if settings.reward is not None:
         left_out = f"{pairs.ties:,} ties and {pairs.unpaired:,} prompts without two scored answers are left out"
@@ -189,7 +187,7 @@ def _language(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _records(
     candidate: Candidate, scores: Mapping[str, Sequence[float]], kl: Sequence[float] | None
-) -> Iterator[Scored]:
+) -> Iterator[ModelAnswer]:
     answered = candidate.answered
     rows = zip(
         answered.rollouts.group_B.tolist(),
@@ -199,7 +197,7 @@ def _records(
         strict=True,
     )
     for row, (prompt, tokens, text, is_finished) in enumerate(rows):
-        yield Scored(
+        yield ModelAnswer(
             model=candidate.name,
             prompt=prompt,
             number=row % candidate.asked.answers,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
+from kedge.core.stats import logistic_slope
 from kedge.data.batching import RankedAnswers
 from kedge.data.examples import Pair, Ranking, text_of
 from kedge.data.reading import prompt_key, read
@@ -125,19 +126,8 @@ def _residual(items: Sequence[Judged], strength: float) -> list[Judged]:
     A product of experts (Clark et al. 2019; for reward models Shen et al. 2023): the loss is
     −log σ(score difference + slope · asinh(gap)), which is a margin of −slope · asinh(gap), times the strength.
     """
-    slope = strength * _slope([math.asinh(_length_gap(one)) for one in items])
+    slope = strength * logistic_slope([math.asinh(_length_gap(one)) for one in items])
     return [_with_ranked(one, margin=one.ranked.margin - slope * math.asinh(_length_gap(one))) for one in items]
-
-
-def _slope(gaps: Sequence[float], *, rounds: int = 50) -> float:
-    """Newton's method on Σ log σ(slope · gap): the logistic regression of "chosen" on length, without intercept."""
-    slope = 0.0
-    for _ in range(rounds):
-        wrong = [1 / (1 + math.exp(slope * gap)) for gap in gaps]
-        gradient = sum(p * gap for p, gap in zip(wrong, gaps, strict=True))
-        curvature = sum(p * (1 - p) * gap * gap for p, gap in zip(wrong, gaps, strict=True))
-        slope += gradient / (curvature + 1e-9)
-    return slope
 
 
 def _with_ranked(one: Judged, **changes: float) -> Judged:

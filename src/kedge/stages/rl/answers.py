@@ -15,8 +15,8 @@ import orjson
 import torch
 
 from kedge.algorithms.best_of_n import best_of_weights
-from kedge.core.best_of import best_of_kl
 from kedge.core.records import Rollouts, to_device
+from kedge.core.stats import best_of_kl
 from kedge.data.writing import row_writer
 from kedge.models.training.preference_objectives import Reference
 from kedge.rewards.build import Reward

@@ -1,0 +1,144 @@
+"""The parts of a chart as SVG elements, each drawn on a plane. Everything that comes from data is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from markupsafe import Markup
+
+from kedge.core.findings import Level
+from kedge.report.charts.axes import Plane
+from kedge.report.charts.plot import Bars, Curve, Mark, Place, Point, Series, Threshold
+from kedge.report.words import short
+
+_LETTER = 6.2
+"""Width of a digit in labels."""
+_MARK_WIDTH = 7.0
+"""Events nearer to each other than this are one mark."""
+_WORST_FIRST: tuple[Level, ...] = ("fatal", "warning", "info", "ok")
+_DOT = Markup('<circle class="{}" cx="{}" cy="{}" r="{}"/>')
+
+
+def axes(plane: Plane, x_name: str) -> Iterable[Markup]:
+    """A grid line and a text a tick; texts below the chart that would run into the one before are left out."""
+    frame = plane.frame
+    for value, text in plane.up.ticks():
+        y = plane.y(value)
+        yield _line("grid", frame.left, y, frame.right, y)
+        if text:
+            yield _text(frame.left - 6, y + 4, "end", text)
+    free_from = 0.0
+    for value, text in plane.across.ticks():
+        x, half = plane.x(value), _LETTER * len(text) / 2
+        if x - half >= free_from:
+            yield _text(x, frame.bottom + 17, "middle", text)
+            free_from = x + half + _LETTER
+    if x_name:
+        yield _text((frame.left + frame.right) / 2, frame.bottom + 34, "middle", x_name)
+
+
+def line(x: Sequence[float], series: Series, plane: Plane) -> Markup:
+    """A line that is broken where a value was not finite, and goes on over rows without a value; or dots."""
+    given = [(at, value) for at, value in zip(x, series.values, strict=True) if value is not None]
+    places = [(plane.x(at), plane.y(value)) if plane.has(value) else None for at, value in given]
+    if series.is_dotted:
+        return Markup("").join(_DOT.format(series.colour, *place, 2.4) for place in places if place)
+    pieces = [list(group) for is_there, group in groupby(places, key=lambda place: place is not None) if is_there]
+    shapes = [
+        _DOT.format(series.colour, *piece[0], 2.6)  # a line of one point cannot be seen
+        if len(piece) == 1 and piece[0]
+        else _path(f"curve {series.colour}", [place for place in piece if place])
+        for piece in pieces
+    ]
+    return Markup("").join(shapes)
+
+
+def band(x: Sequence[float], series: Series, plane: Plane) -> Markup:
+    """One spread up and down."""
+    rows = [
+        (plane.x(at), value, around)
+        for at, value, around in zip(x, series.values, series.spread or (), strict=True)
+        if value is not None and around is not None and plane.has(value - around) and plane.has(value + around)
+    ]
+    upper = [(at, plane.y(value + around)) for at, value, around in rows]
+    lower = [(at, plane.y(value - around)) for at, value, around in reversed(rows)]
+    return _path(f"band {series.colour}", upper + lower, end="Z") if rows else Markup()
+
+
+def curve(shown: Curve, plane: Plane) -> Markup:
+    return _path(f"curve fit {shown.colour}", [(plane.x(x), plane.y(y)) for x, y in shown.places if plane.has(y)])
+
+
+def points(shown: Sequence[Point], plane: Plane) -> Markup:
+    """Intervals below, dots above."""
+    intervals = [_line("interval", plane.x(at.x), plane.y(at.low), plane.x(at.x), plane.y(at.high)) for at in shown]
+    dots = [
+        Markup('<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>').format(
+            plane.x(at.x), plane.y(at.y), at.title
+        )
+        for at in shown
+    ]
+    return Markup('<g class="first">{}</g>').format(Markup("").join([*intervals, *dots]))
+
+
+def histogram(shown: Bars, plane: Plane, *, is_overlaid: bool) -> Markup:
+    """Bars side by side, a little apart where nothing shows through them."""
+    gap = 0.0 if is_overlaid else 1.0
+    rects = [
+        Markup('<rect x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>').format(
+            plane.x(bar.low),
+            plane.y(bar.height),
+            max(1.0, round(plane.x(bar.high) - plane.x(bar.low) - gap, 1)),
+            round(plane.frame.bottom - plane.y(bar.height), 1),
+            bar.title,
+        )
+        for bar in shown.bars
+    ]
+    kind = f"bars {shown.colour}{' overlaid' if is_overlaid else ''}"
+    return Markup('<g class="{}">{}</g>').format(kind, Markup("").join(rects))
+
+
+def guide(ends: tuple[Place, Place], plane: Plane) -> Markup:
+    (x1, y1), (x2, y2) = ends
+    return _line("guide", plane.x(x1), plane.y(y1), plane.x(x2), plane.y(y2))
+
+
+def threshold(shown: Threshold, plane: Plane) -> Markup:
+    y = plane.y(shown.value)
+    name = f"{shown.name} {short(shown.value)}"
+    level = _line(f"threshold {shown.kind}", plane.frame.left, y, plane.frame.right, y)
+    return level + _text(plane.frame.left + 4, y - 4, "start", name, f"threshold {shown.kind}")
+
+
+def events(marks: Sequence[Mark], plane: Plane) -> Iterable[Markup]:
+    """One line an event; those that would touch each other share one, in the colour of the worst."""
+    groups: list[list[Mark]] = []
+    within = [mark for mark in marks if plane.across.low <= mark.x <= plane.across.high]
+    for mark in sorted(within, key=lambda mark: mark.x):
+        if groups and plane.x(mark.x) - plane.x(groups[-1][0].x) < _MARK_WIDTH:
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+    for group in groups:
+        x, top = plane.x(group[0].x), plane.frame.top
+        worst = next(level for level in _WORST_FIRST if any(mark.level == level for mark in group))
+        yield Markup('<g class="event {}"><title>{}</title>{}<path d="M{},{}l4,-7l-8,0z"/></g>').format(
+            worst,
+            "\n".join(mark.title for mark in group),
+            _line("", x, top, x, plane.frame.bottom),
+            x,
+            top + 1,
+        )
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    return Markup('<line class="{}" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(kind, x1, y1, x2, y2)
+
+
+def _path(kind: str, places: Sequence[Place], end: str = "") -> Markup:
+    return Markup('<path class="{}" d="M{}{}"/>').format(kind, "L".join(f"{x},{y}" for x, y in places), end)
+
+
+def _text(x: float, y: float, anchor: str, text: str, kind: str = "") -> Markup:
+    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, text)

@@ -1,0 +1,41 @@
+"""HTML pages that look alike and stand alone: one stylesheet, inlined; no script, font or picture from outside.
+
+Everything that comes from data is escaped. What a page says is in its own template.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+_QUOTED = re.compile(r"`([^`]+)`")
+
+
+def render_page(package: str, template: str, **values: Any) -> str:
+    """The page that `template`, a file of `package`, makes of `values`; it puts `{{ style }}` into its head."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["marked"] = marked
+    style = asset("kedge.report", "page.css") + asset("kedge.report.charts", "chart.css")
+    return environment.from_string(_text(package, template)).render(style=style, **values)
+
+
+def asset(package: str, name: str) -> Markup:
+    """A style or script of ours: it is not data, so its quotes stay quotes."""
+    return Markup(_text(package, name))
+
+
+def marked(text: str) -> Markup:
+    """Text with its `commands` set as code.
+
+    >>> str(marked("Use `a < b`, not <b>."))
+    'Use <code>a &lt; b</code>, not &lt;b&gt;.'
+    """
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))
+
+
+def _text(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")

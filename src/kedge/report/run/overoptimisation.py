@@ -1,0 +1,101 @@
+"""Overoptimisation: gold against proxy over the distance from the reference, with the fit of Gao et al. 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, log10, sqrt
+from statistics import fmean
+
+from kedge.monitor.overoptimisation import Fit, NoFit, fit
+from kedge.report.charts.plot import Curve, Plot, Series, decimated_rows
+from kedge.report.run.run_records import Record, is_number
+from kedge.report.words import short
+
+_CURVE_POINTS = 60
+_MEASUREMENTS = 5
+"""Gold is compared by means of so many measurements: of single ones, the luckiest would be the best."""
+
+
+def gold_plot(metrics: Sequence[Record]) -> Plot | None:
+    """None where no gold source was given, or it was never measured."""
+    rows = [
+        (sqrt(record["kl/mean"]), record.get("reward/mean"), record["gold/mean"])
+        for record in metrics
+        if is_number(record.get("gold/mean")) and is_number(record.get("kl/mean")) and record["kl/mean"] >= 0
+    ]
+    if not rows:
+        return None
+    fitted = fit([d * d for d, _, _ in rows], [gold for _, _, gold in rows], kind="rl")
+    distance, proxy, gold = (list(column) for column in zip(*sorted(rows, key=lambda row: row[0]), strict=True))
+    factor = _factor(proxy, gold)
+    shown = decimated_rows([gold, proxy])
+    scaled = [None if proxy[row] is None else proxy[row] * factor for row in shown]
+    return Plot(
+        title="Gold against proxy",
+        note=" ".join(
+            (
+                "Where the proxy goes on climbing and gold turns down, the reward is being exploited.",
+                *_fallen(metrics),
+                _fit_in_words(fitted),
+            )
+        ),
+        x_name="√KL",
+        x=[distance[row] for row in shown],
+        series=(
+            Series(
+                name="proxy" if factor == 1 else f"proxy × {factor:g}", colour="first", values=scaled, is_dotted=True
+            ),
+            Series(name="gold", colour="second", values=[gold[row] for row in shown], is_dotted=True),
+        ),
+        curve=_curve(fitted, distance[-1]) if isinstance(fitted, Fit) else None,
+    )
+
+
+def _fallen(metrics: Sequence[Record]) -> list[str]:
+    """Where gold was best and how far it fell, as a sentence; none if measured seldom, or if it is best at the end."""
+    measured = [record for record in metrics if is_number(record.get("gold/mean")) and is_number(record.get("kl/mean"))]
+    windows = [measured[at : at + _MEASUREMENTS] for at in range(len(measured) - _MEASUREMENTS + 1)]
+    if len(windows) <= _MEASUREMENTS:
+        return []
+    gold = [fmean(record["gold/mean"] for record in window) for window in windows]
+    best = max(range(len(gold)), key=gold.__getitem__)
+    if best == len(gold) - 1:
+        return []
+    kl = fmean(record["kl/mean"] for record in windows[best])
+    where = f"at step {windows[best][-1]['step']}, at a KL of {kl:.3g} nats"
+    means = f"Means of {_MEASUREMENTS} looks"
+    return [f"{means}: gold was best {where}, {gold[best]:.3g}, and is {gold[-1]:.3g} at the end."]
+
+
+def _curve(fitted: Fit, furthest: float) -> Curve:
+    """From the reference to a little beyond the run, and to the peak where that is near."""
+    end = 1.05 * max(furthest, min(sqrt(fitted.peak_kl), 1.5 * furthest))
+    distances = [end * (at + 1) / _CURVE_POINTS for at in range(_CURVE_POINTS)]
+    return Curve(name="fit", places=tuple((d, fitted.predicted(d)) for d in distances))
+
+
+def _fit_in_words(fitted: Fit | NoFit) -> str:
+    if isinstance(fitted, NoFit):
+        return f"Overoptimisation is not fitted: {fitted.reason}."
+    low, high = fitted.peak_kl_interval
+    here = f"this run is at {short(fitted.kl)}, " + ("past the peak" if fitted.is_past_peak else "before the peak")
+    return (
+        f"Fitted R(d) = start + d (α − β ln d) with d = √KL: α = {fitted.alpha:.3g}, β = {fitted.beta:.3g}. "
+        f"Gold is predicted to peak at a KL of {fitted.peak_kl:.3g} nats a sequence "
+        f"(95 % interval {low:.3g} to {high:.3g}); {here}."
+    )
+
+
+def _factor(proxy: Sequence[float | None], gold: Sequence[float]) -> float:
+    """A power of ten that brings the proxy near the scale of gold, so that both can be seen; mostly 1.
+
+    >>> _factor([0.0, 100.0], [0.0, 2.0]), _factor([0.0, 3.0], [0.0, 1.0])
+    (0.01, 1.0)
+    """
+    given = [value for value in proxy if value is not None and isfinite(value)]
+    if not given:
+        return 1.0
+    sizes = max(given) - min(given), max(gold) - min(gold)
+    if 0 in sizes or 0.2 <= sizes[1] / sizes[0] <= 5:
+        return 1.0
+    return 10.0 ** round(log10(sizes[1] / sizes[0]))

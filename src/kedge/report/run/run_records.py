@@ -1,0 +1,148 @@
+"""A run's folder as a report needs it: one record a stage, and the parts that are missing, by name.
+
+A pipeline and a single stage are read alike; running, interrupted and finished runs too. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, cast
+
+from kedge.core.errors import RunError
+from kedge.runs.folder import Run, runs_in, status_of
+from kedge.runs.journal import Journal
+from kedge.runs.manifest import Manifest, Status
+
+Record = Mapping[str, Any]
+
+REWARD_REPORT, EVALUATION = "reward-report.json", "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecord:
+    """One stage. `reward_report` and `evaluation` are what those stages wrote, None where there is none."""
+
+    folder: Path
+    manifest: Manifest
+    status: Status
+    metrics: Sequence[dict[str, Any]]
+    events: Sequence[Record]
+    samples: Sequence[Record]
+    reward_report: Record | None
+    evaluation: Record | None
+    missing: tuple[str, ...]
+    """Parts that a reader may look for and why they are absent, a sentence each."""
+
+    @property
+    def name(self) -> str:
+        return self.manifest.stage or self.manifest.name
+
+    @property
+    def kind(self) -> str:
+        return self.manifest.kind
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.manifest.settings
+
+    @property
+    def last_step(self) -> int | None:
+        return max((int(record["step"]) for record in self.metrics), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A pipeline with its stages in the order in which they began, or one stage on its own."""
+
+    folder: Path
+    manifest: Manifest
+    status: Status
+    events: Sequence[Record]
+    stages: tuple[StageRecord, ...]
+    unstarted: tuple[str, ...]
+    """Stages of the recipe that have no folder yet."""
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self.manifest.kind == "pipeline"
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Everything that a report needs, from disk."""
+    run = Run.open(folder, for_writing=False)
+    if run.manifest.kind != "pipeline":
+        stage = _read_stage(folder)
+        return RunRecord(
+            folder=folder, manifest=stage.manifest, status=stage.status, events=(), stages=(stage,), unstarted=()
+        )
+    stages = tuple(_read_stage(child) for child in runs_in(folder))
+    begun = {stage.manifest.stage for stage in stages}
+    return RunRecord(
+        folder=folder,
+        manifest=run.manifest,
+        status=status_of(folder),
+        events=run.read_events(),
+        stages=stages,
+        unstarted=tuple(name for name in run.manifest.settings.get("stages", {}) if name not in begun),
+    )
+
+
+def _read_stage(folder: Path) -> StageRecord:
+    run = Run.open(folder, for_writing=False)
+    journals = {name: journal.read() for name, journal in _journals(run).items()}
+    half = [
+        f"{name}.jsonl ends in half a line, which is left out: its writer was killed, or is at work just now"
+        for name, journal in journals.items()
+        if journal.is_cut_off
+    ]
+    record = StageRecord(
+        folder=folder,
+        manifest=run.manifest,
+        status=status_of(folder),
+        metrics=journals["metrics"].records,
+        events=journals["events"].records,
+        samples=journals["samples"].records,
+        reward_report=_json(folder / REWARD_REPORT),
+        evaluation=_json(folder / EVALUATION),
+        missing=(),
+    )
+    return replace(record, missing=(*half, *_missing(record)))
+
+
+def _journals(run: Run) -> dict[str, Journal]:
+    return {"metrics": run.metrics, "events": run.events, "samples": run.samples}
+
+
+def _missing(record: StageRecord) -> Iterator[str]:
+    trains = record.kind not in ("data", "evaluate")
+    if trains and not record.metrics:
+        yield "there are no metrics: no step was finished"
+    if record.kind in ("sft", "ppo", "preference") and not record.samples:
+        yield "there are no samples: none was asked for, or none was taken yet"
+    if record.kind == "reward" and record.reward_report is None:
+        yield f"there is no {REWARD_REPORT}: it is written when training ends"
+    if record.kind == "evaluate" and record.evaluation is None:
+        yield f"there is no {EVALUATION}: it is written when the evaluation ends"
+    if trains and record.status == "done" and not (record.folder / "model").is_dir():
+        yield "there is no model/ folder: it was moved or removed after the run"
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a record is a finite number: what was not finite is written down as it was."""
+    return isinstance(value, (int, float)) and isfinite(value)
+
+
+def _json(path: Path) -> Record | None:
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}). Remove it, or let its stage write it again.") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is a {type(content).__name__}, not an object. Let its stage write it again.")
+    return cast(Record, content)
