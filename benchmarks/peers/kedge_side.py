@@ -27,7 +27,7 @@ from kedge.models.roles.reward import reward_role
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
-from kedge.rewards.failures import FailureSettings, Tally
+from kedge.rewards.failures import FailureCounter, FailureSettings
 from kedge.rewards.model import OnTokens, Scorer
 from kedge.rewards.settings import ModelSource
 from kedge.rollout.local import LocalGenerator
@@ -116,7 +116,7 @@ def reward_of(case: Case, role_set: RoleSet) -> OnTokens:
     folder = Path(case.home) / TRUNK
     scorer: Scorer = role_set.shared_judge.members[0] if role_set.shared_judge else own_reward(case, folder)
     source = ModelSource.model_validate({"kind": "model", "from": str(folder), "rows": 4 * case.micro_batch})
-    return OnTokens(scorer, source, Tally("reward", FailureSettings()))
+    return OnTokens(scorer, source, FailureCounter("reward", FailureSettings()))
 
 
 def own_reward(case: Case, folder: Path) -> Scorer:

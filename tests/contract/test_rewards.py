@@ -21,8 +21,8 @@ import torch
 from kedge.core.answers import Answer, TextSource
 from kedge.core.plugins import names
 from kedge.rewards import function, http, judge, maths, unit_tests, verifiable
-from kedge.rewards.context import Context
-from kedge.rewards.failures import Guarded, Tally
+from kedge.rewards.context import RewardContext
+from kedge.rewards.failures import CountedSource, FailureCounter
 from kedge.rewards.model import on_text
 from kedge.rewards.settings import (
     TEXT_KINDS,
@@ -44,7 +44,7 @@ from kedge.rewards.settings import (
 class Place:
     """Where a source may find things: a folder, and a server that scores and judges."""
 
-    context: Context
+    context: RewardContext
     url: str
 
 
@@ -84,9 +84,9 @@ def _judge(place: Place) -> TextSource:
     return judge.make(JudgeSource(kind="judge", url=place.url, model="m", lowest=0, highest=1e6), place.context)
 
 
-def _guarded(place: Place) -> TextSource:
+def _counted(place: Place) -> TextSource:
     source = verifiable.make_exact(ExactSource(kind="exact"), place.context)
-    return Guarded(source, Tally("reward", FailureSettings(max_share=1.0)))
+    return CountedSource(source, FailureCounter("reward", FailureSettings(max_share=1.0)))
 
 
 SOURCES: dict[str, Callable[[Place], TextSource]] = {
@@ -100,7 +100,7 @@ SOURCES: dict[str, Callable[[Place], TextSource]] = {
     "model": _model,
     "http": _http,
     "judge": _judge,
-    "guarded": _guarded,
+    "counted": _counted,
 }
 
 TEXTS = [
@@ -165,7 +165,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(params=sorted(SOURCES))
 def source(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> TextSource:
-    return SOURCES[request.param](Place(context=Context(folder=tmp_path, seed=3), url=url))
+    return SOURCES[request.param](Place(context=RewardContext(folder=tmp_path, seed=3), url=url))
 
 
 def same(found: Sequence[float], expected: Sequence[float]) -> bool:

@@ -18,7 +18,7 @@ from kedge.data.audit.minhash import PERMUTATIONS, Sketched, Sketches, jaccard
 from kedge.data.audit.neighbours import clusters, matches
 from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap
 from kedge.data.audit.shingles import TokenRows, WordHashes, fold32
-from kedge.data.audit.words import Finder, key_of, words
+from kedge.data.audit.text_matching import Finder, key_of, words
 
 
 def sketched(texts: list[str], *, seed: int = 0) -> Sketched:

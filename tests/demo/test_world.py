@@ -16,7 +16,7 @@ from kedge.demo.recipe import GOLD
 from kedge.demo.truth import read_reply, true_preference
 from kedge.demo.world import Sizes, best_accuracy, make, score, write
 from kedge.rewards.build import text_source
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
 from kedge.rewards.settings import FunctionSource
 
 SIZES = Sizes(demonstrations=1500, pairs=2000, prompts=300, heldout=100)
@@ -119,7 +119,7 @@ def test_a_perfect_judge_of_no_pairs_is_not_known() -> None:
 def test_the_truth_is_a_reward_function(message: str, tmp_path: Path) -> None:
     """Read from the file that the recipe names, as a run would."""
     (tmp_path / "gold.py").write_text(GOLD)
-    source = text_source(FunctionSource(kind="function", path="gold.py:score"), Context(folder=tmp_path, seed=0))
+    source = text_source(FunctionSource(kind="function", path="gold.py:score"), RewardContext(folder=tmp_path, seed=0))
     prompt = (("user", "Good morning."), ("assistant", "Hello."), ("user", message))
     good = Answer(prompt=prompt, text="For the kettle of order 107 you get a refund.", is_finished=True)
     rude = Answer(prompt=prompt, text="Do not write again.", is_finished=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kedge.core.answers import Answer
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
 
 Reply = tuple[int, bytes]
 
@@ -69,8 +69,8 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
-    return Context(folder=tmp_path, seed=7)
+def context(tmp_path: Path) -> RewardContext:
+    return RewardContext(folder=tmp_path, seed=7)
 
 
 @pytest.fixture

@@ -23,15 +23,15 @@ from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.reward_files import build as build_reward
 from kedge.rewards import verifiable
 from kedge.rewards.build import Wiring, build, mixed
-from kedge.rewards.context import Context
-from kedge.rewards.failures import Tally
+from kedge.rewards.context import RewardContext
+from kedge.rewards.failures import FailureCounter
 from kedge.rewards.model import OnTokens, on_text
-from kedge.rewards.rollouts import Case, answers_of
-from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSettings
+from kedge.rewards.rollouts import PromptRecord, answers_of
+from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings
 
 Make = Callable[..., Answer]
 NAN = math.nan
-SETTINGS: TypeAdapter[Any] = TypeAdapter(RewardSettings)
+SETTINGS: TypeAdapter[Any] = TypeAdapter(RewardSourceSettings)
 MODEL = ModelSource.model_validate({"kind": "model", "from": "reward", "rows": 2})
 
 
@@ -52,11 +52,11 @@ def rollouts() -> Rollouts:
 
 
 def read(rollouts: Rollouts) -> list[Answer]:
-    cases = {
-        4: Case(prompt=(("user", "greet"),), solution="Hi", extra={"n": 1}),
-        9: Case(prompt=(("user", "deny"),)),
+    records = {
+        4: PromptRecord(prompt=(("user", "greet"),), solution="Hi", extra={"n": 1}),
+        9: PromptRecord(prompt=(("user", "deny"),)),
     }
-    return answers_of(rollouts, cases=cases.__getitem__, decode=lambda tokens: "".join(map(chr, tokens)))
+    return answers_of(rollouts, prompt_of=records.__getitem__, decode=lambda tokens: "".join(map(chr, tokens)))
 
 
 class Summing:
@@ -72,8 +72,8 @@ class Summing:
         return torch.stack([sums_B, attention_mask_BT.sum(dim=1)], dim=1).double()[:, : len(self.objectives)]
 
 
-def tally(max_share: float = 1.0) -> Tally:
-    return Tally("reward", FailureSettings(max_share=max_share))
+def new_counter(max_share: float = 1.0) -> FailureCounter:
+    return FailureCounter("reward", FailureSettings(max_share=max_share))
 
 
 def test_answers_are_what_was_sampled_without_the_stop_token(rollouts: Rollouts) -> None:
@@ -86,12 +86,12 @@ def test_answers_are_what_was_sampled_without_the_stop_token(rollouts: Rollouts)
 
 def test_a_model_on_tokens_reads_prompt_and_answer(rollouts: Rollouts) -> None:
     scorer = Summing()
-    source = OnTokens(scorer, MODEL.model_copy(update={"objective": "sum"}), tally())
+    source = OnTokens(scorer, MODEL.model_copy(update={"objective": "sum"}), new_counter())
     scores_B = source.score(rollouts)
     assert scores_B.dtype == torch.float32
     assert scores_B.tolist() == [81 + 72 + 105, 81 + 81 + 110 + 111 + 33, 81 + 97 + 58 + 98]
     assert scorer.sizes == [(2, 5), (1, 5)]
-    counting = OnTokens(scorer, MODEL.model_copy(update={"objective": "count"}), tally())
+    counting = OnTokens(scorer, MODEL.model_copy(update={"objective": "count"}), new_counter())
     assert counting.score(rollouts).tolist() == [4, 5, 5]
 
 
@@ -101,20 +101,20 @@ def test_a_model_on_tokens_reads_prompt_and_answer(rollouts: Rollouts) -> None:
 )
 def test_an_objective_has_to_be_named(objective: str | None, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        OnTokens(Summing(), MODEL.model_copy(update={"objective": objective}), tally())
+        OnTokens(Summing(), MODEL.model_copy(update={"objective": objective}), new_counter())
     assert str(error.value) == f"reward: the reward model has the objectives sum, count; {message}"
-    assert OnTokens(Summing(("sum",)), MODEL, tally())
+    assert OnTokens(Summing(("sum",)), MODEL, new_counter())
 
 
-def test_a_model_that_gives_no_number_is_tallied(rollouts: Rollouts) -> None:
+def test_a_model_that_gives_no_number_is_counted_as_a_failure(rollouts: Rollouts) -> None:
     class Broken(Summing):
         def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
             return torch.full((tokens_BT.shape[0], 1), torch.inf).index_fill(0, torch.tensor([0]), 2.0)
 
-    count = tally()
-    scores_B = OnTokens(Broken(("sum",)), MODEL, count).score(rollouts)
+    counter = new_counter()
+    scores_B = OnTokens(Broken(("sum",)), MODEL, counter).score(rollouts)
     torch.testing.assert_close(scores_B, torch.tensor([2.0, NAN, 2.0]), equal_nan=True)
-    assert count.report().failed == 1
+    assert counter.report().failed == 1
 
 
 def test_a_model_on_text_renders_it_anew(answer: Make) -> None:
@@ -124,9 +124,9 @@ def test_a_model_on_text_renders_it_anew(answer: Make) -> None:
         return [ord(char) for char in answer.text]
 
     scorer = Summing(("sum",))
-    verdicts = on_text(scorer, MODEL, encode).judge([answer("a"), answer("long"), answer("bc"), answer("abc")])
-    assert [verdict.score for verdict in verdicts if verdict.is_scored] == [97, 98 + 99, 97 + 98 + 99]
-    assert verdicts[1].reason == "longer than its window"
+    results = on_text(scorer, MODEL, encode).judge([answer("a"), answer("long"), answer("bc"), answer("abc")])
+    assert [result.score for result in results if result.is_scored] == [97, 98 + 99, 97 + 98 + 99]
+    assert results[1].reason == "longer than its window"
     assert scorer.sizes == [(2, 2), (1, 3)]
     counting = on_text(Summing(), MODEL.model_copy(update={"objective": "count"}), encode)
     assert counting.score([answer("abc"), answer("a")]) == [3.0, 1.0]  # padding does not count
@@ -136,7 +136,7 @@ def test_a_real_reward_model(rollouts: Rollouts, tmp_path: Path) -> None:
     reward = build_reward(make_tiny(tmp_path / "model"), seed=1, dtype="float32")
     expected_B = reward.score_tokens(rollouts.tokens_BT, rollouts.attention_mask_BT)[:, 0]
     assert len(set(expected_B.tolist())) == 3
-    torch.testing.assert_close(OnTokens(reward, MODEL, tally()).score(rollouts), expected_B, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(OnTokens(reward, MODEL, new_counter()).score(rollouts), expected_B, rtol=1e-4, atol=1e-6)
     texts = {"a": 0, "b": 1, "c": 2}
     rows = [row[keep].tolist() for row, keep in zip(rollouts.tokens_BT, rollouts.attention_mask_BT, strict=True)]
     source = on_text(reward, MODEL, lambda answer: rows[texts[answer.text]])
@@ -182,12 +182,12 @@ class Point:
 
 
 @pytest.fixture
-def wiring(context: Context, monkeypatch: pytest.MonkeyPatch) -> Wiring:
+def wiring(context: RewardContext, monkeypatch: pytest.MonkeyPatch) -> Wiring:
     makers = {"exact": Point(verifiable.make_exact), "regex": Point(verifiable.make_regex)}
     monkeypatch.setattr(plugins, "_installed", lambda kind: makers)
 
-    def open_model(settings: ModelSource, count: Tally) -> RewardSource:
-        return OnTokens(Summing(("sum",)), settings, count)
+    def open_model(settings: ModelSource, counter: FailureCounter) -> RewardSource:
+        return OnTokens(Summing(("sum",)), settings, counter)
 
     failures = FailureSettings(max_share=0.5, window=4)
     return Wiring(context=context, read=read, open_model=open_model, failures=failures)
@@ -212,7 +212,7 @@ def test_a_mix_of_mixes_of_models_and_text(wiring: Wiring, rollouts: Rollouts) -
     scores_B = reward.score(rollouts)
     assert scores_B.dtype == torch.float32
     torch.testing.assert_close(scores_B, torch.tensor([1 + 0.258, NAN, 0.334]), equal_nan=True)
-    assert [(t.source, t.report().failed) for t in reward.tallies] == [
+    assert [(counter.source, counter.report().failed) for counter in reward.failure_counters] == [
         ("reward.model", 0),
         ("reward.text.right", 1),
         ("reward.text.letters", 0),

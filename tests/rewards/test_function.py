@@ -12,11 +12,11 @@ import torch
 from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import ConfigError, PluginError
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import RewardError
 from kedge.rewards.function import make, source
+from kedge.rewards.score_results import Source
 from kedge.rewards.settings import FunctionSource
-from kedge.rewards.verdicts import Source
 
 Make = Callable[..., Answer]
 
@@ -38,27 +38,27 @@ def nothing(answer, more):
 """
 
 
-def load(context: Context, path: str, text: str = FILE) -> TextSource:
+def load(context: RewardContext, path: str, text: str = FILE) -> TextSource:
     (context.folder / "mine.py").write_text(text)
     return make(FunctionSource(kind="function", path=path), context)
 
 
-def test_a_list_at_once_or_one_by_one(context: Context, answer: Make) -> None:
+def test_a_list_at_once_or_one_by_one(context: RewardContext, answer: Make) -> None:
     rows = [answer("bb"), answer(""), answer("a")]
     assert load(context, "mine.py:lengths").score(rows) == [2.0, 0.0, 1.0]
     one = load(context, "mine.py:first")
     assert isinstance(one, Source)
-    verdicts = one.judge(rows)
-    assert [verdict.score for verdict in verdicts if verdict.is_scored] == [98.0, 97.0]
-    assert verdicts[1].reason == "IndexError: string index out of range"
+    results = one.judge(rows)
+    assert [result.score for result in results if result.is_scored] == [98.0, 97.0]
+    assert results[1].reason == "IndexError: string index out of range"
 
 
 def test_an_exception_costs_the_rows_it_was_called_with(answer: Make) -> None:
     def score(answers: Sequence[Answer]) -> list[float]:
         raise KeyError("gone")
 
-    verdicts = source(score, name="f").judge([answer("x"), answer("y")])
-    assert [(math.isnan(v.score), v.reason) for v in verdicts] == [(True, "KeyError: 'gone'")] * 2
+    results = source(score, name="f").judge([answer("x"), answer("y")])
+    assert [(math.isnan(v.score), v.reason) for v in results] == [(True, "KeyError: 'gone'")] * 2
     assert source(score, name="f").judge([]) == []
 
 
@@ -99,13 +99,13 @@ def test_a_wrong_kind_of_result_is_an_error(answer: Make, found: Any, message: s
         ("other.py:f", "other.py; expected `file.py:function`, relative to the recipe"),
     ],
 )
-def test_what_cannot_be_loaded(context: Context, path: str, message: str) -> None:
+def test_what_cannot_be_loaded(context: RewardContext, path: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(context, path)
     assert message in str(error.value)
 
 
-def test_a_file_that_cannot_be_imported(context: Context) -> None:
+def test_a_file_that_cannot_be_imported(context: RewardContext) -> None:
     with pytest.raises(ConfigError, match=r"mine.py cannot be imported: ZeroDivisionError: division by zero"):
         load(context, "mine.py:f", "1 / 0")
     (context.folder / "mine.txt").write_text("")
@@ -113,14 +113,14 @@ def test_a_file_that_cannot_be_imported(context: Context) -> None:
         make(FunctionSource(kind="function", path="mine.txt:f"), context)
 
 
-def make_plugin(options: dict[str, Any], context: Context) -> Source:
+def make_plugin(options: dict[str, Any], context: RewardContext) -> Source:
     def score(answer: Answer) -> float:
         return options["factor"] * len(answer.text)
 
     return source(score, name="plugin")
 
 
-def test_an_installed_plugin(context: Context, answer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_plugin(context: RewardContext, answer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
         def load(self) -> Any:
             return make_plugin
@@ -132,7 +132,7 @@ def test_an_installed_plugin(context: Context, answer: Make, monkeypatch: pytest
         make(FunctionSource(kind="function", path="mien"), context)
 
 
-def test_options_are_for_plugins(context: Context) -> None:
+def test_options_are_for_plugins(context: RewardContext) -> None:
     (context.folder / "mine.py").write_text(FILE)
     with pytest.raises(ConfigError, match="only a plugin takes options"):
         make(FunctionSource(kind="function", path="mine.py:first", options={"a": 1}), context)

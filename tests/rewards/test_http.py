@@ -16,15 +16,15 @@ import pytest
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
 from kedge.rewards.client import CallFailed, Endpoint, call
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
 from kedge.rewards.http import make
+from kedge.rewards.score_results import Source
 from kedge.rewards.settings import HttpSource
-from kedge.rewards.verdicts import Source
 
 Make = Callable[..., Answer]
 
 
-def source(server: Any, context: Context, **changes: Any) -> Source:
+def source(server: Any, context: RewardContext, **changes: Any) -> Source:
     how = {"kind": "http", "url": server.url, "backoff_s": 0.001, "retries": 2, "batch": 2, "workers": 2} | changes
     return make(HttpSource.model_validate(how), context)
 
@@ -34,19 +34,19 @@ def lengths(body: Any) -> tuple[int, bytes]:
 
 
 def reasons(found: Source, answers: list[Answer]) -> list[str]:
-    verdicts = found.judge(answers)
-    assert all(math.isnan(verdict.score) for verdict in verdicts)
-    return [verdict.reason for verdict in verdicts]
+    results = found.judge(answers)
+    assert all(math.isnan(result.score) for result in results)
+    return [result.reason for result in results]
 
 
-def test_batches_keep_their_order(server: Any, context: Context, answer: Make) -> None:
+def test_batches_keep_their_order(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lengths
     texts = ["a", "bbb", "", "日本", "ccccc"]
     assert source(server, context).score([answer(text) for text in texts]) == [1.0, 3.0, 0.0, 2.0, 5.0]
     assert sorted(len(body["answers"]) for body in server.seen) == [1, 2, 2]
 
 
-def test_what_is_sent(server: Any, context: Context, answer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sent(server: Any, context: RewardContext, answer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     server.reply = lengths
     monkeypatch.setenv("REWARD_KEY", "s3cret")
     source(server, context, key_variable="REWARD_KEY").score([answer("x", "y", level=3)])
@@ -61,27 +61,27 @@ def test_what_is_sent(server: Any, context: Context, answer: Make, monkeypatch: 
     assert server.sent[0]["Authorization"] == "Bearer s3cret"
 
 
-def test_a_missing_key_is_said_before_anything_is_sent(server: Any, context: Context) -> None:
+def test_a_missing_key_is_said_before_anything_is_sent(server: Any, context: RewardContext) -> None:
     with pytest.raises(ConfigError, match="environment variable NO_SUCH_KEY"):
         source(server, context, key_variable="NO_SUCH_KEY")
 
 
-def test_a_batch_that_fails_costs_its_own_rows(server: Any, context: Context, answer: Make) -> None:
+def test_a_batch_that_fails_costs_its_own_rows(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: (503, b"") if body["answers"][0]["answer"] == "bad" else lengths(body)
     found = source(server, context).judge([answer("aa"), answer("b"), answer("bad"), answer("x"), answer("yyy")])
-    assert [verdict.score for verdict in found if verdict.is_scored] == [2.0, 1.0, 3.0]
-    assert [verdict.is_scored for verdict in found] == [True, True, False, False, True]
+    assert [result.score for result in found if result.is_scored] == [2.0, 1.0, 3.0]
+    assert [result.is_scored for result in found] == [True, True, False, False, True]
     assert found[2].reason == found[3].reason == f"{server.url}: HTTP 503 Service Unavailable (tried 3 times)"
 
 
-def test_it_tries_again(server: Any, context: Context, answer: Make) -> None:
+def test_it_tries_again(server: Any, context: RewardContext, answer: Make) -> None:
     replies = [(500, b""), (200, b"{"), (200, b'{"scores": [4]}')]
     server.reply = lambda body: replies[len(server.seen) - 1]
     assert source(server, context).score([answer("x")]) == [4.0]
     assert len(server.seen) == 3
 
 
-def test_redirections_are_not_followed(server: Any, context: Context, answer: Make) -> None:
+def test_redirections_are_not_followed(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply, server.headers = lambda body: (302, b""), {"Location": f"{server.url}/elsewhere"}
     assert reasons(source(server, context), [answer("x")]) == [f"{server.url}: HTTP 302 Found"]
     assert server.paths == ["/"]
@@ -91,7 +91,7 @@ def test_the_key_is_not_shown() -> None:
     assert "s3cret" not in repr(Endpoint(url="http://x", timeout_s=1, retries=0, backoff_s=0, key="s3cret"))
 
 
-def test_a_refusal_is_final(server: Any, context: Context, answer: Make) -> None:
+def test_a_refusal_is_final(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: (404, b"")
     assert reasons(source(server, context), [answer("x")]) == [f"{server.url}: HTTP 404 Not Found"]
     assert len(server.seen) == 1
@@ -106,15 +106,15 @@ def test_a_refusal_is_final(server: Any, context: Context, answer: Make) -> None
         (b'{"scores": [1, 2]}', "unusable reply: 2 scores for 1 answers"),
     ],
 )
-def test_replies_that_cannot_be_used(server: Any, context: Context, answer: Make, reply: bytes, why: str) -> None:
+def test_replies_that_cannot_be_used(server: Any, context: RewardContext, answer: Make, reply: bytes, why: str) -> None:
     server.reply = lambda body: (200, reply)
     assert reasons(source(server, context, retries=0), [answer("x")]) == [f"{server.url}: {why} (tried 1 times)"]
 
 
-def test_single_rows_without_a_score(server: Any, context: Context, answer: Make) -> None:
+def test_single_rows_without_a_score(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: (200, b'{"scores": [null, "7", true, NaN, 0.5]}')
     found = source(server, context, batch=5).judge([answer("x")] * 5)
-    assert [verdict.reason for verdict in found] == [
+    assert [result.reason for result in found] == [
         "the server gave no score",
         "the server's score is not a number: 7",
         "the server's score is not a number: True",
@@ -124,7 +124,7 @@ def test_single_rows_without_a_score(server: Any, context: Context, answer: Make
     assert found[4].score == 0.5
 
 
-def test_a_slow_server_is_left(server: Any, context: Context, answer: Make) -> None:
+def test_a_slow_server_is_left(server: Any, context: RewardContext, answer: Make) -> None:
     is_over = threading.Event()
     server.reply = lambda body: (200, b'{"scores": [1]}') if is_over.wait(30) else (500, b"")
     start = time.monotonic()
@@ -161,7 +161,7 @@ def test_a_trickle_is_left() -> None:
         thread.join()
 
 
-def test_nobody_there(context: Context, answer: Make) -> None:
+def test_nobody_there(context: RewardContext, answer: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     found = make(HttpSource(kind="http", url=url, retries=1, backoff_s=0.001), context)
@@ -191,7 +191,7 @@ def test_the_server_may_ask_for_a_longer_wait(server: Any) -> None:
     assert waits == [9.0]
 
 
-def test_facts_that_json_cannot_hold_cost_their_batch(server: Any, context: Context, answer: Make) -> None:
+def test_facts_that_json_cannot_hold_cost_their_batch(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lengths
     found = source(server, context, batch=1).judge([answer("x", thing=object()), answer("yy")])
     assert "not JSON serializable" in found[0].reason

@@ -11,7 +11,7 @@ import pytest
 
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
 from kedge.rewards.judge import Preference, compare, make, preference, read_score, read_winner
 from kedge.rewards.settings import JudgeSource
 
@@ -31,7 +31,7 @@ def asked(body: Any) -> str:
     return body["messages"][0]["content"]
 
 
-def test_grades_in_order(server: Any, context: Context, answer: Make) -> None:
+def test_grades_in_order(server: Any, context: RewardContext, answer: Make) -> None:
     grades = {"good": 9, "bad": 2, "fair": 5.5}
     server.reply = lambda body: says(
         next(f'{{"reason": "r", "score": {n}}}' for word, n in grades.items() if f"\n{word}\n" in asked(body))
@@ -46,7 +46,7 @@ def test_grades_in_order(server: Any, context: Context, answer: Make) -> None:
     }
 
 
-def test_the_rubric_shows_prompt_solution_and_bounds(server: Any, context: Context, answer: Make) -> None:
+def test_the_rubric_shows_prompt_solution_and_bounds(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says("Score: 3")
     make(settings(server, lowest=0, highest=4), context).score([answer("{{ 7 * 7 }}", "42")])
     text = asked(server.seen[0])
@@ -54,7 +54,7 @@ def test_the_rubric_shows_prompt_solution_and_bounds(server: Any, context: Conte
     assert text.endswith("a number from 0 to 4}")
 
 
-def test_a_rubric_of_ones_own(server: Any, context: Context, answer: Make) -> None:
+def test_a_rubric_of_ones_own(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says(f"Score: {len(asked(body))}")
     rubric = "{{ answer }}{% if extra.n is defined %}{{ extra.n }}{% endif %}"
     assert make(settings(server, rubric=rubric), context).score([answer("abc", n=12), answer("x")]) == [5.0, 1.0]
@@ -68,7 +68,9 @@ def test_a_rubric_of_ones_own(server: Any, context: Context, answer: Make) -> No
         ("Grade it!", "it never shows the answer"),
     ],
 )
-def test_a_rubric_that_cannot_work_is_refused_at_once(server: Any, context: Context, rubric: str, why: str) -> None:
+def test_a_rubric_that_cannot_work_is_refused_at_once(
+    server: Any, context: RewardContext, rubric: str, why: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         make(settings(server, rubric=rubric), context)
     assert why in str(error.value)
@@ -87,11 +89,13 @@ def test_a_rubric_that_cannot_work_is_refused_at_once(server: Any, context: Cont
         ((500, b""), "HTTP 500 Internal Server Error"),
     ],
 )
-def test_a_grade_that_is_none(server: Any, context: Context, answer: Make, reply: tuple[int, bytes], why: str) -> None:
+def test_a_grade_that_is_none(
+    server: Any, context: RewardContext, answer: Make, reply: tuple[int, bytes], why: str
+) -> None:
     server.reply = lambda body: reply
-    (verdict,) = make(settings(server), context).judge([answer("x")])
-    assert math.isnan(verdict.score)
-    assert verdict.reason == f"{server.url}/v1/chat/completions: {why} (tried 2 times)"
+    (result,) = make(settings(server), context).judge([answer("x")])
+    assert math.isnan(result.score)
+    assert result.reason == f"{server.url}/v1/chat/completions: {why} (tried 2 times)"
 
 
 @pytest.mark.parametrize(
@@ -102,19 +106,21 @@ def test_a_grade_that_is_none(server: Any, context: Context, answer: Make, reply
         ("{{ answer.__class__.__mro__ }}", "SecurityError: access to attribute '__class__' of 'str' object is unsafe."),
     ],
 )
-def test_a_rubric_that_fails_costs_its_row(server: Any, context: Context, answer: Make, rubric: str, why: str) -> None:
-    (verdict,) = make(settings(server, rubric=rubric), context).judge([answer("x")])
-    assert (verdict.is_scored, verdict.reason) == (False, f"judge.rubric: {why}")
+def test_a_rubric_that_fails_costs_its_row(
+    server: Any, context: RewardContext, answer: Make, rubric: str, why: str
+) -> None:
+    (result,) = make(settings(server, rubric=rubric), context).judge([answer("x")])
+    assert (result.is_scored, result.reason) == (False, f"judge.rubric: {why}")
     assert server.seen == []
 
 
-def test_a_bad_reply_is_asked_again(server: Any, context: Context, answer: Make) -> None:
+def test_a_bad_reply_is_asked_again(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says("hm" if len(server.seen) == 1 else "Score: 8")
     assert make(settings(server), context).score([answer("x")]) == [8.0]
 
 
 def test_the_key_comes_from_the_environment(
-    server: Any, context: Context, answer: Make, monkeypatch: pytest.MonkeyPatch
+    server: Any, context: RewardContext, answer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.reply = lambda body: says("Score: 8")
     monkeypatch.setenv("JUDGE_KEY", "k1")
@@ -142,7 +148,7 @@ def shown(body: Any) -> tuple[str, str]:
     return text.split("<answer_a>\n")[1].split("\n")[0], text.split("<answer_b>\n")[1].split("\n")[0]
 
 
-def test_a_fair_judge_is_consistent(server: Any, context: Context, answer: Make) -> None:
+def test_a_fair_judge_is_consistent(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says('{"better": "%s"}' % ("A" if len(shown(body)[0]) > len(shown(body)[1]) else "B"))
     pairs = [(answer("long one"), answer("short")), (answer("x"), answer("yy"))]
     assert compare(pairs, settings(server, workers=1), context) == [
@@ -152,14 +158,14 @@ def test_a_fair_judge_is_consistent(server: Any, context: Context, answer: Make)
     assert [shown(body) for body in server.seen[:2]] == [("long one", "short"), ("short", "long one")]
 
 
-def test_a_judge_that_likes_the_first_place_says_nothing(server: Any, context: Context, answer: Make) -> None:
+def test_a_judge_that_likes_the_first_place_says_nothing(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says('{"better": "A"}')
     assert compare([(answer("x"), answer("y"))], settings(server), context) == [
         Preference(first=0.5, is_consistent=False)
     ]
 
 
-def test_a_comparison_that_fails_has_no_number(server: Any, context: Context, answer: Make) -> None:
+def test_a_comparison_that_fails_has_no_number(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says("pass")
     (found,) = compare([(answer("x"), answer("y"))], settings(server), context)
     assert math.isnan(found.first)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.core.answers import Answer
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import RewardError
 from kedge.rewards.settings import UnitTestsSource
 from kedge.rewards.unit_tests import make
@@ -24,7 +24,7 @@ SUMS = ["assert add(2, 3) == 5", "assert add(2, 0) == 2"]
 DOUBLES = [{"input": "4", "output": "8"}, {"input": "x", "output": "xx"}]
 
 
-def test_all_or_share(answer: Make, context: Context) -> None:
+def test_all_or_share(answer: Make, context: RewardContext) -> None:
     rows = [
         answer(ADD, tests=SUMS),
         answer(SUBTRACT, tests=SUMS),
@@ -49,7 +49,7 @@ def test_all_or_share(answer: Make, context: Context) -> None:
         ([{"input": "a"}], "a test must be a Python statement, or an object with `input` and `output`"),
     ],
 )
-def test_rows_without_tests_have_no_score(answer: Make, context: Context, tests: Any, reason: str) -> None:
+def test_rows_without_tests_have_no_score(answer: Make, context: RewardContext, tests: Any, reason: str) -> None:
     source = make(UnitTestsSource(kind="unit_tests"), context)
     first, second = source.judge([answer(ADD, tests=tests), answer(ADD, tests=SUMS)])
     assert math.isnan(first.score)
@@ -58,7 +58,7 @@ def test_rows_without_tests_have_no_score(answer: Make, context: Context, tests:
 
 
 @pytest.mark.parametrize("cheat", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit"])
-def test_leaving_early_is_no_pass(answer: Make, context: Context, cheat: str) -> None:
+def test_leaving_early_is_no_pass(answer: Make, context: RewardContext, cheat: str) -> None:
     source = make(UnitTestsSource(kind="unit_tests"), context)
     assert source.score([answer(f"```\n{cheat}\n```", tests=SUMS), answer(f"```\n{cheat}\n```", tests=DOUBLES)]) == [
         0,
@@ -66,25 +66,25 @@ def test_leaving_early_is_no_pass(answer: Make, context: Context, cheat: str) ->
     ]
 
 
-def test_printing_and_then_failing_is_no_pass(answer: Make, context: Context) -> None:
+def test_printing_and_then_failing_is_no_pass(answer: Make, context: RewardContext) -> None:
     source = make(UnitTestsSource(kind="unit_tests", give="share"), context)
     right, broken = "print(8)", "print(8)\n1 / 0"
     rows = [answer(f"```\n{code}\n```", tests=DOUBLES[:1]) for code in (right, broken)]
     assert source.score(rows) == [1.0, 0.0]
 
 
-def test_tests_can_live_in_another_field(answer: Make, context: Context) -> None:
+def test_tests_can_live_in_another_field(answer: Make, context: RewardContext) -> None:
     source = make(UnitTestsSource(kind="unit_tests", tests="checks", extract="whole"), context)
     assert source.score([answer("x = 1", checks="assert x == 1"), answer("x = 2", checks="assert x == 1")]) == [1, 0]
 
 
 def test_a_machine_in_trouble_is_no_fault_of_the_answer(
-    answer: Make, context: Context, monkeypatch: pytest.MonkeyPatch
+    answer: Make, context: RewardContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make(UnitTestsSource(kind="unit_tests"), context)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    (verdict,) = source.judge([answer(ADD, tests=SUMS)])
-    assert math.isnan(verdict.score)
-    assert verdict.reason.startswith("the sandbox did not start")
+    (result,) = source.judge([answer(ADD, tests=SUMS)])
+    assert math.isnan(result.score)
+    assert result.reason.startswith("the sandbox did not start")
     with pytest.raises(RewardError, match="unit_tests: the sandbox did not start"):
         make(UnitTestsSource(kind="unit_tests"), context)

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from kedge.core.answers import Answer
 from kedge.core.errors import PluginError
 from kedge.rewards import maths
-from kedge.rewards.context import Context
-from kedge.rewards.extract import extract, extract_all
-from kedge.rewards.matching import Found, find_all
+from kedge.rewards.context import RewardContext
+from kedge.rewards.extraction import Extracted, extract, extract_all, match_all
 from kedge.rewards.numeric import Number, are_equal, last_number
-from kedge.rewards.settings import ExactSource, JsonSource, MathSource, Named, NumericSource, Pattern, RegexSource
-from kedge.rewards.verdicts import Source, Verdict
+from kedge.rewards.score_results import ScoreResult, Source
+from kedge.rewards.settings import ExactSource, JsonSource, MathSource, NamedPart, NumericSource, Pattern, RegexSource
 from kedge.rewards.verifiable import make_exact, make_json, make_numeric, make_regex
 
 Make = Callable[..., Answer]
@@ -45,13 +44,13 @@ NO_SOLUTION = "the prompt has no known solution"
         ("fenced", "x = 1", None),
     ],
 )
-def test_extraction(how: Named, text: str, expected: str | None) -> None:
+def test_extraction(how: NamedPart, text: str, expected: str | None) -> None:
     assert extract(text, how) == expected
 
 
 def test_extraction_by_pattern_takes_the_last_match() -> None:
     found = extract_all(["so A: 3. No, A: 4", "none", "A: ß"], Pattern(pattern=r"A: (\w)", group=1))
-    assert found == [Found("4"), Found(None), Found("ß")]
+    assert found == [Extracted("4"), Extracted(None), Extracted("ß")]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ def judge(source: Source, answers: Sequence[Answer]) -> list[tuple[float | None,
     return [(None if math.isnan(v.score) else v.score, v.reason) for v in source.judge(answers)]
 
 
-def test_exact(answer: Make, context: Context) -> None:
+def test_exact(answer: Make, context: RewardContext) -> None:
     rows = [answer(" PARIS ", "Paris"), answer("Paris"), answer("Rome", "Paris"), answer("New\nYork", "new york")]
     loose = make_exact(ExactSource(kind="exact"), context)
     assert judge(loose, rows) == [(1.0, ""), (None, NO_SOLUTION), (0.0, ""), (1.0, "")]
@@ -138,13 +137,13 @@ def test_exact(answer: Make, context: Context) -> None:
     assert bare.score([answer(r"\boxed{Hi!}", "hi"), answer("hi", "hi")]) == [1.0, 0.0]
 
 
-def test_numeric(answer: Make, context: Context) -> None:
+def test_numeric(answer: Make, context: RewardContext) -> None:
     source = make_numeric(NumericSource(kind="numeric", extract="hashes"), context)
     rows = [answer("#### 1,000", "#### 1000"), answer("1000", "1000"), answer("#### 5", "five"), answer("#### x", "5")]
     assert judge(source, rows) == [(1.0, ""), (0.0, ""), (None, "the solution has no number: 'five'"), (0.0, "")]
 
 
-def test_regex(answer: Make, context: Context) -> None:
+def test_regex(answer: Make, context: RewardContext) -> None:
     contain = make_regex(RegexSource(kind="regex", pattern="(?i)because"), context)
     assert contain.score([answer("Because!"), answer("no"), answer("é because")]) == [1.0, 0.0, 1.0]
     be = make_regex(RegexSource(kind="regex", pattern="yes|no", must="be"), context)
@@ -153,7 +152,7 @@ def test_regex(answer: Make, context: Context) -> None:
     assert empty.score([answer("")]) == [1.0]
 
 
-def test_a_pattern_that_explodes_costs_its_row_alone(answer: Make, context: Context) -> None:
+def test_a_pattern_that_explodes_costs_its_row_alone(answer: Make, context: RewardContext) -> None:
     source = make_regex(RegexSource(kind="regex", pattern="(a+)+$", timeout_s=0.3), context)
     rows = [answer("aa"), answer("a" * 60 + "b"), answer("b"), answer("ba")]
     assert judge(source, rows) == [(1.0, ""), (None, "the pattern took longer than 0.3 s"), (0.0, ""), (1.0, "")]
@@ -161,21 +160,21 @@ def test_a_pattern_that_explodes_costs_its_row_alone(answer: Make, context: Cont
 
 def test_a_machine_in_trouble_is_no_fault_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    first, second = find_all("x", ["x", "y"], timeout_s=1.0)
+    first, second = match_all("x", ["x", "y"], timeout_s=1.0)
     assert first == second
     assert first.failure.startswith("the pattern could not be tried: the sandbox did not start")
 
 
 def test_lone_surrogates_and_long_texts_pass_through() -> None:
     long = "x" * 300_000
-    assert find_all("(?s).*", ["\ud800", long, "𝔸"], must="be", timeout_s=1.0) == [
-        Found("\ud800"),
-        Found(long),
-        Found("𝔸"),
+    assert match_all("(?s).*", ["\ud800", long, "𝔸"], must="be", timeout_s=1.0) == [
+        Extracted("\ud800"),
+        Extracted(long),
+        Extracted("𝔸"),
     ]
 
 
-def test_json_without_a_schema(answer: Make, context: Context) -> None:
+def test_json_without_a_schema(answer: Make, context: RewardContext) -> None:
     source = make_json(JsonSource(kind="json_schema"), context)
     rows = [answer('{"a": 1}'), answer("{'a': 1}"), answer("NaN"), answer("[" * 100_000), answer(" 3 ")]
     assert source.score(rows) == [1.0, 0.0, 0.0, 0.0, 1.0]
@@ -183,7 +182,7 @@ def test_json_without_a_schema(answer: Make, context: Context) -> None:
     assert fenced.score([answer('```json\n{"a": 1}\n```'), answer('{"a": 1}')]) == [1.0, 0.0]
 
 
-def test_json_with_a_schema(answer: Make, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_with_a_schema(answer: Make, context: RewardContext, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = JsonSource.model_validate({"kind": "json_schema", "schema": {"required": ["a"]}})
     for name in ("jsonschema", "jsonschema.exceptions", "jsonschema.validators"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -212,7 +211,7 @@ def test_json_with_a_schema(answer: Make, context: Context, monkeypatch: pytest.
     assert make_json(settings, context).score([answer('{"a": 1}'), answer('{"b": 1}'), answer("{")]) == [1.0, 0.0, 0.0]
 
 
-def test_math_names_its_extra(context: Context) -> None:
+def test_math_names_its_extra(context: RewardContext) -> None:
     with pytest.raises(PluginError, match=r"reward 'math' needs 'math_verify': pip install 'kedge\[math\]'"):
         maths.make(MathSource(kind="math"), context)
 
@@ -233,7 +232,7 @@ def test_math_gives_the_verifier_solution_then_answer(answer: Make) -> None:
         answer(r"\boxed{12}", "12"),
     ]
     reason = "math-verify could not compare the answer with the solution"
-    assert source.judge(rows)[:2] == [Verdict(1.0), Verdict(0.0)]
+    assert source.judge(rows)[:2] == [ScoreResult(1.0), ScoreResult(0.0)]
     assert judge(source, rows)[2:] == [(None, reason), (None, NO_SOLUTION), (0.0, "")]
     assert asked[:3] == [("12", "21"), ("12", "?"), ("12", "12")]
 

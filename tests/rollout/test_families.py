@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings
-from kedge.rollout.families import obstacle
+from kedge.rollout.families import unsupported_reason
 
 _SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 _HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -22,8 +22,8 @@ def _llama(**changes: Any) -> LlamaForCausalLM:
 
 
 def test_plain_decoders_have_no_obstacle() -> None:
-    assert obstacle(_llama()) is None
-    assert obstacle(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS))) is None
+    assert unsupported_reason(_llama()) is None
+    assert unsupported_reason(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS))) is None
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_plain_decoders_have_no_obstacle() -> None:
     ],
 )
 def test_what_the_kernels_do_not_compute_is_named(changes: dict[str, Any], expected: str) -> None:
-    assert expected in (obstacle(_llama(**changes)) or "")
+    assert expected in (unsupported_reason(_llama(**changes)) or "")
 
 
 def test_adapters_have_no_obstacle_unless_they_are_more_than_a_sum() -> None:
-    assert obstacle(base_of(with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0))) is None
+    assert unsupported_reason(base_of(with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0))) is None
     unusual: dict[str, dict[str, Any]] = {"DoRA": {"use_dora": True}, "bias": {"lora_bias": True}}
     found: dict[str, str | None] = {}
     for name, changes in unusual.items():
         config = LoraConfig(r=2, target_modules=["q_proj"], **changes)
         model: Any = get_peft_model(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS)), config)
-        found[name] = obstacle(base_of(model))
+        found[name] = unsupported_reason(base_of(model))
     assert found == {
         "DoRA": "model.layers.0.self_attn.q_proj has an adapter of another kind than plain LoRA",
         "bias": "model.layers.0.self_attn.q_proj has an adapter with a bias",
@@ -55,15 +55,15 @@ def test_adapters_have_no_obstacle_unless_they_are_more_than_a_sum() -> None:
     quantised: Any = with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0)
     decoder: Any = base_of(quantised).get_decoder()
     decoder.layers[0].self_attn.o_proj.base_layer = nn.Bilinear(2, 2, 2)
-    assert obstacle(base_of(quantised)) == (
+    assert unsupported_reason(base_of(quantised)) == (
         "model.layers.0.self_attn.o_proj has an adapter on a torch.nn.modules.linear.Bilinear, "
         "not on a plain linear layer"
     )
 
 
 def test_other_families_and_sliding_windows_are_named() -> None:
-    assert obstacle(GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=1))) == (
+    assert unsupported_reason(GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=1))) == (
         "gpt2 is not one of llama, mistral, qwen2"
     )
     sliding = Qwen2Config(**_SMALL, **_HEADS, use_sliding_window=True, sliding_window=8, max_window_layers=0)
-    assert obstacle(Qwen2ForCausalLM(sliding)) == "not all of its layers attend to everything"
+    assert unsupported_reason(Qwen2ForCausalLM(sliding)) == "not all of its layers attend to everything"

@@ -17,7 +17,7 @@ from kedge.models.settings import LoraSettings
 from kedge.rollout.cache import RowCache, for_decoding
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.merged import StandIns, is_adapted
+from kedge.rollout.merged import MergedLayers, is_adapted
 from kedge.rollout.prompts import repeated
 from kedge.rollout.sampling import draw, folded
 from kedge.rollout.settings import SamplingSettings
@@ -200,7 +200,7 @@ def _add_adapter(plain: Any, adapted: Any) -> None:
     """Into the matrices of a model like the base, rounded by the lots that `rollout.merged` draws."""
     base = base_of(adapted)
     names = [name for name, module in base.named_modules() if is_adapted(module)]
-    with StandIns().within(base):
+    with MergedLayers().within(base):
         for name in names:
             plain.get_submodule(name).weight.copy_(base.get_submodule(name).weight)
 

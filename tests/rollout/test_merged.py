@@ -14,7 +14,7 @@ from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.rollout.graphs import what_graphs_remember
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.merged import StandIns
+from kedge.rollout.merged import MergedLayers
 from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 
@@ -51,7 +51,7 @@ def _layer(model: Any, index: int) -> Any:
 def test_answers_and_log_probs_are_those_of_the_adapters() -> None:
     model = _adapted()
     expected = _sampled(base_of(model))
-    with StandIns().within(base_of(model)):
+    with MergedLayers().within(base_of(model)):
         assert type(_query(model)) is nn.Linear
         found = _sampled(base_of(model))
     with model.disable_adapter():
@@ -66,9 +66,9 @@ def test_a_stand_in_is_the_sum_of_the_base_and_the_active_adapter_alone() -> Non
     layer = _query(model)
     a_RK, b_NR = layer.lora_A["actor"].weight.double(), layer.lora_B["actor"].weight.double()
     expected_NK = layer.base_layer.weight.double() + layer.scaling["actor"] * (b_NR @ a_RK)
-    with StandIns().within(base_of(model)):
+    with MergedLayers().within(base_of(model)):
         torch.testing.assert_close(_query(model).weight.double(), expected_NK, atol=1e-7, rtol=1e-6)
-    with model.disable_adapter(), StandIns().within(base_of(model)):
+    with model.disable_adapter(), MergedLayers().within(base_of(model)):
         assert torch.equal(_query(model).weight, layer.base_layer.weight)
 
 
@@ -82,17 +82,17 @@ def test_a_change_too_small_for_the_type_of_the_base_counts_in_the_mean() -> Non
         layer.base_layer.weight[0, 0] = -3.0
         a_RK.fill_(1.0)
         b_NR.fill_(0.001 / layer.scaling["actor"] / b_NR.shape[1])
-    with StandIns().within(base_of(model)):
+    with MergedLayers().within(base_of(model)):
         found_NK = _query(model).weight.clone()
         assert _layer(model, 0).mlp.down_proj.weight.dtype == torch.float32
-    with StandIns().within(base_of(model)):
+    with MergedLayers().within(base_of(model)):
         assert torch.equal(_query(model).weight, found_NK)
     assert set(found_NK.flatten()[1:].tolist()) == {1.0, 1.0078125}
     share = (found_NK.flatten()[1:] > 1).double().mean().item()
     expected = 0.001 / 0.0078125
     assert abs(share - expected) < 4 * (expected / found_NK.numel()) ** 0.5
     assert found_NK[0, 0].item() in (-3.0, -2.984375)
-    with model.disable_adapter(), StandIns().within(base_of(model)):
+    with model.disable_adapter(), MergedLayers().within(base_of(model)):
         assert torch.equal(_query(model).weight, layer.base_layer.weight)
 
 
@@ -103,7 +103,7 @@ def test_the_model_is_as_it_was_even_after_an_error() -> None:
         name: (one, one.data_ptr(), one.requires_grad, one.detach().clone()) for name, one in model.named_parameters()
     }
     layer, remembered = _query(model), what_graphs_remember(base_of(model))
-    with pytest.raises(ValueError, match="half way"), StandIns().within(base_of(model)):
+    with pytest.raises(ValueError, match="half way"), MergedLayers().within(base_of(model)):
         raise ValueError("half way")
     assert _query(model) is layer
     assert [name for name, _ in model.named_parameters()] == names
@@ -115,7 +115,7 @@ def test_the_model_is_as_it_was_even_after_an_error() -> None:
 
 
 def test_stand_ins_are_kept_and_their_matrices_are_not() -> None:
-    model, stand_ins = _adapted(), StandIns()
+    model, stand_ins = _adapted(), MergedLayers()
     with stand_ins.within(base_of(model)):
         first = _query(model)
         before_NK = first.weight.clone()
@@ -131,5 +131,5 @@ def test_stand_ins_are_kept_and_their_matrices_are_not() -> None:
 
 def test_a_model_without_adapters_is_left_alone(model: LlamaForCausalLM) -> None:
     before = what_graphs_remember(model)
-    with StandIns().within(model):
+    with MergedLayers().within(model):
         assert what_graphs_remember(model) == before

@@ -11,8 +11,8 @@ from kedge.core.errors import ConfigError
 from kedge.core.stats import best_of_kl
 from kedge.data.examples import Message, Messages, Role
 from kedge.rewards.model import on_text
+from kedge.rewards.score_results import ScoreResult
 from kedge.rewards.settings import ModelSource
-from kedge.rewards.verdicts import Verdict
 from kedge.stages.rl.answering import Answered
 from kedge.stages.rl.judge import Judge, load_judge
 from kedge.stages.rl.reward import scorer_of
@@ -30,7 +30,7 @@ def judge_for(best_of: int | None, reward: str | None, answers: int, *, device: 
     return load_judge(reward, device=device)
 
 
-def verdicts(judge: Judge, prompts: Sequence[Messages], answered: Answered, *, answers: int) -> list[Verdict]:
+def verdicts(judge: Judge, prompts: Sequence[Messages], answered: Answered, *, answers: int) -> list[ScoreResult]:
     """What the judge says of each answer, read as text as `kedge score` reads it; or why it says nothing."""
     source = ModelSource.model_validate({"kind": "model", "from": judge.place})
     told = [
@@ -51,7 +51,7 @@ def verdicts(judge: Judge, prompts: Sequence[Messages], answered: Answered, *, a
     return on_text(scorer_of(judge), source, encode).judge(told)
 
 
-def with_best(rows: Sequence[Mapping[str, Any]], told: Sequence[Verdict], *, n: int) -> Iterator[dict[str, Any]]:
+def with_best(rows: Sequence[Mapping[str, Any]], told: Sequence[ScoreResult], *, n: int) -> Iterator[dict[str, Any]]:
     """The rows with their scores, the best of each n marked, and with it how far the best of n is from one answer."""
     for at in range(0, len(rows), n):
         scored = [index for index in range(at, at + n) if told[index].is_scored]

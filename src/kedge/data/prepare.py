@@ -14,7 +14,7 @@ from typing import Literal
 
 from kedge.core.errors import DataError
 from kedge.data.audit.scan import contents
-from kedge.data.audit.words import key_of, squeeze
+from kedge.data.audit.text_matching import key_of, squeeze
 from kedge.data.convert import to_fields
 from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb, prompt_of
 from kedge.data.reading import prompt_key, read, recognised

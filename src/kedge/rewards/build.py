@@ -1,6 +1,6 @@
 """From settings to a source over rollouts: text sources come through their entry points, mixes are put together here.
 
-Every source at the leaves has a tally of its own, named by its place (`reward`, `reward.style`).
+Every source at the leaves has a failure counter of its own, named by its place (`reward`, `reward.style`).
 Shape letters: K sources, B sequences.
 """
 
@@ -17,37 +17,37 @@ from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
-from kedge.rewards.context import Context
-from kedge.rewards.failures import Guarded, Tally
+from kedge.rewards.context import RewardContext
+from kedge.rewards.failures import CountedSource, FailureCounter
 from kedge.rewards.rollouts import FromText
-from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSettings, TextSettings
+from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings, TextSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """What only a running stage can give."""
+    """What sources need and only a running stage has."""
 
-    context: Context
+    context: RewardContext
     read: Callable[[Rollouts], list[Answer]]
     """Rollouts as answers (`kedge.rewards.rollouts.answers_of`)."""
-    open_model: Callable[[ModelSource, Tally], RewardSource]
+    open_model: Callable[[ModelSource, FailureCounter], RewardSource]
     """A reward model on tokens, or on text through `FromText` (`kedge.rewards.model`)."""
     failures: FailureSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A source, and the tallies of the sources that it is made of."""
+    """A source, and the failure counters of the sources that it is made of."""
 
     source: RewardSource
-    tallies: tuple[Tally, ...]
+    failure_counters: tuple[FailureCounter, ...]
 
     def score(self, rollouts: Rollouts) -> Tensor:
         return self.source.score(rollouts)
 
 
 class Mix:
-    """Several sources as one. NaN in a part that is needed is NaN in the whole."""
+    """Several sources combined into one score. A row without a score (NaN) in a part that counts has none here."""
 
     def __init__(self, parts: Mapping[str, RewardSource], settings: MixSource) -> None:
         self._parts = parts
@@ -57,24 +57,26 @@ class Mix:
         return mixed({name: part.score(rollouts) for name, part in self._parts.items()}, self._settings)
 
 
-def build(settings: RewardSettings, wiring: Wiring, *, name: str = "reward") -> Reward:
+def build(settings: RewardSourceSettings, wiring: Wiring, *, name: str = "reward") -> Reward:
+    """The source that `settings` describe; `name` is what its failures are reported under."""
     if isinstance(settings, MixSource):
         parts = {key: build(part, wiring, name=f"{name}.{key}") for key, part in settings.parts.items()}
-        tallies = tuple(tally for part in parts.values() for tally in part.tallies)
-        return Reward(source=Mix(parts, settings), tallies=tallies)
-    tally = Tally(name, wiring.failures)
+        counters = tuple(counter for part in parts.values() for counter in part.failure_counters)
+        return Reward(source=Mix(parts, settings), failure_counters=counters)
+    counter = FailureCounter(name, wiring.failures)
     if isinstance(settings, ModelSource):
-        return Reward(source=wiring.open_model(settings, tally), tallies=(tally,))
-    guarded = Guarded(text_source(settings, wiring.context), tally)
-    return Reward(source=FromText(guarded, wiring.read), tallies=(tally,))
+        return Reward(source=wiring.open_model(settings, counter), failure_counters=(counter,))
+    counted = CountedSource(text_source(settings, wiring.context), counter)
+    return Reward(source=FromText(counted, wiring.read), failure_counters=(counter,))
 
 
-def text_source(settings: TextSettings, context: Context) -> TextSource:
+def text_source(settings: TextSettings, context: RewardContext) -> TextSource:
     return plugins.find("rewards", settings.kind)(settings, context)
 
 
 def mixed(scores: Mapping[str, Tensor], settings: MixSource) -> Tensor:
-    """
+    """One score a row from the scores of the parts: their weighted sum, their minimum, or one gated by the other.
+
     >>> settings = MixSource.model_validate({"kind": "mix", "weights": {"b": 0.5},
     ...     "parts": {"a": {"kind": "regex", "pattern": "x"}, "b": {"kind": "regex", "pattern": "y"}}})
     >>> mixed({"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0, 1.0])}, settings).tolist()

@@ -21,19 +21,19 @@ from kedge.core.errors import ConfigError
 
 T = TypeVar("T")
 
-_LARGEST = 16 << 20
-_LONGEST_WAIT_S = 60.0
+_MAX_REPLY_BYTES = 16 << 20
+_MAX_WAIT_S = 60.0
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Elsewhere is not where the key and the answers were meant to go."""
+    """Redirections are refused: the key and the answers would go to a server that nobody named."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 class CallFailed(Exception):
-    """A call gave no usable reply; the text says why. The rows that it was about have no score."""
+    """A call gave no usable reply; the message says why. Its rows have no score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +58,26 @@ def key_from(variable: str | None, *, kind: str) -> str | None:
 
 
 def call(endpoint: Endpoint, body: Any, read: Callable[[Any], T], *, rng: Random) -> T:
-    """What `read` makes of the reply to `body`; a ValueError of `read` means that the reply is no good."""
+    """The reply to `body` as `read` parses it; a ValueError of `read` means that the reply cannot be used."""
     request = _request(endpoint, body)
-    why = ""
+    reason = ""
     for attempt in range(endpoint.retries + 1):
         wait_s = endpoint.backoff_s * 2**attempt * (0.5 + rng.random() / 2)
         try:
             return read(json.loads(_fetch(request, endpoint.timeout_s)))
         except urllib.error.HTTPError as error:
             with error:
-                why = f"HTTP {error.code} {error.reason}"
+                reason = f"HTTP {error.code} {error.reason}"
                 if error.code not in (408, 429) and error.code < 500:
-                    raise CallFailed(f"{endpoint.url}: {why}") from None
+                    raise CallFailed(f"{endpoint.url}: {reason}") from None
                 wait_s = max(wait_s, _seconds(error.headers.get("Retry-After")))
         except (TimeoutError, OSError, HTTPException) as error:  # URLError is an OSError
-            why = f"{getattr(error, 'reason', None) or error or type(error).__name__}"
+            reason = f"{getattr(error, 'reason', None) or error or type(error).__name__}"
         except (ValueError, RecursionError) as error:
-            why = f"unusable reply: {error}"
+            reason = f"unusable reply: {error}"
         if attempt < endpoint.retries:
-            endpoint.sleep(min(wait_s, _LONGEST_WAIT_S))
-    raise CallFailed(f"{endpoint.url}: {why} (tried {endpoint.retries + 1} times)")
+            endpoint.sleep(min(wait_s, _MAX_WAIT_S))
+    raise CallFailed(f"{endpoint.url}: {reason} (tried {endpoint.retries + 1} times)")
 
 
 def _request(endpoint: Endpoint, body: Any) -> urllib.request.Request:
@@ -88,18 +88,19 @@ def _request(endpoint: Endpoint, body: Any) -> urllib.request.Request:
 
 
 def _fetch(request: urllib.request.Request, timeout_s: float) -> bytes:
-    """The body; the time-out of a socket starts again with every byte, so a trickle is watched here."""
+    """The body of the reply. A socket's time-out starts again with every byte, so the deadline is checked here too."""
     deadline = time.monotonic() + timeout_s
-    parts = bytearray()
+    body = bytearray()
     with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as reply:
         while chunk := reply.read1(1 << 16):
-            parts += chunk
+            body += chunk
             if time.monotonic() > deadline:
                 raise TimeoutError("timed out")
-            if len(parts) > _LARGEST:
-                raise ValueError(f"larger than {_LARGEST >> 20} MB")
-    return bytes(parts)
+            if len(body) > _MAX_REPLY_BYTES:
+                raise ValueError(f"larger than {_MAX_REPLY_BYTES >> 20} MB")
+    return bytes(body)
 
 
-def _seconds(header: str | None) -> float:
-    return float(header) if header and header.isdigit() else 0.0
+def _seconds(retry_after: str | None) -> float:
+    """The header `Retry-After` in seconds; a date is not read."""
+    return float(retry_after) if retry_after and retry_after.isdigit() else 0.0

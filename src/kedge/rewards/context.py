@@ -1,4 +1,4 @@
-"""What a source may need to know besides its settings."""
+"""What a reward source is given besides its settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class RewardContext:
     folder: Path
-    """Where relative paths start: the folder of the recipe."""
+    """The folder of the recipe: relative paths start here."""
     seed: int
-    """Of the run."""
+    """The seed of the run."""

@@ -1,6 +1,6 @@
 """Rows without a score: counted, explained, and too many of them stop the run.
 
-One tally a source. It is part of a run's state, so that a resumed run stops where an uninterrupted one would.
+Each source has a counter. It is part of a run's state, so that a resumed run stops where an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import RewardError
+from kedge.rewards.score_results import ScoreResult, results_of
 from kedge.rewards.settings import FailureSettings
-from kedge.rewards.verdicts import Verdict, verdicts_of
 
 _REASON_CHARS = 200
 _REASONS_KEPT = 100
@@ -27,11 +27,11 @@ class FailureReport:
     in_window: int
     """How many of the latest rows failed."""
     reasons: Mapping[str, int]
-    """The most common ones first."""
+    """Why, with the number of rows; the most common reasons first."""
 
 
-class Tally:
-    """The rows of one source. More than `max_share` of a full window without a score is an error."""
+class FailureCounter:
+    """Counts the rows that one source could not score. More than `max_share` of a full window is a RewardError."""
 
     def __init__(self, source: str, settings: FailureSettings) -> None:
         self.source = source
@@ -41,13 +41,13 @@ class Tally:
         self._window = deque[bool](maxlen=settings.window)
         self._reasons = Counter[str]()
 
-    def add(self, verdicts: Sequence[Verdict]) -> None:
-        failures = [verdict for verdict in verdicts if not verdict.is_scored]
-        self._rows += len(verdicts)
+    def add(self, results: Sequence[ScoreResult]) -> None:
+        failures = [result for result in results if not result.is_scored]
+        self._rows += len(results)
         self._failed += len(failures)
-        self._window.extend(not verdict.is_scored for verdict in verdicts)
-        for verdict in failures:
-            reason = " ".join(verdict.reason.split())[:_REASON_CHARS]
+        self._window.extend(not result.is_scored for result in results)
+        for result in failures:
+            reason = " ".join(result.reason.split())[:_REASON_CHARS]
             is_kept = reason in self._reasons or len(self._reasons) < _REASONS_KEPT
             self._reasons[reason if is_kept else "other reasons"] += 1
         # Against the full window: one failure among the first three rows is no reason to stop.
@@ -64,7 +64,7 @@ class Tally:
         )
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Everything counted so far, as plain JSON."""
         window = "".join("1" if failed else "0" for failed in self._window)
         return {"rows": self._rows, "failed": self._failed, "window": window, "reasons": dict(self._reasons)}
 
@@ -82,22 +82,22 @@ class Tally:
         )
 
 
-class Guarded:
-    """A source whose rows are tallied. A row without a score has a verdict without one, never an exception."""
+class CountedSource:
+    """A source whose failures are counted: a row that cannot be scored gets NaN and a reason, never an exception."""
 
-    def __init__(self, source: TextSource, tally: Tally) -> None:
+    def __init__(self, source: TextSource, counter: FailureCounter) -> None:
         self._source = source
-        self._tally = tally
+        self._counter = counter
 
-    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
-        verdicts = verdicts_of(self._source, answers)
-        if len(verdicts) != len(answers):
+    def judge(self, answers: Sequence[Answer]) -> list[ScoreResult]:
+        results = results_of(self._source, answers)
+        if len(results) != len(answers):
             raise RewardError(
-                f"reward '{self._tally.source}' gave {len(verdicts)} scores for {len(answers)} answers; one for each "
+                f"reward '{self._counter.source}' gave {len(results)} scores for {len(answers)} answers; one for each "
                 "is needed"
             )
-        self._tally.add(verdicts)
-        return verdicts
+        self._counter.add(results)
+        return results
 
     def score(self, answers: Sequence[Answer]) -> list[float]:
-        return [verdict.score for verdict in self.judge(answers)]
+        return [result.score for result in self.judge(answers)]

@@ -20,77 +20,78 @@ from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import ConfigError, RewardError
 from kedge.core.suggest import did_you_mean
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
+from kedge.rewards.score_results import ScoreResult, Source, per_answer, unscored
 from kedge.rewards.settings import TEXT_KINDS, FunctionSource
-from kedge.rewards.verdicts import Source, Verdict, per_answer, unscored
 
 
-def make(settings: FunctionSource, context: Context) -> TextSource:
-    place, colon, name = settings.path.rpartition(":")
+def make(settings: FunctionSource, context: RewardContext) -> TextSource:
+    file, colon, name = settings.path.rpartition(":")
     if settings.path in TEXT_KINDS:
         raise ConfigError(f"function.path: '{settings.path}' is a kind of its own; write `kind: {settings.path}`")
     if not colon:
         return plugins.find("rewards", settings.path)(settings.options, context)
     if settings.options:
         raise ConfigError(f"function.options: only a plugin takes options, found {settings.path!r}")
-    return source(_function(context.folder / place, name), name=settings.path)
+    return source(_function(context.folder / file, name), name=settings.path)
 
 
 def source(function: Callable[..., Any], *, name: str) -> Source:
+    """A source over a Python function; `name` is what error messages call it."""
     match tuple(inspect.signature(function).parameters):
         case ("answers",):
             return Source(partial(_judge_all, function, name))
         case ("answer",):
             return per_answer(partial(_judge_one, function, name))
-        case found:
+        case parameters:
             raise ConfigError(
-                f"{name}: found parameters ({', '.join(found)}), expected `answers` (a list, a list of numbers back) "
-                "or `answer` (one, a number back)"
+                f"{name}: found parameters ({', '.join(parameters)}), expected `answers` (a list, a list of numbers "
+                "back) or `answer` (one, a number back)"
             )
 
 
-def _judge_all(function: Callable[..., Any], name: str, answers: Sequence[Answer]) -> list[Verdict]:
+def _judge_all(function: Callable[..., Any], name: str, answers: Sequence[Answer]) -> list[ScoreResult]:
     if not answers:
         return []
     try:
-        found = function(list(answers))
+        scores = function(list(answers))
     except Exception as error:
         return [_failure(error)] * len(answers)
-    if not hasattr(found, "__len__") or not hasattr(found, "__iter__"):
-        raise RewardError(f"{name} returned a {type(found).__name__}, expected a list of {len(answers)} numbers")
-    if len(found) != len(answers):
-        raise RewardError(f"{name} returned {len(found)} scores for {len(answers)} answers; one for each is needed")
-    return [_verdict(score, name) for score in found]
+    if not hasattr(scores, "__len__") or not hasattr(scores, "__iter__"):
+        raise RewardError(f"{name} returned a {type(scores).__name__}, expected a list of {len(answers)} numbers")
+    if len(scores) != len(answers):
+        raise RewardError(f"{name} returned {len(scores)} scores for {len(answers)} answers; one for each is needed")
+    return [_result(score, name) for score in scores]
 
 
-def _judge_one(function: Callable[..., Any], name: str, answer: Answer) -> Verdict:
+def _judge_one(function: Callable[..., Any], name: str, answer: Answer) -> ScoreResult:
     try:
-        found = function(answer)
+        score = function(answer)
     except Exception as error:
         return _failure(error)
-    return _verdict(found, name)
+    return _result(score, name)
 
 
-def _verdict(score: Any, name: str) -> Verdict:
+def _result(score: Any, name: str) -> ScoreResult:
     if score is None:
         return unscored("the function gave None")
     if hasattr(score, "item"):  # a scalar of torch or numpy
         score = score.item()
     if not isinstance(score, Real):
         raise RewardError(f"{name} returned {score!r} as a score, a {type(score).__name__}; expected a number or None")
-    verdict = Verdict(float(score))
-    return verdict if verdict.is_scored else unscored(f"the function gave {float(score)}")
+    result = ScoreResult(float(score))
+    return result if result.is_scored else unscored(f"the function gave {float(score)}")
 
 
-def _failure(error: Exception) -> Verdict:
+def _failure(error: Exception) -> ScoreResult:
     return unscored(f"{type(error).__name__}: {error}")
 
 
 def _function(file: Path, name: str) -> Callable[..., Any]:
     module = _module(file)
-    found = vars(module).get(name)
-    if callable(found):
-        return found
+    function = vars(module).get(name)
+    if callable(function):
+        return function
     own = [
         key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__
     ]

@@ -17,12 +17,12 @@ from typing import Any
 from kedge.core.answers import Answer
 from kedge.core.seeds import seed_for
 from kedge.rewards.client import CallFailed, Endpoint, call, key_from
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
+from kedge.rewards.score_results import ScoreResult, Source, unscored
 from kedge.rewards.settings import HttpSource
-from kedge.rewards.verdicts import Source, Verdict, unscored
 
 
-def make(settings: HttpSource, context: Context) -> Source:
+def make(settings: HttpSource, context: RewardContext) -> Source:
     endpoint = Endpoint(
         url=settings.url,
         timeout_s=settings.timeout_s,
@@ -31,7 +31,7 @@ def make(settings: HttpSource, context: Context) -> Source:
         key=key_from(settings.key_variable, kind="http"),
     )
 
-    def one(numbered: tuple[int, Sequence[Answer]]) -> list[Verdict]:
+    def score_batch(numbered: tuple[int, Sequence[Answer]]) -> list[ScoreResult]:
         index, answers = numbered
         rng = Random(seed_for(context.seed, "reward/http", index))
         try:
@@ -40,10 +40,10 @@ def make(settings: HttpSource, context: Context) -> Source:
         except (CallFailed, TypeError) as error:  # TypeError: `extra` holds something that JSON cannot
             return [unscored(str(error))] * len(answers)
 
-    def judge(answers: Sequence[Answer]) -> list[Verdict]:
+    def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         batches = [answers[start : start + settings.batch] for start in range(0, len(answers), settings.batch)]
         with ThreadPoolExecutor(max_workers=settings.workers) as pool:
-            return [verdict for batch in pool.map(one, enumerate(batches)) for verdict in batch]
+            return [result for batch in pool.map(score_batch, enumerate(batches)) for result in batch]
 
     return Source(judge)
 
@@ -58,18 +58,18 @@ def as_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _read(reply: Any, rows: int) -> list[Verdict]:
+def _read(reply: Any, rows: int) -> list[ScoreResult]:
     scores = reply.get("scores") if isinstance(reply, dict) else None
     if not isinstance(scores, list):
         raise ValueError('expected an object with a list "scores"')
     if len(scores) != rows:
         raise ValueError(f"{len(scores)} scores for {rows} answers")
-    return [_verdict(score) for score in scores]
+    return [_result(score) for score in scores]
 
 
-def _verdict(score: Any) -> Verdict:
+def _result(score: Any) -> ScoreResult:
     if score is None:
         return unscored("the server gave no score")
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         return unscored(f"the server's score is not a number: {str(score)[:80]}")
-    return Verdict(float(score))
+    return ScoreResult(float(score))

@@ -23,9 +23,9 @@ from kedge.core.errors import ConfigError
 from kedge.core.seeds import seed_for
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.client import CallFailed, Endpoint, call, key_from
-from kedge.rewards.context import Context
+from kedge.rewards.context import RewardContext
+from kedge.rewards.score_results import ScoreResult, Source, unscored
 from kedge.rewards.settings import JudgeSource
-from kedge.rewards.verdicts import Source, Verdict, unscored
 
 RUBRIC = """\
 You grade an assistant's answer. Judge whether it is correct, helpful, honest and harmless. Length alone is no merit.
@@ -61,7 +61,7 @@ Reply with JSON alone: {"reason": "one sentence", "better": "A", "B" or "tie"}""
 
 _SCORE = re.compile(r"\bscore\W{0,5}?(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 _BETTER = re.compile(r"\bbetter\W{0,5}(a|b|tie)\b", re.IGNORECASE)
-_KNOWN = ("prompt", "answer", "solution", "extra", "lowest", "highest")
+_VARIABLES = ("prompt", "answer", "solution", "extra", "lowest", "highest")
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
@@ -75,50 +75,51 @@ class Preference:
     reason: str = ""
 
 
-def make(settings: JudgeSource, context: Context) -> Source:
-    ask = _asking(settings)
+def make(settings: JudgeSource, context: RewardContext) -> Source:
+    endpoint = _endpoint(settings)
     rubric = _ENVIRONMENT.from_string(_checked(settings.rubric or RUBRIC))
 
-    def one(numbered: tuple[int, Answer]) -> Verdict:
+    def grade(numbered: tuple[int, Answer]) -> ScoreResult:
         index, answer = numbered
         try:
-            text = rubric.render(_facts(answer, settings))
+            text = rubric.render(_template_variables(answer, settings))
         except Exception as error:  # a template can fail in any way, for a row whose record lacks something
             return unscored(f"judge.rubric: {type(error).__name__}: {error}")
         try:
-            score = call(ask, _body(settings, text), lambda reply: _grade(reply, settings), rng=_rng(context, index))
+            body = _body(settings, text)
+            score = call(endpoint, body, lambda reply: _grade(reply, settings), rng=_rng(context, index))
         except CallFailed as error:
             return unscored(str(error))
-        return Verdict(score)
+        return ScoreResult(score)
 
-    def judge(answers: Sequence[Answer]) -> list[Verdict]:
+    def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         with ThreadPoolExecutor(max_workers=settings.workers) as pool:
-            return list(pool.map(one, enumerate(answers)))
+            return list(pool.map(grade, enumerate(answers)))
 
     return Source(judge)
 
 
-def compare(pairs: Sequence[tuple[Answer, Answer]], settings: JudgeSource, context: Context) -> list[Preference]:
-    """Which of two answers to the first one's prompt is better, each pair asked in both orders."""
-    ask, template = _asking(settings), _ENVIRONMENT.from_string(COMPARISON)
+def compare(pairs: Sequence[tuple[Answer, Answer]], settings: JudgeSource, context: RewardContext) -> list[Preference]:
+    """Which of two answers to the same prompt is better: the judge compares each pair in both orders."""
+    endpoint, template = _endpoint(settings), _ENVIRONMENT.from_string(COMPARISON)
 
-    def one(numbered: tuple[int, tuple[Answer, Answer]]) -> Preference:
+    def compare_pair(numbered: tuple[int, tuple[Answer, Answer]]) -> Preference:
         index, (first, second) = numbered
         rng, wins = _rng(context, index), list[float]()
         try:
             for a, b in ((first, second), (second, first)):
                 text = template.render(prompt=first.prompt, first=a.text, second=b.text)
-                wins.append(call(ask, _body(settings, text), _better, rng=rng))
+                wins.append(call(endpoint, _body(settings, text), _better, rng=rng))
         except CallFailed as error:
             return Preference(first=math.nan, is_consistent=False, reason=str(error))
         return preference(wins[0], 1 - wins[1])
 
     with ThreadPoolExecutor(max_workers=settings.workers) as pool:
-        return list(pool.map(one, enumerate(pairs)))
+        return list(pool.map(compare_pair, enumerate(pairs)))
 
 
 def preference(as_a: float, as_b: float) -> Preference:
-    """What the first answer won when it stood first and when it stood second.
+    """The preference for the first answer, from what it won when it was shown first (A) and second (B).
 
     >>> preference(1.0, 0.0)
     Preference(first=0.5, is_consistent=False, reason='')
@@ -127,31 +128,33 @@ def preference(as_a: float, as_b: float) -> Preference:
 
 
 def read_score(text: str, *, lowest: float, highest: float) -> float:
-    """
+    """The grade in a judge's reply; a ValueError where there is none, or one out of bounds.
+
     >>> read_score('Well argued. {"reason": "fine", "score": 7}', lowest=1, highest=10)
     7.0
     >>> read_score("Score: 3 at first, but on reflection: **Score: 4.5**", lowest=1, highest=10)
     4.5
     """
-    said = _field(text, "score")
-    if said is None:
-        found = _SCORE.findall(text)
-        said = float(found[-1]) if found else None
-    if isinstance(said, bool) or not isinstance(said, int | float):
+    score = _field(text, "score")
+    if score is None:
+        mentions = _SCORE.findall(text)
+        score = float(mentions[-1]) if mentions else None
+    if isinstance(score, bool) or not isinstance(score, int | float):
         raise ValueError(f"no score in {text[:120]!r}")
-    if not lowest <= said <= highest:
-        raise ValueError(f"score {said:g} is not between {lowest:g} and {highest:g}")
-    return float(said)
+    if not lowest <= score <= highest:
+        raise ValueError(f"score {score:g} is not between {lowest:g} and {highest:g}")
+    return float(score)
 
 
 def read_winner(text: str) -> Literal["a", "b", "tie"]:
-    """
+    """The better answer in a judge's reply; a ValueError where it names none.
+
     >>> read_winner('{"better": "B"}')
     'b'
     """
-    said = str(_field(text, "better") or (_BETTER.findall(text) or [""])[-1]).lower()
-    if said == "a" or said == "b" or said == "tie":
-        return said
+    winner = str(_field(text, "better") or (_BETTER.findall(text) or [""])[-1]).lower()
+    if winner == "a" or winner == "b" or winner == "tie":
+        return winner
     raise ValueError(f"no winner in {text[:120]!r}")
 
 
@@ -183,11 +186,11 @@ def _grade(reply: Any, settings: JudgeSource) -> float:
 
 
 def _better(reply: Any) -> float:
-    """What answer A won."""
+    """1 where the reply prefers answer A, 0 where it prefers B, 0.5 at a tie."""
     return {"a": 1.0, "b": 0.0, "tie": 0.5}[read_winner(_content(reply))]
 
 
-def _asking(settings: JudgeSource) -> Endpoint:
+def _endpoint(settings: JudgeSource) -> Endpoint:
     return Endpoint(
         url=settings.url.rstrip("/") + "/chat/completions",
         timeout_s=settings.timeout_s,
@@ -206,7 +209,7 @@ def _body(settings: JudgeSource, text: str) -> dict[str, Any]:
     }
 
 
-def _facts(answer: Answer, settings: JudgeSource) -> dict[str, Any]:
+def _template_variables(answer: Answer, settings: JudgeSource) -> dict[str, Any]:
     return {
         "prompt": answer.prompt,
         "answer": answer.text,
@@ -218,18 +221,18 @@ def _facts(answer: Answer, settings: JudgeSource) -> dict[str, Any]:
 
 
 def _checked(rubric: str) -> str:
-    """A rubric that can be read and shows the answer; a typo in it would otherwise cost every row its score."""
+    """The rubric, once it parses and shows the answer: a typo in it would otherwise cost every row its score."""
     try:
         used = meta.find_undeclared_variables(_ENVIRONMENT.parse(rubric))
     except TemplateSyntaxError as error:
         raise ConfigError(f"judge.rubric: line {error.lineno}: {error.message}") from error
-    for name in sorted(used - set(_KNOWN)):
-        known = ", ".join(_KNOWN)
-        raise ConfigError(f"judge.rubric: '{name}' is not known here{did_you_mean(name, _KNOWN)}; it may use {known}")
+    for name in sorted(used - set(_VARIABLES)):
+        known, hint = ", ".join(_VARIABLES), did_you_mean(name, _VARIABLES)
+        raise ConfigError(f"judge.rubric: '{name}' is not known here{hint}; it may use {known}")
     if "answer" not in used:
         raise ConfigError("judge.rubric: it never shows the answer; put {{ answer }} where the answer belongs")
     return rubric
 
 
-def _rng(context: Context, index: int) -> Random:
+def _rng(context: RewardContext, index: int) -> Random:
     return Random(seed_for(context.seed, "reward/judge", index))

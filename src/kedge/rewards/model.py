@@ -15,13 +15,13 @@ from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.records import Rollouts
 from kedge.core.suggest import did_you_mean
-from kedge.rewards.failures import Tally
+from kedge.rewards.failures import FailureCounter
+from kedge.rewards.score_results import ScoreResult, Source, unscored
 from kedge.rewards.settings import ModelSource
-from kedge.rewards.verdicts import Source, Verdict, unscored
 
 
 class Scorer(Protocol):
-    """The part of `kedge.models.reward.ensemble.Scorer` that is needed here: without it, no transformers."""
+    """What is used of `kedge.models.reward.ensemble.Scorer`, so that this module does not import transformers."""
 
     @property
     def objectives(self) -> tuple[str, ...]: ...
@@ -29,13 +29,13 @@ class Scorer(Protocol):
 
 
 class OnTokens:
-    """Scores what was sampled, token by token as it was sampled: for a reward model with the policy's tokenizer."""
+    """Scores the sampled tokens as they are: for a reward model with the policy's tokenizer."""
 
-    def __init__(self, scorer: Scorer, settings: ModelSource, tally: Tally) -> None:
+    def __init__(self, scorer: Scorer, settings: ModelSource, counter: FailureCounter) -> None:
         self._scorer = scorer
         self._objective = objective_index(scorer, settings)
         self._rows = settings.rows
-        self._tally = tally
+        self._counter = counter
 
     def score(self, rollouts: Rollouts) -> Tensor:
         tokens_BT, mask_BT = rollouts.tokens_BT, rollouts.attention_mask_BT
@@ -45,39 +45,40 @@ class OnTokens:
         ]
         scores_B = torch.cat(parts) if parts else torch.empty(0)
         scores_B = torch.where(scores_B.isfinite(), scores_B, torch.nan)
-        self._tally.add([_verdict(score) for score in scores_B.tolist()])
+        self._counter.add([_result(score) for score in scores_B.tolist()])
         return scores_B.to(tokens_BT.device)
 
 
 def on_text(scorer: Scorer, settings: ModelSource, encode: Callable[[Answer], Sequence[int]]) -> Source:
-    """Scores the text as `encode` renders it: a DataError of `encode` (an answer too long) costs that row its score."""
+    """Scores answers as the tokens that `encode` gives; a row for which it raises a DataError has no score."""
     objective = objective_index(scorer, settings)
 
-    def judge(answers: Sequence[Answer]) -> list[Verdict]:
-        verdicts: dict[int, Verdict] = {}
+    def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
+        results: dict[int, ScoreResult] = {}
         rows: list[tuple[int, Sequence[int]]] = []
         for index, answer in enumerate(answers):
             try:
                 rows.append((index, encode(answer)))
             except DataError as error:
-                verdicts[index] = unscored(str(error))
+                results[index] = unscored(str(error))
         for at in range(0, len(rows), settings.rows):
             part = rows[at : at + settings.rows]
             scores_B = _scores(scorer, *_padded([tokens for _, tokens in part]), objective)
-            verdicts |= {index: _verdict(score) for (index, _), score in zip(part, scores_B.tolist(), strict=True)}
-        return [verdicts[index] for index in range(len(answers))]
+            results |= {index: _result(score) for (index, _), score in zip(part, scores_B.tolist(), strict=True)}
+        return [results[index] for index in range(len(answers))]
 
     return Source(judge)
 
 
 def objective_index(scorer: Scorer, settings: ModelSource) -> int:
-    wanted, known = settings.objective, scorer.objectives
-    if wanted is None and len(known) == 1:
+    """Which head of the reward model `settings` name; a model with a single head needs no name."""
+    name, known = settings.objective, scorer.objectives
+    if name is None and len(known) == 1:
         return 0
-    if wanted in known:
-        return known.index(wanted)
-    found = f"'{wanted}'{did_you_mean(wanted, known)}" if wanted else "none named"
-    raise ConfigError(f"{settings.place}: the reward model has the objectives {', '.join(known)}; objective: {found}")
+    if name in known:
+        return known.index(name)
+    problem = f"'{name}'{did_you_mean(name, known)}" if name else "none named"
+    raise ConfigError(f"{settings.place}: the reward model has the objectives {', '.join(known)}; objective: {problem}")
 
 
 def _scores(scorer: Scorer, tokens_BT: Tensor, mask_BT: Tensor, objective: int) -> Tensor:
@@ -92,6 +93,6 @@ def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return tokens_BT, torch.arange(longest)[None, :] < length_B[:, None]
 
 
-def _verdict(score: float) -> Verdict:
-    verdict = Verdict(score)
-    return verdict if verdict.is_scored else unscored(f"the reward model gave {score}")
+def _result(score: float) -> ScoreResult:
+    result = ScoreResult(score)
+    return result if result.is_scored else unscored(f"the reward model gave {score}")

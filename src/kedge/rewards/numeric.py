@@ -26,7 +26,8 @@ class Number:
 
 
 def last_number(text: str) -> Number | None:
-    """
+    """The last number in a text, or None.
+
     >>> last_number("From $1,250 he keeps 3/4, so 937.50")
     Number(value=Fraction(1875, 2), is_percent=False)
     >>> last_number("-\\\\frac{1}{3}").value
@@ -35,25 +36,25 @@ def last_number(text: str) -> Number | None:
     Number(value=Fraction(12, 1), is_percent=True)
     """
     plain = _LATEX_FRACTION.sub(r"\1/\2", text)
-    found: Number | None = None
+    last: Number | None = None
     for match in _NUMBER.finditer(plain):
-        found = _value(match) or found
-    return found
+        last = _value(match) or last
+    return last
 
 
-def are_equal(found: Number, wanted: Number, *, relative: float, absolute: float) -> bool:
+def are_equal(answer: Number, solution: Number, *, relative: float, absolute: float) -> bool:
     """12 % equals 0.12, and also 12, because the sign is often left out; 12 alone does not equal 0.12.
 
     >>> are_equal(Number(Fraction(1, 2)), Number(Fraction(50), is_percent=True), relative=0, absolute=0)
     True
     """
-    if found.is_percent == wanted.is_percent:
-        pairs = [(found.value, wanted.value)]
+    if answer.is_percent == solution.is_percent:
+        pairs = [(answer.value, solution.value)]
     else:
-        as_share = tuple(number.value / (100 if number.is_percent else 1) for number in (found, wanted))
-        pairs = [(found.value, wanted.value), as_share]
-    room = max(Fraction(absolute), Fraction(relative) * abs(wanted.value))
-    return any(abs(a - b) <= (room if index == 0 else room / 100) for index, (a, b) in enumerate(pairs))
+        as_share = tuple(number.value / (100 if number.is_percent else 1) for number in (answer, solution))
+        pairs = [(answer.value, solution.value), as_share]
+    tolerance = max(Fraction(absolute), Fraction(relative) * abs(solution.value))
+    return any(abs(a - b) <= (tolerance if index == 0 else tolerance / 100) for index, (a, b) in enumerate(pairs))
 
 
 def _value(match: re.Match[str]) -> Number | None:

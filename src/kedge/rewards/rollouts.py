@@ -17,8 +17,8 @@ from kedge.core.records import Rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What is known of a prompt."""
+class PromptRecord:
+    """A prompt as its data file has it: the conversation, the known solution, and the other fields of its row."""
 
     prompt: tuple[tuple[str, str], ...]
     solution: str | None = None
@@ -26,9 +26,9 @@ class Case:
 
 
 def answers_of(
-    rollouts: Rollouts, *, cases: Callable[[int], Case], decode: Callable[[Sequence[int]], str]
+    rollouts: Rollouts, *, prompt_of: Callable[[int], PromptRecord], decode: Callable[[Sequence[int]], str]
 ) -> list[Answer]:
-    """The answers as text. `cases` knows a group's prompt; the token that ended an answer is not part of its text."""
+    """The answers as text. `prompt_of` gives a group's prompt; the token that ended an answer is not in its text."""
     rows = zip(
         rollouts.tokens_BT.tolist(),
         rollouts.response_mask_BT.tolist(),
@@ -39,21 +39,21 @@ def answers_of(
     answers: list[Answer] = []
     for tokens, is_sampled, group, is_finished in rows:
         sampled = [token for token, counts in zip(tokens, is_sampled, strict=True) if counts]
-        case = cases(group)
+        record = prompt_of(group)
         answers.append(
             Answer(
-                prompt=case.prompt,
+                prompt=record.prompt,
                 text=decode(sampled[:-1] if is_finished else sampled),
                 is_finished=is_finished,
-                solution=case.solution,
-                extra=case.extra,
+                solution=record.solution,
+                extra=record.extra,
             )
         )
     return answers
 
 
 class FromText:
-    """A source that reads text, as one that scores rollouts."""
+    """Scores rollouts with a source that reads text."""
 
     def __init__(self, source: TextSource, read: Callable[[Rollouts], list[Answer]]) -> None:
         self._source = source

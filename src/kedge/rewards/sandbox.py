@@ -74,6 +74,7 @@ def run_all(jobs: Sequence[Job], limits: Limits, *, workers: int) -> list[Outcom
 
 
 def run(job: Job, limits: Limits) -> Outcome:
+    """Run a job in a child process, which is gone when this returns."""
     token = secrets.token_hex(16)
     try:
         trace = _execute(job, limits, token)
@@ -114,18 +115,18 @@ def _execute(job: Job, limits: Limits, token: str) -> _Trace:
     flags = ["-I", "-B", "-X", "utf8"] + ([] if job.uses_packages else ["-S"])
     with (
         TemporaryDirectory(prefix="kedge-sandbox-", ignore_cleanup_errors=True) as folder,
-        TemporaryFile() as told,
-        TemporaryFile() as errors,
+        TemporaryFile() as order_file,
+        TemporaryFile() as errors_file,
     ):
-        told.write(json.dumps(order).encode())
-        told.seek(0)
+        order_file.write(json.dumps(order).encode())
+        order_file.seek(0)
         reader, writer = os.pipe()
         try:
             process = subprocess.Popen(
                 [sys.executable, *flags, str(_CHILD), str(writer)],
-                stdin=told,
+                stdin=order_file,
                 stdout=subprocess.PIPE,
-                stderr=errors,
+                stderr=errors_file,
                 cwd=folder,
                 env={},
                 pass_fds=(writer,),
@@ -137,35 +138,35 @@ def _execute(job: Job, limits: Limits, token: str) -> _Trace:
         finally:
             os.close(writer)
         stopped, stdout, report = _watch(process, reader, limits)
-        errors.seek(0)
-        said = errors.read(2000).decode(errors="replace")
-    return _Trace(stopped=stopped, code=process.returncode, stdout=stdout, report=report, errors=said)
+        errors_file.seek(0)
+        errors = errors_file.read(2000).decode(errors="replace")
+    return _Trace(stopped=stopped, code=process.returncode, stdout=stdout, report=report, errors=errors)
 
 
 def _watch(process: subprocess.Popen[bytes], reader: int, limits: Limits) -> tuple[Ending | None, bytes, bytes]:
     """What the child printed and reported, and why it had to be stopped, if it had to. It is gone afterwards."""
     assert process.stdout is not None
     printed, reported = bytearray(), bytearray()
-    room = {process.stdout.fileno(): (printed, limits.output_bytes), reader: (reported, _REPORT_BYTES)}
+    buffers = {process.stdout.fileno(): (printed, limits.output_bytes), reader: (reported, _REPORT_BYTES)}
     deadline = time.monotonic() + _START_S
     stopped: Ending | None = None
     try:
         with selectors.DefaultSelector() as selector:
-            for fd in room:
+            for fd in buffers:
                 selector.register(fd, selectors.EVENT_READ)
             while selector.get_map() and stopped is None:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if time.monotonic() >= deadline:
                     stopped = "timeout"
                 for key, _ in ready:
-                    store, most = room[key.fd]
+                    buffer, limit = buffers[key.fd]
                     chunk = os.read(key.fd, 1 << 16)
                     if key.fd == reader and not reported:  # it is ready
                         deadline = time.monotonic() + limits.wall_s
-                    store += chunk
+                    buffer += chunk
                     if not chunk:
                         selector.unregister(key.fd)
-                    elif len(store) > most:
+                    elif len(buffer) > limit:
                         stopped = "output"
         if stopped is None:
             process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -182,18 +183,18 @@ def _watch(process: subprocess.Popen[bytes], reader: int, limits: Limits) -> tup
 
 
 def _lines(report: bytes, token: str) -> list[dict[str, Any]]:
-    """The lines that carry the token and can be read: anybody can write into the pipe, and what they like."""
+    """The lines that carry the token and parse: the code in the sandbox can write into the pipe too."""
     start, lines = token.encode(), list[dict[str, Any]]()
     for line in report.split(b"\n")[:-1]:
         with suppress(ValueError, RecursionError):
-            said = json.loads(line.removeprefix(start)) if line.startswith(start) else None
-            if isinstance(said, dict):
-                lines.append(said)
+            record = json.loads(line.removeprefix(start)) if line.startswith(start) else None
+            if isinstance(record, dict):
+                lines.append(record)
     return lines
 
 
-def _unstarted(job: Job, why: str) -> Outcome:
-    detail = f"the sandbox did not start: {why}"
+def _unstarted(job: Job, reason: str) -> Outcome:
+    detail = f"the sandbox did not start: {reason}"
     return Outcome(passed=(False,) * len(job.checks), ending="unstarted", detail=detail, stdout="")
 
 

@@ -118,7 +118,7 @@ def _cut_files(libc: Any, folder: str) -> bool:
 
 
 def confine(limits: dict[str, Any]) -> dict[str, bool]:
-    """Which powers are gone for good."""
+    """Give up what can be given up; says which of network, processes and files are out of reach from now on."""
     network = limits["network"] == "allowed"
     bounds = {
         resource.RLIMIT_CPU: limits["cpu_s"],
@@ -129,8 +129,8 @@ def confine(limits: dict[str, Any]) -> dict[str, bool]:
     }
     if sys.platform != "linux":
         del bounds[resource.RLIMIT_AS]  # macOS refuses a bound on address space
-    for name, most in bounds.items():
-        _bound(name, most)
+    for name, limit in bounds.items():
+        _bound(name, limit)
     if sys.platform != "linux":
         return {"network": network, "processes": False, "files": False}
     libc: Any = ctypes.CDLL(None, use_errno=True)
@@ -144,16 +144,17 @@ def confine(limits: dict[str, Any]) -> dict[str, bool]:
     return {"network": network or is_alone or has_no_calls, "processes": has_no_calls, "files": has_no_files}
 
 
-def _bound(name: int, most: int) -> None:
-    """The smaller of `most` and what the machine allows anyway."""
-    _, already = resource.getrlimit(name)
+def _bound(name: int, limit: int) -> None:
+    """Set a resource limit to the smaller of `limit` and what the machine allows anyway."""
+    _, allowed = resource.getrlimit(name)
     # One second of processor time between the signal and the end: the signal says that it was the time.
-    last = most + 1 if name == resource.RLIMIT_CPU else most
-    last = last if already == resource.RLIM_INFINITY else min(last, already)
-    resource.setrlimit(name, (min(most, last), last))
+    hard = limit + 1 if name == resource.RLIMIT_CPU else limit
+    hard = hard if allowed == resource.RLIM_INFINITY else min(hard, allowed)
+    resource.setrlimit(name, (min(limit, hard), hard))
 
 
-def run(order: dict[str, Any], tell: Callable[..., None]) -> None:
+def run(order: dict[str, Any], report: Callable[..., None]) -> None:
+    """Run the program, then its checks, and report how each of them ended."""
     checks: list[str] = order["checks"]
     name = "solution" if checks else "__main__"  # checks come from outside: the guard of a script stays shut
     module = types.ModuleType(name)
@@ -165,9 +166,11 @@ def run(order: dict[str, Any], tell: Callable[..., None]) -> None:
         ending, detail = "done", ""
     if ending == "done":
         for index, check in enumerate(checks):
-            how, why = _attempt(check, f"<check {index + 1}>", module)
-            tell(check=index, passed=how == "done", detail=why)
-    tell(end="exception" if ending == "exit" else ending, detail=f"sys.exit({detail})" if ending == "exit" else detail)
+            check_ending, reason = _attempt(check, f"<check {index + 1}>", module)
+            report(check=index, passed=check_ending == "done", detail=reason)
+    if ending == "exit":
+        ending, detail = "exception", f"sys.exit({detail})"
+    report(end=ending, detail=detail)
 
 
 def _attempt(code: str, name: str, module: types.ModuleType) -> tuple[str, str]:
@@ -198,14 +201,14 @@ def main(report_fd: int) -> None:
     order: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     token: str = order.pop("token")
 
-    def tell(**what: Any) -> None:
-        os.write(report_fd, f"{token}{json.dumps(what)}\n".encode())
+    def report(**fields: Any) -> None:
+        os.write(report_fd, f"{token}{json.dumps(fields)}\n".encode())
 
     _give_stdin(order["stdin"])
-    powers = confine(order["limits"])
-    tell(ready=powers)
-    if powers["network"]:
-        run(order, tell)
+    locks = confine(order["limits"])
+    report(ready=locks)
+    if locks["network"]:
+        run(order, report)
     try:
         sys.stdout.flush()
     finally:

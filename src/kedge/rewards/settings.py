@@ -12,7 +12,7 @@ from kedge.core.stage import Input
 from kedge.core.suggest import did_you_mean
 
 Url = Annotated[str, Field(pattern=r"^https?://\S+$")]
-Named = Literal["whole", "boxed", "hashes", "last_line", "fenced"]
+NamedPart = Literal["whole", "boxed", "hashes", "last_line", "fenced"]
 
 
 def _compiles(pattern: str) -> str:
@@ -37,7 +37,7 @@ class Pattern(Section):
         return self
 
 
-Extract = Named | Pattern
+Extract = NamedPart | Pattern
 """Which part of an answer counts: all of it, the last \\boxed{…}, what follows the last ####, the last line that is not
 empty, the last fenced block, or a pattern."""
 
@@ -192,7 +192,7 @@ TextSettings = (
     | JudgeSource
 )
 TEXT_KINDS: frozenset[str] = frozenset(
-    get_args(one.model_fields["kind"].annotation)[0] for one in get_args(TextSettings)
+    get_args(section.model_fields["kind"].annotation)[0] for section in get_args(TextSettings)
 )
 
 
@@ -202,7 +202,7 @@ class MixSource(Section):
     kind: Literal["mix"]
     how: Literal["weighted", "gated", "worst"] = "weighted"
     """The weighted sum; the score of one part where it passes another (the gate), else the gate's; or the lowest."""
-    parts: dict[str, RewardSettings] = Field(min_length=1)
+    parts: dict[str, RewardSourceSettings] = Field(min_length=1)
     weights: dict[str, float] = Field(default_factory=dict[str, float])
     """For `weighted`; a part that is not named has weight 1."""
     gate: str | None = None
@@ -224,7 +224,7 @@ class MixSource(Section):
         return self
 
 
-RewardSettings = Annotated[TextSettings | ModelSource | MixSource, Field(discriminator="kind")]
+RewardSourceSettings = Annotated[TextSettings | ModelSource | MixSource, Field(discriminator="kind")]
 
 MixSource.model_rebuild()
 
@@ -235,4 +235,4 @@ class FailureSettings(Section):
     max_share: float = Field(default=0.1, ge=0, le=1)
     """More than this share of the window stops the run."""
     window: int = Field(default=256, ge=1)
-    """How many of a source's latest rows are looked at."""
+    """How many of a source's latest rows count."""

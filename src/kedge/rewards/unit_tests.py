@@ -13,11 +13,11 @@ from typing import Any
 
 from kedge.core.answers import Answer
 from kedge.core.errors import RewardError
-from kedge.rewards.context import Context
-from kedge.rewards.extract import extract_all
+from kedge.rewards.context import RewardContext
+from kedge.rewards.extraction import extract_all
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
+from kedge.rewards.score_results import ScoreResult, Source, unscored
 from kedge.rewards.settings import UnitTestsSource
-from kedge.rewards.verdicts import Source, Verdict, unscored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,36 +30,36 @@ class Tests:
         return len(self.statements) + len(self.printed)
 
 
-def make(settings: UnitTestsSource, context: Context) -> Source:
+def make(settings: UnitTestsSource, context: RewardContext) -> Source:
     limits = Limits(
         wall_s=settings.timeout_s,
         cpu_s=max(1, round(settings.timeout_s)),
         memory_mb=settings.memory_mb,
         network=settings.network,
     )
-    trial = run(Job(code=""), limits)  # a machine that cannot keep the promise says so now
+    trial = run(Job(code=""), limits)  # a machine that cannot run the sandbox says so before the first answer
     if trial.ending != "done":
         raise RewardError(f"unit_tests: {trial.detail}")
 
-    def judge(answers: Sequence[Answer]) -> list[Verdict]:
+    def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         programs = extract_all([answer.text for answer in answers], settings.extract)
         tests = [read_tests(answer.extra.get(settings.tests)) for answer in answers]
         jobs: list[Job] = []
-        places: list[slice] = []
+        spans: list[slice] = []
         for program, its in zip(programs, tests, strict=True):
             new = jobs_of(program.text, its) if program.text is not None and isinstance(its, Tests) else []
-            places.append(slice(len(jobs), len(jobs) + len(new)))
+            spans.append(slice(len(jobs), len(jobs) + len(new)))
             jobs += new
         outcomes = run_all(jobs, limits, workers=settings.workers)
         return [
-            _verdict(program.failure, its, outcomes[place], is_share=settings.give == "share")
-            for program, its, place in zip(programs, tests, places, strict=True)
+            _result(program.failure, its, outcomes[span], is_share=settings.give == "share")
+            for program, its, span in zip(programs, tests, spans, strict=True)
         ]
 
     return Source(judge)
 
 
-def read_tests(given: Any) -> Tests | str:
+def read_tests(field: Any) -> Tests | str:
     """The tests of a prompt, or what is wrong with them.
 
     >>> read_tests("assert f(1) == 2").statements
@@ -67,7 +67,7 @@ def read_tests(given: Any) -> Tests | str:
     >>> read_tests([])
     'the prompt has no tests'
     """
-    tests: list[Any] = [given] if isinstance(given, str | Mapping) else list(given or ())
+    tests: list[Any] = [field] if isinstance(field, str | Mapping) else list(field or ())
     if not tests:
         return "the prompt has no tests"
     statements = tuple(test for test in tests if isinstance(test, str))
@@ -80,10 +80,10 @@ def read_tests(given: Any) -> Tests | str:
 def jobs_of(program: str, tests: Tests) -> list[Job]:
     """One run for all statements, and one for each input."""
     checked = [Job(code=program, checks=tests.statements)] if tests.statements else []
-    return checked + [Job(code=program, stdin=given) for given, _ in tests.printed]
+    return checked + [Job(code=program, stdin=stdin) for stdin, _ in tests.printed]
 
 
-def _verdict(failure: str, tests: Tests | str, outcomes: Sequence[Outcome], *, is_share: bool) -> Verdict:
+def _result(failure: str, tests: Tests | str, outcomes: Sequence[Outcome], *, is_share: bool) -> ScoreResult:
     if failure or isinstance(tests, str):
         return unscored(failure or str(tests))
     if unstarted := next((outcome for outcome in outcomes if outcome.ending == "unstarted"), None):
@@ -91,11 +91,11 @@ def _verdict(failure: str, tests: Tests | str, outcomes: Sequence[Outcome], *, i
     checked = outcomes[0].passed if tests.statements and outcomes else ()
     runs = outcomes[1 if tests.statements else 0 :]
     printed = [
-        outcome.ending == "done" and _lines(outcome.stdout) == _lines(wanted)
-        for outcome, (_, wanted) in zip(runs, tests.printed, strict=False)  # no runs where there is no program
+        outcome.ending == "done" and _lines(outcome.stdout) == _lines(expected)
+        for outcome, (_, expected) in zip(runs, tests.printed, strict=False)  # no runs where there is no program
     ]
     share = (sum(checked) + sum(printed)) / len(tests)
-    return Verdict(share if is_share else float(share == 1.0))
+    return ScoreResult(share if is_share else float(share == 1.0))
 
 
 def _lines(text: str) -> list[str]:

@@ -13,39 +13,38 @@ from typing import Any
 
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, PluginError
-from kedge.rewards.context import Context
-from kedge.rewards.extract import extract_all
-from kedge.rewards.matching import Found, find_all
+from kedge.rewards.context import RewardContext
+from kedge.rewards.extraction import Extracted, extract_all, match_all
 from kedge.rewards.numeric import are_equal, last_number
+from kedge.rewards.score_results import ScoreResult, Source, needs_solution, unscored
 from kedge.rewards.settings import ExactSource, Extract, JsonSource, NumericSource, RegexSource
-from kedge.rewards.verdicts import Source, Verdict, needs_solution, unscored
 
 
-def make_exact(settings: ExactSource, context: Context) -> Source:
-    def is_right(found: str, solution: str) -> bool:
-        return plain(found, settings) == plain(solution, settings)
+def make_exact(settings: ExactSource, context: RewardContext) -> Source:
+    def is_right(part: str, solution: str) -> bool:
+        return plain(part, settings) == plain(solution, settings)
 
     return needs_solution(_comparing(settings.extract, is_right))
 
 
-def make_numeric(settings: NumericSource, context: Context) -> Source:
-    def judge(answers: Sequence[Answer], solutions: list[str]) -> list[Verdict]:
-        found = extract_all([answer.text for answer in answers], settings.extract)
-        return [_numeric(one, solution, settings) for one, solution in zip(found, solutions, strict=True)]
+def make_numeric(settings: NumericSource, context: RewardContext) -> Source:
+    def judge(answers: Sequence[Answer], solutions: list[str]) -> list[ScoreResult]:
+        parts = extract_all([answer.text for answer in answers], settings.extract)
+        return [_numeric(part, solution, settings) for part, solution in zip(parts, solutions, strict=True)]
 
     return needs_solution(judge)
 
 
-def make_regex(settings: RegexSource, context: Context) -> Source:
-    def judge(answers: Sequence[Answer]) -> list[Verdict]:
+def make_regex(settings: RegexSource, context: RewardContext) -> Source:
+    def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         texts = [answer.text for answer in answers]
-        found = find_all(settings.pattern, texts, must=settings.must, timeout_s=settings.timeout_s)
-        return [_verdict(one, lambda text: True) for one in found]
+        matches = match_all(settings.pattern, texts, must=settings.must, timeout_s=settings.timeout_s)
+        return [_result(match, lambda text: True) for match in matches]
 
     return Source(judge)
 
 
-def make_json(settings: JsonSource, context: Context) -> Source:
+def make_json(settings: JsonSource, context: RewardContext) -> Source:
     fits = _schema_check(settings)
 
     def is_right(text: str) -> bool:
@@ -55,15 +54,16 @@ def make_json(settings: JsonSource, context: Context) -> Source:
             return False
         return fits(value)
 
-    def judge(answers: Sequence[Answer]) -> list[Verdict]:
-        found = extract_all([answer.text for answer in answers], settings.extract)
-        return [_verdict(one, is_right) for one in found]
+    def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
+        parts = extract_all([answer.text for answer in answers], settings.extract)
+        return [_result(part, is_right) for part in parts]
 
     return Source(judge)
 
 
 def plain(text: str, settings: ExactSource) -> str:
-    """
+    """Text as `exact` compares it.
+
     >>> plain("  The\\tÉclair! ", ExactSource(kind="exact", ignore_punctuation=True))
     'the éclair'
     """
@@ -76,34 +76,36 @@ def plain(text: str, settings: ExactSource) -> str:
 
 
 def _comparing(
-    how: Extract, is_right: Callable[[str, str], bool]
-) -> Callable[[Sequence[Answer], list[str]], list[Verdict]]:
-    def judge(answers: Sequence[Answer], solutions: list[str]) -> list[Verdict]:
-        found = extract_all([answer.text for answer in answers], how)
+    extract: Extract, is_right: Callable[[str, str], bool]
+) -> Callable[[Sequence[Answer], list[str]], list[ScoreResult]]:
+    def judge(answers: Sequence[Answer], solutions: list[str]) -> list[ScoreResult]:
+        parts = extract_all([answer.text for answer in answers], extract)
         return [
-            _verdict(one, lambda text, solution=solution: is_right(text, solution))
-            for one, solution in zip(found, solutions, strict=True)
+            _result(part, lambda text, solution=solution: is_right(text, solution))
+            for part, solution in zip(parts, solutions, strict=True)
         ]
 
     return judge
 
 
-def _numeric(found: Found, solution: str, settings: NumericSource) -> Verdict:
-    wanted = last_number(solution)
-    if wanted is None:
+def _numeric(part: Extracted, solution: str, settings: NumericSource) -> ScoreResult:
+    expected = last_number(solution)
+    if expected is None:
         return unscored(f"the solution has no number: {solution[:80]!r}")
 
     def is_right(text: str) -> bool:
         number = last_number(text)
-        return number is not None and are_equal(number, wanted, relative=settings.relative, absolute=settings.absolute)
+        return number is not None and are_equal(
+            number, expected, relative=settings.relative, absolute=settings.absolute
+        )
 
-    return _verdict(found, is_right)
+    return _result(part, is_right)
 
 
-def _verdict(found: Found, is_right: Callable[[str], bool]) -> Verdict:
-    if found.failure:
-        return unscored(found.failure)
-    return Verdict(float(found.text is not None and is_right(found.text)))
+def _result(part: Extracted, is_right: Callable[[str], bool]) -> ScoreResult:
+    if part.failure:
+        return unscored(part.failure)
+    return ScoreResult(float(part.text is not None and is_right(part.text)))
 
 
 def _schema_check(settings: JsonSource) -> Callable[[Any], bool]:

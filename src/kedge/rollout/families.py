@@ -11,14 +11,14 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from kedge.rollout.merged import is_adapted, merge_obstacle
+from kedge.rollout.merged import is_adapted, unsupported_adapter_reason
 
 _FAMILIES = ("llama", "mistral", "qwen2")
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions that depend on the position alone, not on how long the text is."""
 
 
-def obstacle(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why the kernels cannot decode this model, in words; None where they can."""
     config = cast(Any, model.get_decoder()).config
     if config.model_type not in _FAMILIES:
@@ -30,7 +30,7 @@ def obstacle(model: PreTrainedModel) -> str | None:
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
     for name, module in model.named_modules():
-        if is_adapted(module) and (reason := merge_obstacle(module)):
+        if is_adapted(module) and (reason := unsupported_adapter_reason(module)):
             return f"{name} has {reason}"
     for name, module in cast(Any, model.get_decoder()).layers.named_modules():
         if name.endswith("_proj") and not is_adapted(module) and type(module) is not nn.Linear:

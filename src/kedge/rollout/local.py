@@ -22,10 +22,10 @@ from kedge.core.records import Rollouts
 from kedge.models.forward import heads
 from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding
-from kedge.rollout.families import obstacle
+from kedge.rollout.families import unsupported_reason
 from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.rollout.graphs import GraphSteps
-from kedge.rollout.merged import StandIns
+from kedge.rollout.merged import MergedLayers
 from kedge.rollout.prompts import Prompts
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import EagerSteps, Sampler, Steps
@@ -79,7 +79,7 @@ class LocalGenerator:
         self._stop_ids, self._pad = tuple(stop_ids), pad
         self._window = look_every or (_LOOK_EVERY if on_gpu else 1)
         self._kept: GraphSteps | None = None
-        self._stand_ins = StandIns()
+        self._merged_layers = MergedLayers()
         self._asked: Path | None = path
         self.path: Path
         """How steps are run: `eager` (modules), `graph` (the same in CUDA graphs) or `fused` (our kernels in them)."""
@@ -123,7 +123,7 @@ class LocalGenerator:
 
     def _choose(self) -> tuple[Path, str]:
         """The path that was asked for, or the fastest there is, and what keeps it from being faster."""
-        if self._asked == "fused" and (reason := obstacle(self._model)):
+        if self._asked == "fused" and (reason := unsupported_reason(self._model)):
             name = type(self._model).__name__
             raise ModelError(f"{name} cannot be decoded on the path 'fused': {reason}. Ask for 'graph' or 'eager'")
         if self._asked is not None:
@@ -132,7 +132,7 @@ class LocalGenerator:
             return "eager", ""
         if find_spec("triton") is None:
             return "eager", "the package triton is not installed"
-        reason = obstacle(self._model)
+        reason = unsupported_reason(self._model)
         return ("graph", reason) if reason else ("fused", "")
 
     def _on_its_device(self) -> AbstractContextManager[object]:
@@ -142,7 +142,7 @@ class LocalGenerator:
 
     def _plain_layers(self) -> AbstractContextManager[None]:
         """The kernels read one matrix a layer: within, layers with adapters are such layers."""
-        return self._stand_ins.within(self._model) if self.path == "fused" else nullcontext()
+        return self._merged_layers.within(self._model) if self.path == "fused" else nullcontext()
 
     def _steps(self, sampler: Sampler, places: int, columns: int) -> Steps:
         if self.path == "eager":

@@ -20,7 +20,7 @@ _ALIGNED = 128
 """Bytes: what the copy engine of a GPU asks of an address, and more."""
 
 
-class StandIns:
+class MergedLayers:
     """The plain layers that take the places of adapted ones. Kept between calls, so that a graph finds them again."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ def is_adapted(module: nn.Module) -> bool:
     return hasattr(module, "merged_adapters")
 
 
-def merge_obstacle(module: Any) -> str | None:
+def unsupported_adapter_reason(module: Any) -> str | None:
     """Why an adapted layer cannot stand as one matrix, in words; None where it can."""
     if type(module.base_layer) is not nn.Linear:
         kind = type(module.base_layer)

@@ -14,7 +14,7 @@ from kedge.trainers.settings import KLSettings, ScoreSettings
 def journal(*, normalise: str = "none") -> IterationJournal:
     scores = ScoreSettings.model_validate({"normalise": normalise})
     settings = SimpleNamespace(detectors=DetectorSettings(), kl=KLSettings(target=6.0, limit=12.0), scores=scores)
-    reward = SimpleNamespace(tallies=())
+    reward = SimpleNamespace(failure_counters=())
     nothing = cast(Any, None)
     return IterationJournal(
         context=nothing,

@@ -24,15 +24,18 @@ from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.settings import MeanOfMembers, Truncate
 from kedge.rewards.build import Reward
-from kedge.rewards.failures import Tally
-from kedge.rewards.rollouts import Case
-from kedge.rewards.settings import FailureSettings, ModelSource, RewardSettings
+from kedge.rewards.failures import FailureCounter
+from kedge.rewards.rollouts import PromptRecord
+from kedge.rewards.settings import FailureSettings, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import judge_of
 from kedge.stages.rl.reward import ModelOnTokens, closed, last_tokens, open_reward, tokenizer_hash
 from kedge.stages.shared.context import Context
 
-SETTINGS: TypeAdapter[Any] = TypeAdapter(RewardSettings)
-CASES = [Case(prompt=(("user", "Which day?"),)), Case(prompt=(("system", "Be brief."), ("user", "Is it red?")))]
+SETTINGS: TypeAdapter[Any] = TypeAdapter(RewardSourceSettings)
+CASES = [
+    PromptRecord(prompt=(("user", "Which day?"),)),
+    PromptRecord(prompt=(("system", "Be brief."), ("user", "Is it red?"))),
+]
 ANSWERS = [("It ships Friday.", True), ("It may be red, or bl", False)]
 END = 258
 
@@ -140,9 +143,9 @@ def test_a_reward_model_reads_tokens_where_it_speaks_the_policy_s_language(
     assert events == []
     # The second answer was cut off: the end-of-turn token at which the score is read is put behind it.
     assert scores_B.tolist() == pytest.approx(by_transformers(tmp_path / "rm"), rel=1e-4, abs=1e-6)
-    assert [(tally.source, tally.report().rows, tally.report().failed) for tally in reward.tallies] == [
-        ("reward", 2, 0)
-    ]
+    assert [
+        (counter.source, counter.report().rows, counter.report().failed) for counter in reward.failure_counters
+    ] == [("reward", 2, 0)]
 
 
 @pytest.mark.parametrize("way", ["template", "tokenizer"])
@@ -201,7 +204,7 @@ def test_the_models_of_a_mix_are_found_by_their_place_in_the_recipe(
     style = by_transformers(tmp_path / "rm")
     expected = [2 * style[0] - len(ANSWERS[0][0]), 2 * style[1] - len(ANSWERS[1][0])]
     assert reward.score(sampled(tiny_tokenizer())).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert [tally.source for tally in reward.tallies] == ["reward.style", "reward.brief"]
+    assert [counter.source for counter in reward.failure_counters] == ["reward.style", "reward.brief"]
 
 
 def test_longer_texts_lose_their_beginning_as_in_training(opened: Open, tmp_path: Path) -> None:
@@ -240,7 +243,7 @@ def test_where_lengths_are_unknown_a_refused_text_has_no_score(opened: Open, tmp
     assert events[0][1] == "reward.on_text"
     assert scores[0] == pytest.approx(by_transformers(tmp_path / "rm")[0], rel=1e-4, abs=1e-6)
     assert math.isnan(scores[1])
-    assert "69 tokens is longer than the window of 68" in next(iter(reward.tallies[0].report().reasons))
+    assert "69 tokens is longer than the window of 68" in next(iter(reward.failure_counters[0].report().reasons))
 
 
 def rollouts(rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> Rollouts:
@@ -290,6 +293,6 @@ def test_scores_outside_of_what_training_saw_are_counted(tmp_path: Path) -> None
     members = tuple(replace(one, facts=replace(one.facts, seen=(seen,))) for one, seen in zip(own, ranges, strict=True))
     judge = judge_of("here", members, MeanOfMembers(), base=base_of(members[0].model))
     settings = ModelSource.model_validate({"kind": "model", "from": "here"})
-    source = ModelOnTokens(judge, settings, Tally("reward", FailureSettings()), ends=frozenset({258}))
+    source = ModelOnTokens(judge, settings, FailureCounter("reward", FailureSettings()), ends=frozenset({258}))
     facts = source.trust_metrics(torch.tensor([-1.5, -1.0, 2.5, 3.0, 3.5]))
     assert facts == {"reward/out_of_range": pytest.approx(0.4)}

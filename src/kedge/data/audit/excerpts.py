@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from kedge.data.audit.judging import Case
 from kedge.data.audit.result import Offender
-from kedge.data.audit.roles import parts
+from kedge.data.audit.role_order import parts
 from kedge.data.audit.scan import Scan, contents
+from kedge.data.audit.single_file import Case
 from kedge.data.examples import Example
 from kedge.data.reading import read
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.data.audit.shingles import U32, TokenRows, WordHashes, fold32
-from kedge.data.audit.words import words
+from kedge.data.audit.text_matching import words
 
 PERMUTATIONS = 120  # divisible by 3, 4, 5, 6, 8, 10 and 12, the rows a band may have
 SHINGLE = 5

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.data.audit.shingles import U64, TokenRows, WordHashes
-from kedge.data.audit.words import words
+from kedge.data.audit.text_matching import words
 
 GRAM = 13
 BOILERPLATE_PROMPTS = 10

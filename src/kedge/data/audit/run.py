@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kedge.core.errors import ConfigError
-from kedge.data.audit.crossing import between, contamination, leakage
+from kedge.data.audit.cross_file import between, contamination, leakage
 from kedge.data.audit.excerpts import offenders
-from kedge.data.audit.judging import judge_file
 from kedge.data.audit.minhash import PERMUTATIONS, SHINGLE, Sketches
 from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap
 from kedge.data.audit.result import Audit, Part, worst_first
 from kedge.data.audit.scan import Checks, Distinct, Measure, Scan, Scanner
-from kedge.data.audit.words import KNOWN_SPECIAL_TOKENS, TRANSCRIPT_MARKERS, Finder
+from kedge.data.audit.single_file import judge_file
+from kedge.data.audit.text_matching import KNOWN_SPECIAL_TOKENS, TRANSCRIPT_MARKERS, Finder
 from kedge.data.reading import read
 
 Source = str | Path

@@ -22,9 +22,9 @@ from kedge.core.errors import KedgeError
 from kedge.data.audit.minhash import Sketches
 from kedge.data.audit.ngrams import GramCollector, Overlap
 from kedge.data.audit.result import Part
-from kedge.data.audit.roles import Answers, parts, role_problems
+from kedge.data.audit.role_order import Answers, parts, role_problems
 from kedge.data.audit.rules import EXAMPLES_PER_FINDING
-from kedge.data.audit.words import REPLACEMENT, Finder, key_of, squeeze, words
+from kedge.data.audit.text_matching import REPLACEMENT, Finder, key_of, squeeze, words
 from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb
 from kedge.data.reading import prompt_key
 

@@ -14,7 +14,7 @@ from kedge.core.stage import Input, MayChange, Stage
 from kedge.core.stats import best_of_kl
 from kedge.core.suggest import did_you_mean
 from kedge.models.settings import LoraSettings
-from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared import batch_arithmetic as words
@@ -71,9 +71,9 @@ class BestOfNSettings(Section):
     kind: Literal["best_of_n"]
     base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
     """The policy to start from; the recipe's `model` when absent."""
-    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    reward: Annotated[str | RewardSourceSettings, Input("reward_model")]
     """Who chooses: a reward stage or folder, or a source with its settings."""
-    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Another judge of the same answers, which never chooses: `gold/mean`."""
     prompts: Annotated[str, Input("prompts")]
     """Prompts to answer."""

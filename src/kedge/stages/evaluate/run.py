@@ -17,7 +17,7 @@ from kedge.evaluate.answers import ModelAnswer, preferences
 from kedge.evaluate.evaluation import evaluate, table_lines
 from kedge.models.loading.load import load_causal
 from kedge.rewards.build import Reward
-from kedge.rewards.rollouts import Case
+from kedge.rewards.rollouts import PromptRecord
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.evaluate.files import write_answers, write_numbers, write_pairs
 from kedge.stages.evaluate.settings import EvaluateSettings
@@ -119,7 +119,7 @@ def _scores(
 ) -> dict[str, dict[str, list[float]]]:
     """By model, then by source. A source is opened once for all models that speak alike."""
     cases = [
-        Case(
+        PromptRecord(
             prompt=tuple((message.role, message.content) for message in one.prompt),
             solution=one.answer,
             extra=one.extra,
@@ -149,7 +149,7 @@ def _scores(
 
 
 def _tell_failures(context: Context, opened: Iterable[Reward]) -> None:
-    for report in (tally.report() for reward in opened for tally in reward.tallies):
+    for report in (counter.report() for reward in opened for counter in reward.failure_counters):
         if report.failed:
             why = "; ".join(f"{reason} ({count:,}×)" for reason, count in report.reasons.items())
             message = f"{report.source} gave no score to {report.failed:,} of {report.rows:,} answers: {why}"

@@ -10,7 +10,7 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
-from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.stages.shared import batch_arithmetic as words
 
 
@@ -22,9 +22,9 @@ class EvaluateSettings(Section):
     """Models, or stages that make one; the first is the one the others are compared with."""
     prompts: Annotated[str, Input("prompts")]
     """Held-out prompts."""
-    reward: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    reward: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Who scores the answers: a reward stage or folder, or any reward source. Without it they are not scored."""
-    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """A second opinion that no training has seen: the truth, where it is known."""
     answers: int = Field(default=1, ge=1)
     """Answers a model gives to each prompt."""

@@ -12,7 +12,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
 from kedge.monitor.detectors.settings import DetectorSettings
-from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
@@ -51,9 +51,9 @@ class GroupSettings(Section):
     method: Method = GRPO()
     """`grpo`, `dr_grpo`, `rloo`, `reinforce`, `reinforce++`, `remax`, `gspo`, `cispo`, `dapo`, or one with settings
     `{kind: grpo, …}`."""
-    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    reward: Annotated[str | RewardSourceSettings, Input("reward_model")]
     """Who scores the answers: a reward stage or folder, or a source with its settings (docs/rewards.md)."""
-    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Another judge of the same answers, which is never learnt from: `gold/mean`."""
     prompts: Annotated[str, Input("prompts")]
     """Prompts to answer."""

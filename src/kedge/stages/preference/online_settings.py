@@ -13,7 +13,7 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange
-from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.best_of_n.settings import BestOfNSettings
 from kedge.stages.shared import batch_arithmetic as words
@@ -26,9 +26,9 @@ class OnlineSettings(Section):
     """Each round draws from the policy of the round before, makes pairs, and learns them for `epochs` passes."""
     prompts: Annotated[str, Input("prompts")]
     """Prompts that are answered in every round."""
-    reward: Annotated[str | RewardSettings, Input("reward_model")]
+    reward: Annotated[str | RewardSourceSettings, Input("reward_model")]
     """Who prefers: a reward stage or folder, or a source with its settings."""
-    gold: Annotated[str | RewardSettings | None, Input("reward_model")] = None
+    gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Another judge of the same answers, which prefers nothing: `gold/mean`."""
     answers: int = Field(default=4, ge=2)
     """Answers to each prompt in a round."""

@@ -69,7 +69,7 @@ class IterationJournal:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.detectors.load(state["detectors"])
-        self.num_unscored = {counter.source: counter.report().failed for counter in self.reward.tallies}
+        self.num_unscored = {counter.source: counter.report().failed for counter in self.reward.failure_counters}
 
     def _gold_scores(self, number: int, evaluated: EvaluatedRollouts) -> Tensor | None:
         is_due = number % self.settings.logging.gold_every == 0 or number + 1 == self.settings.iterations
@@ -88,7 +88,7 @@ class IterationJournal:
         return {"tokens/per_second": tokens / laps["step"]} | {f"time/{name}": value for name, value in laps.items()}
 
     def _report_unscored(self, step: int) -> None:
-        for counter in self.reward.tallies:
+        for counter in self.reward.failure_counters:
             report = counter.report(top=3)
             if report.failed > self.num_unscored.get(report.source, 0):
                 reasons = "; ".join(f"{reason} ({count}x)" for reason, count in report.reasons.items())

@@ -17,7 +17,7 @@ from kedge.data.batching import item_at
 from kedge.data.examples import Prompt
 from kedge.data.reading import read
 from kedge.data.template import encode_prompt
-from kedge.rewards.rollouts import Case
+from kedge.rewards.rollouts import PromptRecord
 from kedge.rollout.prompts import Prompts, repeated
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ class PromptDataset:
         """Which prompt a group is about."""
         return item_at(group, len(self.prompts), self.seed)
 
-    def case(self, group: int) -> Case:
+    def case(self, group: int) -> PromptRecord:
         found = self.prompts[self.item(group)]
         said = tuple((message.role, message.content) for message in found.prompt)
-        return Case(prompt=said, solution=found.answer, extra=found.extra)
+        return PromptRecord(prompt=said, solution=found.answer, extra=found.extra)
 
     def batches(self, start: int, end: int) -> Iterator[Prompts]:
         """The prompts of the iterations from `start` up to `end`."""

@@ -26,11 +26,11 @@ from kedge.data.examples import Message, Role
 from kedge.data.template import encode_conversation, encode_prompt, stop_ids, template_hash
 from kedge.models.reward.ensemble import Ensemble, Scorer, combined, disagreement
 from kedge.rewards.build import Reward, Wiring, build
-from kedge.rewards.context import Context as RewardContext
-from kedge.rewards.failures import Guarded, Tally
+from kedge.rewards.context import RewardContext
+from kedge.rewards.failures import CountedSource, FailureCounter
 from kedge.rewards.model import OnTokens, objective_index, on_text
-from kedge.rewards.rollouts import Case, FromText, answers_of
-from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSettings
+from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
+from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import Judge, load_standing, template_findings
 from kedge.stages.shared.context import Context
 
@@ -42,11 +42,11 @@ _PROBE = (Message("user", "Hi"), Message("assistant", "Yo"))
 
 def open_reward(
     context: Context,
-    settings: RewardSettings | str,
+    settings: RewardSourceSettings | str,
     *,
     field: str,
     tokenizer: PreTrainedTokenizerBase,
-    cases: Callable[[int], Case],
+    cases: Callable[[int], PromptRecord],
     failures: FailureSettings,
     device: str,
     max_tokens: int | None = None,
@@ -58,18 +58,20 @@ def open_reward(
     that prompt and answer can have, and a reward model that cannot read so many is refused or warned of. `load` opens
     the judge of a place where that is not a matter of reading a folder: it may share weights with the policy.
     """
-    read = partial(answers_of, cases=cases, decode=partial(decoded, tokenizer))
+    read = partial(answers_of, prompt_of=cases, decode=partial(decoded, tokenizer))
 
-    def open_model(source: ModelSource, tally: Tally) -> RewardSource:
+    def open_model(source: ModelSource, counter: FailureCounter) -> RewardSource:
         judge = load(source.place) if load else load_standing(source.place, device=device)
-        _check_window(context, judge, tally.source, max_tokens)
+        _check_window(context, judge, counter.source, max_tokens)
         for finding in template_findings(judge):
-            context.event("warning", "reward.template", f"{tally.source}: {finding.message}", **finding.evidence)
+            context.event("warning", "reward.template", f"{counter.source}: {finding.message}", **finding.evidence)
         obstacle = _obstacle(judge, tokenizer, max_tokens)
         if obstacle is None:
-            return ModelOnTokens(judge, source, tally, ends=stop_ids(tokenizer))
-        context.event("info", "reward.on_text", f"{tally.source}: {judge.place} reads the answers as text: {obstacle}")
-        return FromText(Guarded(on_text(scorer_of(judge), source, partial(_encoded, judge)), tally), read)
+            return ModelOnTokens(judge, source, counter, ends=stop_ids(tokenizer))
+        context.event(
+            "info", "reward.on_text", f"{counter.source}: {judge.place} reads the answers as text: {obstacle}"
+        )
+        return FromText(CountedSource(on_text(scorer_of(judge), source, partial(_encoded, judge)), counter), read)
 
     wiring = Wiring(
         context=RewardContext(folder=context.recipe_folder, seed=context.seed),
@@ -106,12 +108,12 @@ class ModelOnTokens:
     `disagreement_B` is how far the members of an ensemble were apart on the rows scored last; None without members.
     """
 
-    def __init__(self, judge: Judge, settings: ModelSource, tally: Tally, *, ends: frozenset[int]) -> None:
+    def __init__(self, judge: Judge, settings: ModelSource, counter: FailureCounter, *, ends: frozenset[int]) -> None:
         self.disagreement_B: Tensor | None = None
         one, *others = judge.members
         self._members = _Members(judge) if others else None
         scorer = self._members or one
-        self._source, self._objective = OnTokens(scorer, settings, tally), objective_index(scorer, settings)
+        self._source, self._objective = OnTokens(scorer, settings, counter), objective_index(scorer, settings)
         self._ends, self._end, self._longest = sorted(ends), end_of_turn(one.tokenizer), judge.max_length
         ranges = [member.facts.seen[self._objective] for member in judge.members if member.facts.seen]
         self._seen = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
@@ -197,7 +199,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
     return next(token for token in reversed(probe.tokens) if token in ends)
 
 
-def _placed(settings: RewardSettings | str, field: str, context: Context) -> RewardSettings:
+def _placed(settings: RewardSourceSettings | str, field: str, context: Context) -> RewardSourceSettings:
     """The same settings with the folder of every reward model in the place of what the recipe calls it."""
     match settings:
         case str():

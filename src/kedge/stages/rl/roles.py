@@ -20,7 +20,7 @@ from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.memory import table
 from kedge.models.roles.policy import Imitation
 from kedge.rewards.build import Reward
-from kedge.rewards.settings import MixSource, ModelSource, RewardSettings
+from kedge.rewards.settings import MixSource, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import open_reward
@@ -82,7 +82,7 @@ def build_roles(
     return roles
 
 
-def first_reward_model(settings: RewardSettings | str | None, field: str) -> tuple[ModelSource | None, str]:
+def first_reward_model(settings: RewardSourceSettings | str | None, field: str) -> tuple[ModelSource | None, str]:
     """The first reward model among the sources, and the input field that names it ("" where there is none)."""
     match settings:
         case str():
@@ -120,7 +120,7 @@ def open_run_reward(
     roles: RoleSet,
     prompts: PromptDataset,
     tokenizer: PreTrainedTokenizerBase,
-    source: RewardSettings | str,
+    source: RewardSourceSettings | str,
     field: str,
 ) -> Reward:
     """The source behind `reward` or `gold` of an RL run; it may share weights with the policy."""

@@ -24,7 +24,7 @@ from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
 from kedge.models.training.preference_objectives import Reference, reference_for
 from kedge.rewards.build import Reward
-from kedge.rewards.settings import RewardSettings
+from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.runs.state import load_state, save_state
 from kedge.stages.best_of_n.settings import BestOfNSettings
@@ -192,7 +192,7 @@ def _source(
     book: PromptDataset,
     tokenizer: PreTrainedTokenizerBase,
     device: str,
-    wanted: RewardSettings | str,
+    wanted: RewardSourceSettings | str,
     field: str,
 ) -> Reward:
     return open_reward(
@@ -208,8 +208,8 @@ def _source(
 
 
 def _tell_unscored(asker: AnswerSampler) -> None:
-    for tally in asker.reward.tallies:
-        report = tally.report(top=3)
+    for counter in asker.reward.failure_counters:
+        report = counter.report(top=3)
         if report.failed:
             reasons = "; ".join(f"{reason} ({number}x)" for reason, number in report.reasons.items())
             what = f"{report.source}: {report.failed:,} of {report.rows:,} answers have no score so far: {reasons}"

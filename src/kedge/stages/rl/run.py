@@ -258,7 +258,7 @@ class RLRun:
         self.kl.load(state["kl"])
         self.shaper.load(state["shaper"])
         for source, counts in zip(self.journal.sources, state["failures"], strict=True):
-            for counter, count in zip(source.tallies, counts, strict=True):
+            for counter, count in zip(source.failure_counters, counts, strict=True):
                 counter.load(count)
         for name, part in self.stateful.items():
             part.load(state["stateful"][name])
@@ -270,7 +270,7 @@ class RLRun:
     def _note_state(self, step: int) -> None:
         self.step = step
         self.state_at_step = {
-            "failures": [[counter.state() for counter in source.tallies] for source in self.journal.sources],
+            "failures": [[counter.state() for counter in source.failure_counters] for source in self.journal.sources],
             "rng": capture_rng(),
             "stateful": {name: part.state() for name, part in self.stateful.items()},
             "journal": self.journal.state(),

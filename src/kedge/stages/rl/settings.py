@@ -14,7 +14,7 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input
 from kedge.models.settings import LoraSettings
 from kedge.monitor.detectors.settings import DetectorSettings
-from kedge.rewards.settings import FailureSettings, RewardSettings
+from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.trainers.settings import KLSettings, ScoreSettings
@@ -86,9 +86,9 @@ class RLSettings(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def reward(self) -> str | RewardSettings: ...
+    def reward(self) -> str | RewardSourceSettings: ...
     @property
-    def gold(self) -> str | RewardSettings | None: ...
+    def gold(self) -> str | RewardSourceSettings | None: ...
     @property
     def roles(self) -> str: ...
     @property

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.data.audit.judging import Case, Place, case
 from kedge.data.audit.lengths import column
 from kedge.data.audit.neighbours import matches
 from kedge.data.audit.ngrams import EvaluationGrams, Overlap
 from kedge.data.audit.rules import EXAMPLES_PER_FINDING, judge
 from kedge.data.audit.scan import Scan
 from kedge.data.audit.shingles import U64
+from kedge.data.audit.single_file import Case, Place, case
 
 Directions = Mapping[str, NDArray[Any]]
 
