@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from kedge.core.batches import Batch, Comparisons
 from kedge.core.errors import ShapeError
-from kedge.data.batching import RankedAnswers, TokenSequence, compared, num_steps, packed, padded, step_rows
+from kedge.data.batching import (
+    LabelledAnswers,
+    RankedAnswers,
+    TokenSequence,
+    answer_batches,
+    comparison_batches,
+    num_steps,
+    packed_batches,
+    padded_batches,
+    step_rows,
+)
 
 PAD = 9
 
@@ -27,7 +37,7 @@ def rows_of(batch: Batch) -> list[tuple[list[int], list[int], list[bool]]]:
 
 
 def test_padded_puts_one_sequence_in_a_row_longest_first() -> None:
-    first, second = padded([ONE, LONG, TWO], rows=2, pad=PAD)
+    first, second = padded_batches([ONE, LONG, TWO], rows=2, pad=PAD)
     assert rows_of(first) == [
         ([11, 12, 13], [1, 1, 1], [False, False, True]),
         ([31, 32, PAD], [1, 1, 0], [False, True, False]),
@@ -36,7 +46,7 @@ def test_padded_puts_one_sequence_in_a_row_longest_first() -> None:
 
 
 def test_packed_fills_rows_and_numbers_the_sequences_in_them() -> None:
-    (batch,) = packed([ONE, LONG, TWO], rows=2, width=4, pad=PAD)
+    (batch,) = packed_batches([ONE, LONG, TWO], rows=2, width=4, pad=PAD)
     # The longest comes first; the two tokens do not fit beside it, the one token does.
     assert rows_of(batch) == [
         ([11, 12, 13, 21], [1, 1, 1, 2], [False, False, True, False]),
@@ -45,13 +55,13 @@ def test_packed_fills_rows_and_numbers_the_sequences_in_them() -> None:
 
 
 def test_packed_cuts_rows_into_batches_and_each_is_as_wide_as_it_must_be() -> None:
-    first, second = packed([ONE, LONG, TWO], rows=1, width=4, pad=PAD)
+    first, second = packed_batches([ONE, LONG, TWO], rows=1, width=4, pad=PAD)
     assert rows_of(first) == [([11, 12, 13, 21], [1, 1, 1, 2], [False, False, True, False])]
     assert rows_of(second) == [([31, 32], [1, 1], [False, True])]
 
 
 def test_a_sequence_wider_than_the_width_is_alone_and_whole() -> None:
-    (batch,) = packed([TWO, LONG], rows=8, width=2, pad=PAD)
+    (batch,) = packed_batches([TWO, LONG], rows=8, width=2, pad=PAD)
     assert batch.tokens_BT.tolist() == [[11, 12, 13], [31, 32, PAD]]
 
 
@@ -65,7 +75,9 @@ def test_no_sequence_is_lost_or_doubled(
     drawn: list[list[tuple[int, bool]]], rows: int, width: int, is_packed: bool
 ) -> None:
     made = [TokenSequence(tokens=[token for token, _ in one], counted=[flag for _, flag in one]) for one in drawn]
-    batches = packed(made, rows=rows, width=width, pad=PAD) if is_packed else padded(made, rows=rows, pad=PAD)
+    batches = (
+        packed_batches(made, rows=rows, width=width, pad=PAD) if is_packed else padded_batches(made, rows=rows, pad=PAD)
+    )
     found: Counter[tuple[tuple[int, bool], ...]] = Counter()
     longest = max(len(one) for one in drawn)
     for batch in batches:
@@ -83,10 +95,10 @@ def test_no_sequence_is_lost_or_doubled(
     assert found == Counter((((one[0][0], False), *one[1:])) for one in drawn)
 
 
-def test_compared_lays_out_answers_and_where_they_stand() -> None:
+def test_comparisons_say_in_which_rows_their_answers_stand() -> None:
     pair = RankedAnswers(answers=[[1, 2], [3]], rank=(1, 2), margin=0.5, weight=2.0, objective=1)
     ranking = RankedAnswers(answers=[[4], [5, 6, 7], [8, 8]], rank=(2, 1, 2), margin=0.0, weight=0.25)
-    (batch,) = compared([pair, ranking], rows=2, pad=PAD)
+    (batch,) = comparison_batches([pair, ranking], rows=2, pad=PAD)
     assert batch.tokens_BT.tolist() == [[4, 9, 9], [5, 6, 7], [8, 8, 9], [1, 2, 9], [3, 9, 9]]
     assert batch.attention_mask_BT.tolist() == [
         [True, False, False],
@@ -101,9 +113,9 @@ def test_compared_lays_out_answers_and_where_they_stand() -> None:
     assert batch.objective_C.tolist() == [0, 1]
 
 
-def test_compared_cuts_after_so_many_comparisons_longest_first() -> None:
+def test_comparisons_are_cut_into_batches_longest_first() -> None:
     items = [RankedAnswers(answers=[[7] * size, [8]], rank=(1, 2)) for size in (1, 4, 2)]
-    batches = compared(items, rows=2, pad=PAD)
+    batches = comparison_batches(items, rows=2, pad=PAD)
     assert [batch.tokens_BT.tolist() for batch in batches] == [
         [[7, 7, 7, 7], [8, 9, 9, 9], [7, 7, 9, 9], [8, 9, 9, 9]],
         [[7], [8]],
@@ -171,3 +183,64 @@ def test_records_refuse_shapes_that_do_not_fit() -> None:
             weight_C=two,
             objective_C=two,
         )
+
+
+def seq(*tokens: int, prompt: int) -> TokenSequence:
+    return TokenSequence(tokens=tokens, counted=[at >= prompt for at in range(len(tokens))])
+
+
+PAIRS = [
+    LabelledAnswers(
+        sequences=(seq(1, 2, 3, prompt=1), seq(1, 4, prompt=1)),
+        is_good=(True, False),
+        ref_logp=(-1.0, -2.0),
+    ),
+    LabelledAnswers(
+        sequences=(seq(5, 6, prompt=1), seq(5, 6, 7, 8, 9, prompt=1)),
+        is_good=(True, False),
+        ref_logp=(-3.0, -4.0),
+    ),
+    LabelledAnswers(sequences=(seq(10, 11, prompt=0), seq(12, prompt=0)), is_good=(True, False), ref_logp=(-5.0, -6.0)),
+]
+
+
+def test_one_answer_a_row_longest_pair_first() -> None:
+    first, second = answer_batches(PAIRS, rows=2, pad=99, width=None)
+    assert first.tokens_BT.tolist() == [[5, 6, 99, 99, 99], [5, 6, 7, 8, 9], [1, 2, 3, 99, 99], [1, 4, 99, 99, 99]]
+    assert first.segment_BT.tolist() == [[1, 1, 0, 0, 0], [2, 2, 2, 2, 2], [3, 3, 3, 0, 0], [4, 4, 0, 0, 0]]
+    assert first.counted_BT.int().tolist() == [[0, 1, 0, 0, 0], [0, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
+    assert first.ref_logp_S.tolist() == [-3.0, -4.0, -1.0, -2.0]
+    assert first.is_good_S.tolist() == [True, False, True, False]
+    assert not first.is_packed
+    # Nothing predicts the first token of a sequence, whatever the mask says.
+    assert second.counted_BT.int().tolist() == [[0, 1], [0, 0]]
+    assert second.tokens_BT.tolist() == [[10, 11], [12, 99]]
+
+
+def test_answers_share_rows_and_keep_their_numbers() -> None:
+    first, second = answer_batches(PAIRS, rows=2, pad=99, width=7)
+    assert first.tokens_BT.tolist() == [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3, 1, 4, 99, 99]]
+    assert first.segment_BT.tolist() == [[2, 2, 2, 2, 2, 1, 1], [3, 3, 3, 4, 4, 0, 0]]
+    assert first.counted_BT.int().tolist() == [[0, 1, 1, 1, 1, 0, 1], [0, 1, 1, 0, 1, 0, 0]]
+    assert first.ref_logp_S.tolist() == [-3.0, -4.0, -1.0, -2.0]
+    assert second.tokens_BT.tolist() == [[10, 11, 12]]
+    assert first.is_packed
+
+
+def test_the_share_of_good_answers_is_that_of_the_step() -> None:
+    liked = [
+        LabelledAnswers(sequences=(seq(1, 2, prompt=1),), is_good=(good,), ref_logp=(0.0,))
+        for good in (True, False, True)
+    ]
+    batches = answer_batches(liked, rows=1, pad=0, width=None)
+    assert [batch.good_share for batch in batches] == [2 / 3] * 3
+    assert [batch.num_answers for batch in batches] == [1, 1, 1]
+
+
+def test_shapes_of_answers_are_checked() -> None:
+    (batch,) = answer_batches(PAIRS[:1], rows=1, pad=0, width=None)
+    fields = {name: getattr(batch, name) for name in type(batch).__slots__}
+    with pytest.raises(ShapeError, match=r"one shape, found \[\(2, 3\), \(2, 3\), \(2, 2\)\]"):
+        type(batch)(**{**fields, "counted_BT": batch.counted_BT[:, :2]})
+    with pytest.raises(ShapeError, match="one reference log-prob and one label an answer"):
+        type(batch)(**{**fields, "ref_logp_S": batch.ref_logp_S[:1]})

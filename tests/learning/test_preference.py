@@ -14,8 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kedge.core.optimiser import OptimiserSettings
-from kedge.data.answer_batching import Answers, answer_batches
-from kedge.data.batching import TokenSequence, step_rows
+from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches, step_rows
 from kedge.data.tokenizer import load_tokenizer
 from kedge.models.loading.load import load_causal
 from kedge.models.training.learner import Learner
@@ -53,24 +52,24 @@ def distribution(model: PreTrainedModel) -> list[float]:
         return model(torch.tensor([[PROMPT]])).logits[0, 0].softmax(-1).tolist()
 
 
-def preferences(count: int, start: list[float]) -> list[Answers]:
+def preferences(count: int, start: list[float]) -> list[LabelledAnswers]:
     """Two different arms at random; the first is chosen with the probability of Bradley and Terry."""
     rng = Random(8)
 
     def answer(arm: int) -> TokenSequence:
         return TokenSequence(tokens=[PROMPT, arm], counted=[False, True])
 
-    made: list[Answers] = []
+    made: list[LabelledAnswers] = []
     for _ in range(count):
         one, other = rng.sample(range(ARMS), 2)
         if rng.random() > 1 / (1 + math.exp(REWARDS[other] - REWARDS[one])):
             one, other = other, one
         ref = (math.log(start[one]), math.log(start[other]))
-        made.append(Answers(sequences=(answer(one), answer(other)), is_good=(True, False), ref_logp=ref))
+        made.append(LabelledAnswers(sequences=(answer(one), answer(other)), is_good=(True, False), ref_logp=ref))
     return made
 
 
-def learn(model: PreTrainedModel, method: DPO, items: list[Answers], steps: int) -> None:
+def learn(model: PreTrainedModel, method: DPO, items: list[LabelledAnswers], steps: int) -> None:
     settings = OptimiserSettings(lr=0.03, schedule="linear", warmup=0.0)
     learner = Learner(model, preference_objective(model, method), settings, total_steps=steps)
     epochs = steps * 250 / len(items)

@@ -1,22 +1,27 @@
 """Token sequences in, padded or packed batches out, in an order that a seed and a step number fix.
 
 Packing is a way of laying out one optimiser step; it never changes which sequences are in it.
-Shape letters: B rows, T token positions, C comparisons, K answers in a comparison.
+Shape letters: B rows, T token positions, C comparisons, K answers in a comparison, S labelled answers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, chain
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kedge.core.batches import Batch, Comparisons
+from kedge.core.answer_batches import AnswerBatch
+from kedge.core.batches import Batch, Comparisons, pad_rows, pad_tokens
 from kedge.core.seeds import seed_for
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +43,22 @@ class RankedAnswers:
     objective: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledAnswers:
+    """Answers that are learnt from together: the chosen and the rejected one of a pair, or one that stands alone."""
+
+    sequences: tuple[TokenSequence, ...]
+    is_good: tuple[bool, ...]
+    ref_logp: tuple[float, ...]
+
+
 def num_steps(items: int, *, epochs: float, batch: int) -> int:
     """Optimiser steps in `epochs` passes; a last step that is not full counts.
 
     >>> num_steps(100, epochs=1.5, batch=32)
     5
     """
-    return math.ceil(_num_seen(items, epochs) / batch)
+    return math.ceil(_num_visits(items, epochs) / batch)
 
 
 def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 0) -> Iterator[list[int]]:
@@ -53,91 +67,125 @@ def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 
     >>> [sorted(rows) for rows in step_rows(4, epochs=1, batch=4, seed=0)]
     [[0, 1, 2, 3]]
     """
-    total = _num_seen(items, epochs)
+    total = _num_visits(items, epochs)
     for first in range(start * batch, total, batch):
-        wanted = range(first, min(first + batch, total))
-        yield [item_at(index, items, seed) for index in wanted]
-
-
-def padded(sequences: Sequence[TokenSequence], *, rows: int, pad: int) -> list[Batch]:
-    """One sequence a row, longest first so that neighbours are alike, at most `rows` rows a batch."""
-    by_length = sorted(sequences, key=lambda one: -len(one.tokens))
-    return [_lay_out([[one] for one in by_length[i : i + rows]], pad) for i in range(0, len(by_length), rows)]
-
-
-def packed(sequences: Sequence[TokenSequence], *, rows: int, width: int, pad: int) -> list[Batch]:
-    """Several sequences a row of at most `width` tokens (first fit, longest first), at most `rows` rows a batch."""
-    bins: list[list[TokenSequence]] = []
-    room: list[int] = []
-    for one in sorted(sequences, key=lambda one: -len(one.tokens)):
-        size = len(one.tokens)
-        spot = next((index for index, left in enumerate(room) if left >= size), len(bins))
-        if spot == len(bins):
-            bins.append([])
-            room.append(max(width, size))
-        bins[spot].append(one)
-        room[spot] -= size
-    return [_lay_out(bins[i : i + rows], pad) for i in range(0, len(bins), rows)]
-
-
-def compared(items: Sequence[RankedAnswers], *, rows: int, pad: int) -> list[Comparisons]:
-    """At most `rows` comparisons a batch, longest first so that neighbours are alike."""
-    by_length = sorted(items, key=lambda one: -max(len(answer) for answer in one.answers))
-    return [_lay_out_compared(by_length[i : i + rows], pad) for i in range(0, len(by_length), rows)]
-
-
-def _lay_out(rows: Sequence[Sequence[TokenSequence]], pad: int) -> Batch:
-    width = max(sum(len(one.tokens) for one in row) for row in rows)
-    tokens_BT = torch.full((len(rows), width), pad, dtype=torch.long)
-    segment_BT = torch.zeros((len(rows), width), dtype=torch.long)
-    counted_BT = torch.zeros((len(rows), width), dtype=torch.bool)
-    for b, row in enumerate(rows):
-        at = 0
-        for number, one in enumerate(row, start=1):
-            end = at + len(one.tokens)
-            tokens_BT[b, at:end] = torch.tensor(one.tokens)
-            segment_BT[b, at:end] = number
-            counted_BT[b, at:end] = torch.tensor(one.counted)
-            # Nothing precedes the first token of a sequence, so nothing predicts it.
-            counted_BT[b, at] = False
-            at = end
-    return Batch(tokens_BT=tokens_BT, segment_BT=segment_BT, counted_BT=counted_BT)
-
-
-def _lay_out_compared(items: Sequence[RankedAnswers], pad: int) -> Comparisons:
-    answers = [answer for one in items for answer in one.answers]
-    width, most = max(map(len, answers)), max(len(one.answers) for one in items)
-    tokens_BT = torch.full((len(answers), width), pad, dtype=torch.long)
-    attention_mask_BT = torch.zeros((len(answers), width), dtype=torch.bool)
-    for b, answer in enumerate(answers):
-        tokens_BT[b, : len(answer)] = torch.tensor(answer)
-        attention_mask_BT[b, : len(answer)] = True
-    row_CK = torch.zeros((len(items), most), dtype=torch.long)
-    rank_CK = torch.zeros((len(items), most), dtype=torch.long)
-    at = 0
-    for c, one in enumerate(items):
-        row_CK[c, : len(one.answers)] = torch.arange(at, at + len(one.answers))
-        rank_CK[c, : len(one.answers)] = torch.tensor(one.rank)
-        at += len(one.answers)
-    return Comparisons(
-        tokens_BT=tokens_BT,
-        attention_mask_BT=attention_mask_BT,
-        row_CK=row_CK,
-        rank_CK=rank_CK,
-        margin_C=torch.tensor([one.margin for one in items]),
-        weight_C=torch.tensor([one.weight for one in items]),
-        objective_C=torch.tensor([one.objective for one in items]),
-    )
-
-
-def _num_seen(items: int, epochs: float) -> int:
-    """How many items are learnt from; a share of an epoch that rounds to nothing is one item."""
-    return max(round(items * epochs), min(items, 1))
+        yield [item_at(index, items, seed) for index in range(first, min(first + batch, total))]
 
 
 def item_at(index: int, items: int, seed: int) -> int:
+    """Which item comes at place `index` of an endless order: every epoch is a permutation of all items."""
     epoch, offset = divmod(index, items)
     return int(_permutation(items, seed_for(seed, "order", epoch))[offset])
+
+
+def longest_first(items: Sequence[Item], rows: int, *, length: Callable[[Item], int]) -> list[Sequence[Item]]:
+    """Items in batches of at most `rows`, the longest first: those of a batch are alike and need little padding.
+
+    >>> longest_first(["bb", "a", "dddd", "ccc"], 2, length=len)
+    [['dddd', 'ccc'], ['bb', 'a']]
+    """
+    by_length = sorted(items, key=lambda item: -length(item))
+    return [by_length[start : start + rows] for start in range(0, len(by_length), rows)]
+
+
+def padded_batches(sequences: Sequence[TokenSequence], *, rows: int, pad: int) -> list[Batch]:
+    """One sequence a row, longest first, at most `rows` rows a batch."""
+    batches = longest_first(sequences, rows, length=_num_tokens)
+    return [_lay_out([[(1, sequence)] for sequence in batch], pad) for batch in batches]
+
+
+def packed_batches(sequences: Sequence[TokenSequence], *, rows: int, width: int, pad: int) -> list[Batch]:
+    """Several sequences a row of at most `width` tokens (first fit, longest first), at most `rows` rows a batch."""
+    packed = [
+        [(number, sequences[index]) for number, index in enumerate(row, start=1)]
+        for row in _first_fit(sequences, width)
+    ]
+    return [_lay_out(packed[start : start + rows], pad) for start in range(0, len(packed), rows)]
+
+
+def comparison_batches(items: Sequence[RankedAnswers], *, rows: int, pad: int) -> list[Comparisons]:
+    """At most `rows` comparisons a batch, longest first."""
+    batches = longest_first(items, rows, length=lambda item: max(map(len, item.answers)))
+    return [_lay_out_comparisons(batch, pad) for batch in batches]
+
+
+def answer_batches(items: Sequence[LabelledAnswers], *, rows: int, pad: int, width: int | None) -> list[AnswerBatch]:
+    """At most `rows` items a batch, longest first; all of them together are one optimiser step.
+
+    With a `width`, the answers of a batch share rows of so many tokens (first fit); without one, each has its own.
+    """
+    batches = longest_first(items, rows, length=lambda item: max(map(_num_tokens, item.sequences)))
+    labels = [is_good for item in items for is_good in item.is_good]
+    good_share = sum(labels) / max(len(labels), 1)
+    return [_lay_out_answers(batch, pad, width, good_share) for batch in batches]
+
+
+def _lay_out(rows: Sequence[Sequence[tuple[int, TokenSequence]]], pad: int) -> Batch:
+    """Rows of sequences, each with the number that `segment_BT` has on its tokens."""
+    return Batch(
+        tokens_BT=pad_rows([_joined(sequence.tokens for _, sequence in row) for row in rows], pad),
+        segment_BT=pad_rows([_joined([number] * _num_tokens(sequence) for number, sequence in row) for row in rows], 0),
+        # Nothing precedes the first token of a sequence, so nothing predicts it.
+        counted_BT=pad_rows([_joined([False, *sequence.counted[1:]] for _, sequence in row) for row in rows], False),
+    )
+
+
+def _lay_out_comparisons(items: Sequence[RankedAnswers], pad: int) -> Comparisons:
+    tokens_BT, attention_mask_BT = pad_tokens([answer for item in items for answer in item.answers], pad=pad)
+    starts = accumulate((len(item.answers) for item in items), initial=0)
+    return Comparisons(
+        tokens_BT=tokens_BT,
+        attention_mask_BT=attention_mask_BT,
+        row_CK=pad_rows([range(at, at + len(item.answers)) for at, item in zip(starts, items, strict=False)], 0),
+        rank_CK=pad_rows([item.rank for item in items], 0),
+        margin_C=torch.tensor([item.margin for item in items]),
+        weight_C=torch.tensor([item.weight for item in items]),
+        objective_C=torch.tensor([item.objective for item in items]),
+    )
+
+
+def _lay_out_answers(items: Sequence[LabelledAnswers], pad: int, width: int | None, good_share: float) -> AnswerBatch:
+    sequences = [sequence for item in items for sequence in item.sequences]
+    rows = [[index] for index in range(len(sequences))] if width is None else _first_fit(sequences, width)
+    batch = _lay_out([[(index + 1, sequences[index]) for index in row] for row in rows], pad)
+    return AnswerBatch(
+        tokens_BT=batch.tokens_BT,
+        segment_BT=batch.segment_BT,
+        counted_BT=batch.counted_BT,
+        ref_logp_S=torch.tensor([logp for item in items for logp in item.ref_logp]),
+        is_good_S=torch.tensor([is_good for item in items for is_good in item.is_good]),
+        good_share=good_share,
+        anchor=torch.zeros(()),
+        is_packed=width is not None,
+    )
+
+
+def _first_fit(sequences: Sequence[TokenSequence], width: int) -> list[list[int]]:
+    """Rows of indices, longest first; a sequence longer than `width` has a row of its own length."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(sequences)), key=lambda at: -_num_tokens(sequences[at])):
+        size = _num_tokens(sequences[index])
+        spot = next((row for row, left in enumerate(room) if left >= size), len(rows))
+        if spot == len(rows):
+            rows.append([])
+            room.append(max(width, size))
+        rows[spot].append(index)
+        room[spot] -= size
+    return rows
+
+
+def _num_tokens(sequence: TokenSequence) -> int:
+    return len(sequence.tokens)
+
+
+def _joined(parts: Iterator[Sequence[int]]) -> list[int]:
+    return list(chain.from_iterable(parts))
+
+
+def _num_visits(items: int, epochs: float) -> int:
+    """How many items are learnt from, repeats counted; a share of an epoch that rounds to nothing is one item."""
+    return max(round(items * epochs), min(items, 1))
 
 
 @lru_cache(maxsize=2)

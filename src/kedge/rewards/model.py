@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.answers import Answer
+from kedge.core.batches import pad_tokens
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.records import Rollouts
 from kedge.core.suggest import did_you_mean
@@ -63,7 +64,7 @@ def on_text(scorer: Scorer, settings: ModelSource, encode: Callable[[Answer], Se
                 results[index] = unscored(str(error))
         for at in range(0, len(rows), settings.rows):
             part = rows[at : at + settings.rows]
-            scores_B = _scores(scorer, *_padded([tokens for _, tokens in part]), objective)
+            scores_B = _scores(scorer, *pad_tokens([tokens for _, tokens in part], pad=0), objective)
             results |= {index: _result(score) for (index, _), score in zip(part, scores_B.tolist(), strict=True)}
         return [results[index] for index in range(len(answers))]
 
@@ -83,14 +84,6 @@ def objective_index(scorer: Scorer, settings: ModelSource) -> int:
 
 def _scores(scorer: Scorer, tokens_BT: Tensor, mask_BT: Tensor, objective: int) -> Tensor:
     return scorer.score_tokens(tokens_BT, mask_BT)[:, objective].float()
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Padded on the right with 0, which the mask hides."""
-    longest = max(map(len, rows))
-    tokens_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64)
-    length_B = torch.tensor([len(row) for row in rows])
-    return tokens_BT, torch.arange(longest)[None, :] < length_B[:, None]
 
 
 def _result(score: float) -> ScoreResult:

@@ -15,7 +15,7 @@ from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.files import hash_folder
 from kedge.core.optimiser import OptimiserSettings, learning_rate
-from kedge.data.batching import TokenSequence, padded
+from kedge.data.batching import TokenSequence, padded_batches
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import make_tiny, tiny_model
@@ -28,7 +28,7 @@ from kedge.runs.state import load_state, save_state
 def batches(seed: int, *, rows: int = 2) -> list[Batch]:
     rng = Random(seed)
     made = [[rng.randrange(256) for _ in range(rng.randrange(3, 12))] for _ in range(5)]
-    return padded([TokenSequence(tokens=one, counted=[True] * len(one)) for one in made], rows=rows, pad=256)
+    return padded_batches([TokenSequence(tokens=one, counted=[True] * len(one)) for one in made], rows=rows, pad=256)
 
 
 def causal_learner(**settings: float) -> Learner[Batch]:
@@ -150,7 +150,7 @@ def test_a_step_that_is_not_finite_is_refused_by_name_and_counted(where: str, me
 
 def test_a_step_in_which_nothing_counts_is_refused() -> None:
     learner = causal_learner()
-    nothing = padded([TokenSequence(tokens=[1, 2, 3], counted=[False] * 3)], rows=1, pad=256)
+    nothing = padded_batches([TokenSequence(tokens=[1, 2, 3], counted=[False] * 3)], rows=1, pad=256)
     before = weights(learner.module)
     with pytest.raises(NumericsError, match=r"step 1: nothing in it counts \(weight 0\); the weights are unchanged"):
         learner.update(nothing)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from kedge.core.batches import Batch, Comparisons
 from kedge.core.optimiser import OptimiserSettings
-from kedge.data.batching import RankedAnswers, TokenSequence, compared, packed, padded
+from kedge.data.batching import RankedAnswers, TokenSequence, comparison_batches, packed_batches, padded_batches
 from kedge.models.forward.lora import Module
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.reward_files import build
@@ -103,14 +103,14 @@ def shuffled(seed: int) -> list[TokenSequence]:
 @pytest.mark.parametrize(
     "batches",
     [
-        padded(sequences(), rows=7, pad=PAD),
-        padded(sequences(), rows=1, pad=PAD),
-        padded(sequences(), rows=3, pad=0),
-        padded(shuffled(1), rows=2, pad=END),
-        list(reversed(padded(sequences(), rows=2, pad=PAD))),
-        packed(sequences(), rows=7, width=80, pad=PAD),
-        packed(sequences(), rows=1, width=22, pad=PAD),
-        packed(shuffled(2), rows=2, width=30, pad=7),
+        padded_batches(sequences(), rows=7, pad=PAD),
+        padded_batches(sequences(), rows=1, pad=PAD),
+        padded_batches(sequences(), rows=3, pad=0),
+        padded_batches(shuffled(1), rows=2, pad=END),
+        list(reversed(padded_batches(sequences(), rows=2, pad=PAD))),
+        packed_batches(sequences(), rows=7, width=80, pad=PAD),
+        packed_batches(sequences(), rows=1, width=22, pad=PAD),
+        packed_batches(shuffled(2), rows=2, width=30, pad=7),
     ],
     ids=["whole", "one by one", "threes", "shuffled", "reversed", "one row", "packed alone", "packed shuffled"],
 )
@@ -130,9 +130,9 @@ def test_a_packed_conversation_scores_as_it_does_alone() -> None:
     for one in sequences():
         if not any(one.counted[1:]):
             continue
-        (alone,) = padded([one], rows=1, pad=PAD)
+        (alone,) = padded_batches([one], rows=1, pad=PAD)
         neighbour = TokenSequence(tokens=[200] * 30, counted=[False] * 30)
-        (beside,) = packed([neighbour, one], rows=1, width=100, pad=PAD)
+        (beside,) = packed_batches([neighbour, one], rows=1, width=100, pad=PAD)
         assert len(beside.tokens_BT) == 1
         found, expected = (objective.sums(batch).loss.item() for batch in (beside, alone))
         assert found == pytest.approx(expected, rel=1e-12)
@@ -185,11 +185,11 @@ def reordered(seed: int) -> list[RankedAnswers]:
 @pytest.mark.parametrize(
     "batches",
     [
-        compared(ranked(), rows=7, pad=PAD),
-        compared(ranked(), rows=1, pad=PAD),
-        compared(ranked(), rows=2, pad=PAD),
-        compared(reordered(1), rows=3, pad=PAD),
-        list(reversed(compared(ranked(), rows=4, pad=PAD))),
+        comparison_batches(ranked(), rows=7, pad=PAD),
+        comparison_batches(ranked(), rows=1, pad=PAD),
+        comparison_batches(ranked(), rows=2, pad=PAD),
+        comparison_batches(reordered(1), rows=3, pad=PAD),
+        list(reversed(comparison_batches(ranked(), rows=4, pad=PAD))),
     ],
     ids=["whole", "one by one", "twos", "shuffled", "reversed"],
 )
@@ -216,6 +216,6 @@ def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
             gap += one.weight * sum(gaps) / max(len(gaps), 1)
             weight += one.weight
     learner = Learner(model, preference(model, ranking="all_pairs", centre=0.0), OptimiserSettings(), total_steps=1)
-    found = learner.measure(compared(ranked(), rows=3, pad=PAD))
+    found = learner.measure(comparison_batches(ranked(), rows=3, pad=PAD))
     assert (found["accuracy"], found["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
     assert 0.0 < right / weight < 1.0

@@ -21,8 +21,7 @@ from transformers import PreTrainedModel
 from kedge.core.answer_batches import AnswerBatch
 from kedge.core.errors import ConfigError
 from kedge.core.optimiser import OptimiserSettings
-from kedge.data.answer_batching import Answers, answer_batches
-from kedge.data.batching import TokenSequence
+from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
@@ -50,23 +49,23 @@ def sequence(rng: Random, prompt: int, answer: int) -> TokenSequence:
     return TokenSequence(tokens=tokens, counted=counted)
 
 
-def pairs() -> list[Answers]:
+def pairs() -> list[LabelledAnswers]:
     rng = Random(3)
-    made: list[Answers] = []
+    made: list[LabelledAnswers] = []
     for prompt, chosen, rejected in ((4, 9, 2), (1, 3, 12), (7, 5, 6), (2, 1, 4), (5, 7, 1)):
         both = (sequence(rng, prompt, chosen), sequence(rng, prompt, rejected))
         # Near what a random model gives, so that no loss saturates; in eighths, which float32 holds exactly.
         ref = tuple(-5.5 * sum(one.counted) + rng.randrange(-16, 16) / 8 for one in both)
-        made.append(Answers(sequences=both, is_good=(True, False), ref_logp=ref))
+        made.append(LabelledAnswers(sequences=both, is_good=(True, False), ref_logp=ref))
     return made
 
 
-def thumbs() -> list[Answers]:
+def thumbs() -> list[LabelledAnswers]:
     """Seven single answers; three of them are liked."""
     liked = (True, False, False, True, False, True, False)
     single = [(one.sequences[side], one.ref_logp[side]) for one in pairs() for side in (0, 1)][:7]
     return [
-        Answers(sequences=(one,), is_good=(good,), ref_logp=(ref,))
+        LabelledAnswers(sequences=(one,), is_good=(good,), ref_logp=(ref,))
         for (one, ref), good in zip(single, liked, strict=True)
     ]
 
@@ -85,7 +84,7 @@ METHODS: dict[str, AnyMethod] = {
 }
 
 
-def items_of(name: str) -> list[Answers]:
+def items_of(name: str) -> list[LabelledAnswers]:
     return thumbs() if name == "kto" else pairs()
 
 
@@ -117,7 +116,7 @@ def length(one: TokenSequence) -> int:
     return sum(one.counted[1:])
 
 
-def loss_of_pair(method: AnyMethod, model: PreTrainedModel, reference: PreTrainedModel, one: Answers) -> Tensor:
+def loss_of_pair(method: AnyMethod, model: PreTrainedModel, reference: PreTrainedModel, one: LabelledAnswers) -> Tensor:
     # Each answer is read once: gradients go through norms that round to float32, so that two readings add up otherwise.
     rows = [log_softmaxes(model, side) for side in one.sequences]
     c, r = (picked(own, side) for own, side in zip(rows, one.sequences, strict=True))
@@ -149,7 +148,7 @@ def loss_of_pair(method: AnyMethod, model: PreTrainedModel, reference: PreTraine
             raise AssertionError
 
 
-def loss_of_thumbs(method: KTO, model: PreTrainedModel, items: Sequence[Answers]) -> Tensor:
+def loss_of_thumbs(method: KTO, model: PreTrainedModel, items: Sequence[LabelledAnswers]) -> Tensor:
     losses: list[Tensor] = []
     nll: list[Tensor] = []
     for item in items:
@@ -177,12 +176,12 @@ def expected(name: str) -> tuple[Gradients, float]:
     return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}, loss.item()
 
 
-def shuffled(items: list[Answers], seed: int) -> list[Answers]:
+def shuffled(items: list[LabelledAnswers], seed: int) -> list[LabelledAnswers]:
     Random(seed).shuffle(items)
     return items
 
 
-LAYOUTS: dict[str, Callable[[list[Answers]], list[AnswerBatch]]] = {
+LAYOUTS: dict[str, Callable[[list[LabelledAnswers]], list[AnswerBatch]]] = {
     "whole": lambda items: answer_batches(items, rows=7, pad=PAD, width=None),
     "one by one": lambda items: answer_batches(items, rows=1, pad=PAD, width=None),
     "twos, shuffled": lambda items: answer_batches(shuffled(items, 1), rows=2, pad=0, width=None),

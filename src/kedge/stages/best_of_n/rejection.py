@@ -11,7 +11,7 @@ import torch
 from kedge.core.batches import Batch
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
-from kedge.data.batching import TokenSequence, num_steps, padded, step_rows
+from kedge.data.batching import TokenSequence, num_steps, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import Module, base_of
 from kedge.models.training.learner import Learner
@@ -82,7 +82,7 @@ def _imitate(
 
     def steps(start: int) -> Iterator[list[Batch]]:
         order = step_rows(len(sequences), epochs=method.epochs, batch=settings.batch, seed=seed, start=start)
-        return (padded([sequences[row] for row in rows], rows=settings.micro_batch, pad=pad) for rows in order)
+        return (padded_batches([sequences[row] for row in rows], rows=settings.micro_batch, pad=pad) for rows in order)
 
     last = training.fit(
         asker.context,

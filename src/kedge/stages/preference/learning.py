@@ -13,8 +13,7 @@ from typing import cast
 
 from kedge.core.answer_batches import AnswerBatch
 from kedge.core.protocols import Metrics
-from kedge.data.answer_batching import Answers, answer_batches
-from kedge.data.batching import num_steps, step_rows
+from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
 from kedge.models.forward.lora import Module
 from kedge.models.training.learner import Learner
 from kedge.models.training.preference_methods import KTO, TDPO, needs_reference
@@ -48,8 +47,8 @@ class PreferenceRound:
 class _Part:
     """What is trained on, or looked at. `anchors` are for KTO alone: one answer to another prompt beside each item."""
 
-    items: Sequence[Answers]
-    anchors: Sequence[Answers]
+    items: Sequence[LabelledAnswers]
+    anchors: Sequence[LabelledAnswers]
 
     def take(self, rows: Sequence[int]) -> _Part:
         anchors = [self.anchors[row] for row in rows] if self.anchors else []
@@ -142,7 +141,7 @@ def _lay_out(settings: PreferenceSettings, learner: Learner[AnswerBatch], model:
     """From a step's answers to its batches. KTO's reference point is asked of the policy as it is at that moment."""
     width = settings.max_length if settings.packing else None
 
-    def batches(items: Sequence[Answers]) -> list[AnswerBatch]:
+    def batches(items: Sequence[LabelledAnswers]) -> list[AnswerBatch]:
         return answer_batches(items, rows=settings.micro_batch, pad=pad, width=width)
 
     def lay_out(part: _Part) -> list[AnswerBatch]:

@@ -9,8 +9,7 @@ from itertools import permutations
 from pathlib import Path
 
 from kedge.core.seeds import seed_for
-from kedge.data.answer_batching import Answers
-from kedge.data.batching import TokenSequence, item_at
+from kedge.data.batching import LabelledAnswers, TokenSequence, item_at
 from kedge.data.convert import to_fields
 from kedge.data.examples import Message, Pair
 from kedge.data.reading import prompt_key
@@ -83,7 +82,7 @@ def _preferences(sides: Sides, book: PromptDataset, *, as_thumbs: bool) -> Itera
         (_sampled(book.tokens[one.prompt], one.tokens), one is sides.chosen) for one in (sides.chosen, sides.rejected)
     ]
     for told in [[one] for one in both] if as_thumbs else [both]:
-        answers = Answers(
+        answers = LabelledAnswers(
             sequences=tuple(sequence for sequence, _ in told),
             is_good=tuple(is_good for _, is_good in told),
             ref_logp=(0.0,) * len(told),

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from kedge.core.errors import DataError
-from kedge.data.answer_batching import Answers
-from kedge.data.batching import TokenSequence
+from kedge.data.batching import LabelledAnswers, TokenSequence
 from kedge.data.examples import Messages, Pair, Ranking, Thumb
 from kedge.data.kinds import as_kind
 from kedge.data.reading import prompt_key, read
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class Preference:
     """A pair, or one answer that somebody liked or did not."""
 
-    answers: Answers
+    answers: LabelledAnswers
     prompt: Messages
     key: int
     """Equal for equal prompts."""
@@ -53,7 +52,7 @@ def read_preferences(
             num_identical += 1
         else:
             is_good = tuple(good for _, good in said)
-            answers = Answers(sequences=sequences, is_good=is_good, ref_logp=(0.0,) * len(sequences))
+            answers = LabelledAnswers(sequences=sequences, is_good=is_good, ref_logp=(0.0,) * len(sequences))
             items.append(Preference(answers=answers, prompt=example.prompt, key=prompt_key(example)))
     if not items:
         raise DataError(
@@ -72,7 +71,7 @@ def hold_out(found: Preferences, *, share: float, seed: int) -> tuple[Preference
     return replace(found, items=train), Preferences(items=held)
 
 
-def mismatched(found: Preferences, *, max_length: int) -> list[Answers]:
+def mismatched(found: Preferences, *, max_length: int) -> list[LabelledAnswers]:
     """For each item its prompt with the answer of the next item of another prompt, cut at `max_length`.
 
     What KTO's reference point is estimated on. The partner is fixed by the data and not by the step, so that the
@@ -81,7 +80,7 @@ def mismatched(found: Preferences, *, max_length: int) -> list[Answers]:
     items = found.items
     if len({one.key for one in items}) < 2:
         raise DataError("kto compares answers with answers to other prompts, and all of these have the same prompt")
-    made: list[Answers] = []
+    made: list[LabelledAnswers] = []
     for index, one in enumerate(items):
         following = (items[(index + step) % len(items)] for step in range(1, len(items)))
         other = next(item for item in following if item.key != one.key)
@@ -89,16 +88,18 @@ def mismatched(found: Preferences, *, max_length: int) -> list[Answers]:
         tokens = [*prompt.tokens, *answer.tokens][:max_length]
         counted = [*prompt.counted, *answer.counted][:max_length]
         made.append(
-            Answers(sequences=(TokenSequence(tokens=tokens, counted=counted),), is_good=(True,), ref_logp=(0.0,))
+            LabelledAnswers(
+                sequences=(TokenSequence(tokens=tokens, counted=counted),), is_good=(True,), ref_logp=(0.0,)
+            )
         )
     return made
 
 
-def sequences_of(items: Sequence[Answers]) -> list[TokenSequence]:
+def sequences_of(items: Sequence[LabelledAnswers]) -> list[TokenSequence]:
     return [sequence for one in items for sequence in one.sequences]
 
 
-def referred(answers: Answers, logp: Iterator[float]) -> Answers:
+def referred(answers: LabelledAnswers, logp: Iterator[float]) -> LabelledAnswers:
     return replace(answers, ref_logp=tuple(next(logp) for _ in answers.sequences))
 
 

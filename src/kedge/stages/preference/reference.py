@@ -20,8 +20,7 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
-from kedge.data.answer_batching import Answers, answer_batches
-from kedge.data.batching import TokenSequence
+from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
 from kedge.models.loading.cache import cache_root
 from kedge.models.training.preference_objectives import Reference, answer_logprobs
 
@@ -101,7 +100,7 @@ def _compute(reference: PreTrainedModel, sequences: Sequence[TokenSequence], pad
         rows = max(1, ROW_TOKENS // len(sequences[waiting[0]].tokens))
         part, waiting = waiting[:rows], waiting[rows:]
         # Already longest first, so the batch keeps their order.
-        items = [Answers(sequences=(sequences[index],), is_good=(True,), ref_logp=(0.0,)) for index in part]
+        items = [LabelledAnswers(sequences=(sequences[index],), is_good=(True,), ref_logp=(0.0,)) for index in part]
         (batch,) = answer_batches(items, rows=rows, pad=pad, width=None)
         logp_S[torch.tensor(part)] = answer_logprobs(reference, batch.to(reference.device)).float().cpu()
     return logp_S

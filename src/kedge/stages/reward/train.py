@@ -18,7 +18,7 @@ from kedge.core.batches import Comparisons
 from kedge.core.errors import ContractStop, DataError
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
-from kedge.data.batching import compared, num_steps, step_rows
+from kedge.data.batching import comparison_batches, num_steps, step_rows
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
@@ -127,7 +127,7 @@ def _train_member(
         learner,
         settings,
         steps_from=lambda start: _steps(data, settings, seed, pad, start=start),
-        held=compared([one.ranked for one in held], rows=settings.micro_batch, pad=pad),
+        held=comparison_batches([one.ranked for one in held], rows=settings.micro_batch, pad=pad),
         tokens_of=lambda batch: int(batch.attention_mask_BT.sum()),
         first_step=first_step,
     )
@@ -144,7 +144,7 @@ def _steps(
     data: Sequence[Judged], settings: RewardSettings, seed: int, pad: int, *, start: int
 ) -> Iterator[list[Comparisons]]:
     for rows in step_rows(len(data), epochs=settings.epochs, batch=settings.batch, seed=seed, start=start):
-        yield compared([data[row].ranked for row in rows], rows=settings.micro_batch, pad=pad)
+        yield comparison_batches([data[row].ranked for row in rows], rows=settings.micro_batch, pad=pad)
 
 
 def _demonstrations(context: Context, encoder: Encoder, data: Sequence[Judged]) -> list[list[int]]:

@@ -12,7 +12,7 @@ from kedge.core import plugins
 from kedge.core.batches import Batch
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.seeds import seed_for
-from kedge.data.batching import item_at, padded
+from kedge.data.batching import item_at, padded_batches
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.load import DTypeName
@@ -109,7 +109,7 @@ def _imitation(
     def batches(step: int) -> Sequence[Batch]:
         first = step * imitate.batch
         items = [item_at(index, len(data.sequences), seed) for index in range(first, first + imitate.batch)]
-        return padded([data.sequences[item] for item in items], rows=settings.micro_batch, pad=pad)
+        return padded_batches([data.sequences[item] for item in items], rows=settings.micro_batch, pad=pad)
 
     return Imitation(batches=batches, coef=imitate.weight)
 

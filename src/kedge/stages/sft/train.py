@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kedge.core.batches import Batch
-from kedge.data.batching import TokenSequence, num_steps, packed, padded, step_rows
+from kedge.data.batching import TokenSequence, num_steps, packed_batches, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.start import save_causal, start_causal
@@ -54,7 +54,7 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
         learner,
         settings,
         steps_from=lambda start: _steps(data.sequences, settings, context.seed, pad, start=start),
-        held=padded(held.sequences, rows=settings.micro_batch, pad=pad) if held else (),
+        held=padded_batches(held.sequences, rows=settings.micro_batch, pad=pad) if held else (),
         tokens_of=lambda batch: int((batch.segment_BT > 0).sum()),
         before=lambda: sample(0),
     )
@@ -81,6 +81,6 @@ def _steps(
     for rows in order:
         chosen = [sequences[row] for row in rows]
         if settings.packing:
-            yield packed(chosen, rows=settings.micro_batch, width=settings.max_length, pad=pad)
+            yield packed_batches(chosen, rows=settings.micro_batch, width=settings.max_length, pad=pad)
         else:
-            yield padded(chosen, rows=settings.micro_batch, pad=pad)
+            yield padded_batches(chosen, rows=settings.micro_batch, pad=pad)
