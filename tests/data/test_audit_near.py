@@ -18,7 +18,7 @@ from kedge.data.audit.minhash import PERMUTATIONS, Sketched, Sketches, jaccard
 from kedge.data.audit.neighbours import clusters, matches
 from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap
 from kedge.data.audit.shingles import TokenRows, WordHashes, fold32
-from kedge.data.audit.text_matching import Finder, key_of, words
+from kedge.data.audit.text_matching import LiteralFinder, text_key, words
 
 
 def sketched(texts: list[str], *, seed: int = 0) -> Sketched:
@@ -186,6 +186,6 @@ def test_wilson_interval(successes: int, trials: int, low: float, high: float) -
 
 def test_words_and_keys_survive_odd_text() -> None:
     assert words("ΑΒΓ\udc80, ok") == ["αβγ".encode() + b"\xed\xb2\x80", b"ok"]
-    assert key_of("\udc80") != key_of("")
-    assert Finder([])("anything") == set()
-    assert Finder(["<s>", "<s>>"])("a <s>> b") == {"<s>>"}
+    assert text_key("\udc80") != text_key("")
+    assert LiteralFinder([])("anything") == set()
+    assert LiteralFinder(["<s>", "<s>>"])("a <s>> b") == {"<s>>"}

@@ -1,4 +1,4 @@
-"""One row's fields into one record: what each part means, once its format is known (`kedge.data.formats`)."""
+"""From the fields of one row to one example, once the format of its file is known (`kedge.data.formats`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any, cast
 
 from kedge.core.errors import DataError
 from kedge.data.examples import Demonstration, Message, Messages, Origin, Pair, Prompt, Ranking, Thumb
-from kedge.data.messages import as_messages, part_ways, shown, without_prompt
-from kedge.data.transcripts import is_transcript, prompt_turns, turns
+from kedge.data.messages import (
+    as_messages,
+    is_transcript,
+    shown,
+    split_common_prompt,
+    transcript_prompt,
+    transcript_turns,
+    without_prompt,
+)
 
 LABELS: Mapping[Any, bool] = {True: True, False: False, "up": True, "down": False}  # 1 == True and 0 == False
 
@@ -19,7 +26,7 @@ OPTIONAL = frozenset({"system", "input", "context", "margin", "answer", "extra"}
 
 
 class Fields:
-    """A row while it is taken apart: remembers what was read, so that the rest can be kept as `extra`."""
+    """The fields of a row, by the part they play. It notes which were read, so that the rest goes into `extra`."""
 
     def __init__(self, fields: Mapping[str, Any], columns: Mapping[str, str], origin: Origin) -> None:
         self._fields = fields
@@ -45,12 +52,12 @@ class Fields:
         return None
 
     def optional_text(self, name: str) -> str:
-        """Text that is there and says something; any other value stays in `extra`."""
+        """The text of a field that is not blank, else ""; any other value stays in `extra`."""
         value = self._fields.get(name)
         return self.optional(name) or "" if isinstance(value, str) and value.strip() else ""
 
     def extra(self) -> dict[str, Any]:
-        """What was not read. An `extra` of our own writing is unpacked, unless a name in it is taken."""
+        """The fields that were not read. An `extra` that a conversion wrote is unpacked, unless it has a name twice."""
         rest = {name: value for name, value in self._fields.items() if name not in self._read}
         nested = rest.get("extra")
         if isinstance(nested, dict) and nested:
@@ -65,7 +72,7 @@ def prompt_messages(fields: Fields) -> Messages:
     """The prompt with its `system` text; an `instruction` with its `input` (Alpaca) or `context` (Dolly)."""
     value = fields["prompt"]
     if is_transcript(value):
-        messages = prompt_turns(value)
+        messages = transcript_prompt(value)
     else:
         if fields.name("prompt") == "instruction" and isinstance(value, str):
             context = fields.optional_text("input") or fields.optional_text("context")
@@ -81,16 +88,16 @@ def _with_system(messages: Messages, fields: Fields) -> Messages:
     return (Message("system", system), *messages) if system else messages
 
 
-def _said(value: Any, fields: Fields, field: str) -> Messages:
-    """An answer as the row gives it: bare, or a whole conversation that starts with the prompt."""
+def _answer_or_conversation(value: Any, fields: Fields, field: str) -> Messages:
+    """The messages of an answer as the row gives it: bare, or a whole conversation that starts with the prompt."""
     if isinstance(value, str) and is_transcript(fields["prompt"]):
-        return turns(value) if is_transcript(value) else (Message("assistant", value.strip()),)
+        return transcript_turns(value) if is_transcript(value) else (Message("assistant", value.strip()),)
     return as_messages(value, text_role="assistant", field=field)
 
 
 def _answer(fields: Fields, part: str, prompt: Messages) -> Messages:
     name = fields.name(part)
-    return without_prompt(prompt, _said(fields[part], fields, name), field=name)
+    return without_prompt(prompt, _answer_or_conversation(fields[part], fields, name), field=name)
 
 
 def _number(value: Any, field: str) -> float:
@@ -106,7 +113,9 @@ def _margin(fields: Fields) -> float | None:
 
 def pair(fields: Fields) -> Pair:
     prompt = prompt_messages(fields)
-    chosen, rejected = (_said(fields[part], fields, fields.name(part)) for part in ("chosen", "rejected"))
+    chosen, rejected = (
+        _answer_or_conversation(fields[part], fields, fields.name(part)) for part in ("chosen", "rejected")
+    )
     if prompt[0].role != "system" and chosen[0].role == "system" and chosen[0] == rejected[0]:
         prompt = (chosen[0], *prompt)  # the system message stands only in the whole conversations
     return Pair(
@@ -121,11 +130,14 @@ def pair(fields: Fields) -> Pair:
 
 def _conversation(fields: Fields, part: str) -> Messages:
     value = fields[part]
-    return turns(value) if is_transcript(value) else as_messages(value, text_role="assistant", field=fields.name(part))
+    if is_transcript(value):
+        return transcript_turns(value)
+    return as_messages(value, text_role="assistant", field=fields.name(part))
 
 
-def parted_pair(fields: Fields) -> Pair:
-    prompt, chosen, rejected = part_ways(_conversation(fields, "chosen"), _conversation(fields, "rejected"))
+def conversation_pair(fields: Fields) -> Pair:
+    """A pair of two whole conversations: the prompt is what they have in common."""
+    prompt, chosen, rejected = split_common_prompt(_conversation(fields, "chosen"), _conversation(fields, "rejected"))
     return Pair(
         prompt=_with_system(prompt, fields),
         chosen=chosen,
@@ -149,8 +161,10 @@ def dense_ranks(numbers: list[float]) -> tuple[int, ...]:
 def ranking(fields: Fields) -> Ranking:
     prompt = prompt_messages(fields)
     name = fields.name("answers")
-    fielded = ((f"{name}[{index}]", value) for index, value in enumerate(fields["answers"]))
-    answers = tuple(without_prompt(prompt, _said(value, fields, field), field=field) for field, value in fielded)
+    named = ((f"{name}[{index}]", value) for index, value in enumerate(fields["answers"]))
+    answers = tuple(
+        without_prompt(prompt, _answer_or_conversation(value, fields, field), field=field) for field, value in named
+    )
     part = "rank" if fields.has("rank") else "scores"
     numbers = [_number(value, f"{fields.name(part)}[{index}]") for index, value in enumerate(fields[part])]
     if len(answers) < 2 or len(answers) != len(numbers):

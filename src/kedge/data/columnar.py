@@ -63,8 +63,8 @@ def choose_split(splits: list[str], split: str, name: str) -> str:
         return splits[0]
     if split in splits:
         return split
-    wrong = f"no split '{split}'{did_you_mean(split, splits)}; it has" if split else "several splits:"
-    raise DataError(f"{name}: {wrong} {', '.join(splits)}. Say which, as in '{name}:{splits[0]}'.")
+    problem = f"no split '{split}'{did_you_mean(split, splits)}; it has" if split else "several splits:"
+    raise DataError(f"{name}: {problem} {', '.join(splits)}. Say which, as in '{name}:{splits[0]}'.")
 
 
 def _json(path: Path) -> Any:

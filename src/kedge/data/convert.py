@@ -1,4 +1,4 @@
-"""Any file that can be read into the canonical form of a kind, and one example as a row of that form."""
+"""Conversion of any readable file to the canonical form of a kind, and an example as a row of that form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kedge.data.writing import row_writer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What a conversion did. `num_without` rows held nothing of the kind: disliked answers, say, as demonstrations."""
+    """The counts of a conversion. `num_without` rows held no example of the kind, such as disliked answers."""
 
     out: Path
     format: Format

@@ -91,15 +91,15 @@ def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Line]:
 
 
 def _refuse_binary(start: bytes, path: Path) -> None:
-    for magic, what in _FOREIGN.items():
+    for magic, description in _FOREIGN.items():
         if start.startswith(magic):
-            raise DataError(f"{path}: this is {what}. {_ALLOWED}: unpack or convert it first.")
+            raise DataError(f"{path}: this is {description}. {_ALLOWED}: unpack or convert it first.")
     if b"\0" in start:
         raise DataError(f"{path}: this is a binary file. {_ALLOWED}.")
 
 
 def _is_json_lines(head: list[Line], path: Path) -> bool:
-    objects = [found for _, line in head if isinstance(found := _try_json(line), dict)]
+    objects = [value for _, line in head if isinstance(value := _try_json(line), dict)]
     start = head[0][1].lstrip()[:1]
     if start == b"[":
         return False
@@ -144,8 +144,8 @@ _JSON_NAMES = {list: "an array", str: "text", int: "a number", float: "a number"
 def _problem(line: bytes, error: orjson.JSONDecodeError) -> str:
     try:
         line.decode()
-    except UnicodeDecodeError as wrong:
-        return f"invalid UTF-8 at byte {wrong.start + 1} (0x{line[wrong.start]:02x})"
+    except UnicodeDecodeError as invalid:
+        return f"invalid UTF-8 at byte {invalid.start + 1} (0x{line[invalid.start]:02x})"
     hint = "; NaN and Infinity are not JSON" if b"NaN" in line or b"Infinity" in line else ""
     return f"invalid JSON at column {error.colno}: {error.msg}{hint}"
 
@@ -177,6 +177,6 @@ def _plain(lines: Iterable[Line], path: Path) -> Iterator[Row]:
         origin = Origin(str(path), number)
         try:
             yield Row(origin, {"prompt": line.decode()})
-        except UnicodeDecodeError as wrong:
-            problem = f"invalid UTF-8 at byte {wrong.start + 1} (0x{line[wrong.start]:02x})"
+        except UnicodeDecodeError as invalid:
+            problem = f"invalid UTF-8 at byte {invalid.start + 1} (0x{line[invalid.start]:02x})"
             yield Row(origin, None, problem, line.decode("utf-8", "backslashreplace"))

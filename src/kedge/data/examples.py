@@ -1,4 +1,4 @@
-"""What data files hold once they are read: one frozen record per kind of example, all text.
+"""The examples of data files once they are read: one frozen record per kind, all text.
 
 Every record knows its origin (file and line) and keeps in `extra` the fields that Kedge does not read, so that a
 conversion loses nothing. Tokens come later (`kedge.data.tokenizer`).
@@ -91,7 +91,7 @@ Example = Pair | Ranking | Thumb | Demonstration | Prompt
 
 
 def prompt_of(example: Example) -> Messages:
-    """The part that is given: what splits, leakage checks and duplicates of prompts go by.
+    """The part that is given to the model: splits, leakage checks and duplicates of prompts go by it.
 
     For a demonstration that is everything before its last message.
     """
@@ -100,6 +100,21 @@ def prompt_of(example: Example) -> Messages:
             return messages[:-1]
         case Pair() | Ranking() | Thumb() | Prompt():
             return example.prompt
+
+
+def answers_of(example: Example) -> tuple[Messages, ...]:
+    """The answers that an example holds, in the order of its file; a prompt has none."""
+    match example:
+        case Pair():
+            return example.chosen, example.rejected
+        case Ranking():
+            return example.answers
+        case Thumb():
+            return (example.answer,)
+        case Demonstration():
+            return (example.messages[-1:],)
+        case Prompt():
+            return ()
 
 
 def text_of(messages: Messages) -> str:

@@ -1,4 +1,4 @@
-"""Rows to examples: which format a file has, told by its fields, and one row of it as a record.
+"""From rows to examples: the format of a file, recognised by its fields, and one row of it as a record.
 
 The shapes below are tried in order; the first that fits a row wins, and the most common one among the first rows is
 the file's. Fields that a shape does not read stay in `extra`. `answer` beside `prompt` is a checkable solution, not
@@ -15,10 +15,9 @@ from typing import Any, cast
 
 from kedge.core.errors import DataError
 from kedge.core.suggest import nearest
-from kedge.data.build import LABELS, OPTIONAL, Fields, demonstration, pair, parted_pair, prompt, ranking, thumb
+from kedge.data.build import LABELS, OPTIONAL, Fields, conversation_pair, demonstration, pair, prompt, ranking, thumb
 from kedge.data.examples import Example, Kind, Origin
-from kedge.data.messages import ROLES, is_conversation, is_text_or_messages, shown
-from kedge.data.transcripts import is_transcript
+from kedge.data.messages import ROLES, is_conversation, is_text_or_messages, is_transcript, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +79,8 @@ def _two(fits: Callable[[Any], bool], wants: str) -> tuple[_Need, _Need]:
 
 _SHAPES = (
     _Shape("pairs", "pairs", (_PROMPT, *_two(is_text_or_messages, _TURNS)), pair),
-    _Shape("conversation pairs", "pairs", _two(is_conversation, "whole conversations as messages"), parted_pair),
-    _Shape("transcript pairs", "pairs", _two(is_transcript, "'Human: … Assistant: …' transcripts"), parted_pair),
+    _Shape("conversation pairs", "pairs", _two(is_conversation, "whole conversations as messages"), conversation_pair),
+    _Shape("transcript pairs", "pairs", _two(is_transcript, "'Human: … Assistant: …' transcripts"), conversation_pair),
     _Shape(
         "rankings",
         "rankings",
@@ -118,11 +117,11 @@ _SHAPES = (
 )
 _BY_NAME = {shape.name: shape for shape in _SHAPES}
 
-# Every name that a reader gives a meaning to.
+# Every field name that a format reads.
 KNOWN_FIELDS = frozenset(name for shape in _SHAPES for need in shape.needs for name in need.names) | OPTIONAL
 
 # A row with one of these, or with a name that is nearly one of these, was meant to be more than a bare prompt.
-_TELLING = ("chosen", "rejected", "messages", "completion")
+_RESPONSE_FIELDS = ("chosen", "rejected", "messages", "completion")
 
 
 def recognise(sample: Sequence[Mapping[str, Any]], *, kind: Kind | None = None) -> Format:
@@ -131,13 +130,13 @@ def recognise(sample: Sequence[Mapping[str, Any]], *, kind: Kind | None = None) 
     >>> str(recognise([{"question": "2 + 2?", "answer": "4"}]))
     'prompts (question)'
     """
-    votes = Counter(found for row in sample if (found := _format_of(row, is_bare_fine=kind == "prompts")) is not None)
+    votes = Counter(fmt for row in sample if (fmt := _format_of(row, is_bare_fine=kind == "prompts")) is not None)
     if not votes:
         raise DataError(_unknown(sample))
     ranked = votes.most_common(2)
     if len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
-        found = " and ".join(f"{count} × {fmt}" for fmt, count in ranked)
-        raise DataError(f"the first rows have two formats in equal number: {found}. Put each into a file of its own.")
+        listed = " and ".join(f"{count} × {fmt}" for fmt, count in ranked)
+        raise DataError(f"the first rows have two formats in equal number: {listed}. Put each into a file of its own.")
     return ranked[0][0]
 
 
@@ -164,23 +163,23 @@ def _columns(row: Mapping[str, Any], shape: _Shape) -> dict[str, str] | None:
 def _near_misses(row: Mapping[str, Any], read: set[str]) -> bool:
     unread = (name for name, value in row.items() if value is not None and name not in read)
     # Stricter than a suggestion: 'solution' beside a prompt is not a misspelt 'completion'.
-    return any(get_close_matches(name.lower(), _TELLING, n=1, cutoff=0.8) for name in unread)
+    return any(get_close_matches(name.lower(), _RESPONSE_FIELDS, n=1, cutoff=0.8) for name in unread)
 
 
 def _unknown(sample: Sequence[Mapping[str, Any]]) -> str:
-    found = sorted({name for row in sample for name, value in row.items() if value is not None})
+    names = sorted({name for row in sample for name, value in row.items() if value is not None})
     known = sorted({name for shape in _SHAPES for need in shape.needs for name in need.names})
-    hints = [f"'{name}' → '{meant}'" for name in found if name not in known and (meant := nearest(name, known))]
+    hints = [f"'{name}' → '{meant}'" for name in names if name not in known and (meant := nearest(name, known))]
     guess = f" Did you mean {', '.join(hints)}?" if hints else ""
-    wanted = "\n".join(f"  {shape.kind}: {_wanted(shape)}" for shape in _SHAPES)
+    formats = "\n".join(f"  {shape.kind}: {_needs(shape)}" for shape in _SHAPES)
     return (
-        f"no known format has these fields: {', '.join(found) or 'none'}.{guess} {_closest(sample[0])}\n"
-        f"Each format needs:\n{wanted}\n  (prompt may also be called {', '.join(_PROMPT.names[1:])})"
+        f"no known format has these fields: {', '.join(names) or 'none'}.{guess} {_closest(sample[0])}\n"
+        f"Each format needs:\n{formats}\n  (prompt may also be called {', '.join(_PROMPT.names[1:])})"
     )
 
 
 def _closest(row: Mapping[str, Any]) -> str:
-    """What the first row lacks to have the format that it comes closest to."""
+    """The format that the first row comes closest to, and what it lacks of it."""
 
     def present(shape: _Shape) -> int:
         return sum(any(row.get(name) is not None for name in need.names) for need in shape.needs)
@@ -198,13 +197,13 @@ def _closest(row: Mapping[str, Any]) -> str:
     return f"The first row is closest to {shape.kind}, but {' and '.join(lacks)}."
 
 
-def _wanted(shape: _Shape) -> str:
+def _needs(shape: _Shape) -> str:
     needs = (need.names[:1] if need is _PROMPT else need.names for need in shape.needs)
     return ", ".join(f"{' or '.join(names)} ({need.wants})" for names, need in zip(needs, shape.needs, strict=True))
 
 
 def parse(fields: Mapping[str, Any], fmt: Format, origin: Origin) -> Example:
-    """One row of a file of format `fmt`; a DataError gives the reason why this row is not one."""
+    """A row of a file of format `fmt` as an example; a DataError says why it is none."""
     shape = _BY_NAME[fmt.name]
     for need in shape.needs:
         name = fmt.columns[need.part]

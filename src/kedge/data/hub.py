@@ -32,8 +32,8 @@ class HubId:
         >>> HubId.parse("hub:openai/gsm8k/main:test")
         HubId(org='openai', name='gsm8k', config='main', revision='', split='test')
         """
-        found = _HUB_ID.fullmatch(text)
-        return cls(**{key: value or "" for key, value in found.groupdict().items()}) if found else None
+        match = _HUB_ID.fullmatch(text)
+        return cls(**{key: value or "" for key, value in match.groupdict().items()}) if match else None
 
     def __str__(self) -> str:
         config = f"/{self.config}" if self.config else ""

@@ -1,4 +1,4 @@
-"""One kind of example as another: what a file may serve as by itself, and what only a conversion may make of it."""
+"""One kind of example as another: what a file serves as without being asked, and what only a conversion makes of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 from kedge.core.errors import DataError
 from kedge.data.examples import Demonstration, Example, Kind, Message, Pair, Prompt, Ranking, Thumb, prompt_of
 
-# What a reader may do unasked: taking the prompts out of a file invents nothing.
+# What reading does without being asked: taking the prompts out of a file invents nothing.
 SERVES: Mapping[Kind, tuple[Kind, ...]] = {
     "pairs": ("prompts",),
     "rankings": ("prompts",),
@@ -66,8 +66,8 @@ def as_kind(example: Example, kind: Kind) -> tuple[Example, ...]:
         case "pairs", Ranking():
             return _pairs(example)
         case _:
-            found = kind_of(example)
-            raise DataError(f"{found} cannot be turned into {kind}; they can become: {', '.join(CONVERTS[found])}")
+            own = kind_of(example)
+            raise DataError(f"{own} cannot be turned into {kind}; they can become: {', '.join(CONVERTS[own])}")
 
 
 def _demonstrations(example: Pair | Ranking | Thumb, answer: tuple[Message, ...]) -> tuple[Demonstration, ...]:
@@ -83,8 +83,8 @@ def _solved(example: Prompt) -> Demonstration:
     if text is None:
         raise DataError("the prompt has neither a 'solution' nor an 'answer' to demonstrate")
     messages = (*example.prompt, Message("assistant", text))
-    kept = dict(example.extra) if example.answer is None else {"answer": example.answer, **example.extra}
-    return Demonstration(messages=messages, origin=example.origin, extra=kept)
+    extra = dict(example.extra) if example.answer is None else {"answer": example.answer, **example.extra}
+    return Demonstration(messages=messages, origin=example.origin, extra=extra)
 
 
 def _pairs(example: Ranking) -> tuple[Pair, ...]:

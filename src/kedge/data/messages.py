@@ -1,10 +1,13 @@
-"""One value of a row into messages: text, one message, or a conversation; and where two conversations part.
+r"""One value of a row into messages: text, a message, a conversation, a transcript; and the prompt that two share.
 
-Of a message only role and text are kept. Tool calls and parts that are not text are refused, not dropped.
+Of a message only role and text are kept. Tool calls and parts that are not text are refused, not dropped. Transcripts
+are those of HH-RLHF (`\n\nHuman: …\n\nAssistant: …`): space around a turn is layout and is dropped, and a turn that
+quotes a marker at the start of a paragraph cannot be told from two turns.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -26,6 +29,9 @@ ROLES: Mapping[str, Role] = {
 _ROLE_KEYS = ("role", "from")
 _CONTENT_KEYS = ("content", "value")
 _CALL_KEYS = ("tool_calls", "function_call")
+_TRANSCRIPT_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_TRANSCRIPT_OPENING = re.compile(r"\A\s*Human:")
+_TRANSCRIPT_ROLES: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
 
 
 def shown(value: Any, limit: int = 60) -> str:
@@ -76,11 +82,11 @@ def _message(value: Any, field: str) -> Message:
 def _role(message: Mapping[str, Any], field: str) -> Role:
     for key in _ROLE_KEYS:
         if key in message:
-            found = message[key]
-            role = ROLES.get(found.lower()) if isinstance(found, str) else None
+            name = message[key]
+            role = ROLES.get(name.lower()) if isinstance(name, str) else None
             if role is None:
-                hint = did_you_mean(found, ROLES) if isinstance(found, str) else ""
-                raise DataError(f"'{field}.{key}' is {shown(found)}{hint}; known roles: {', '.join(ROLES)}")
+                hint = did_you_mean(name, ROLES) if isinstance(name, str) else ""
+                raise DataError(f"'{field}.{key}' is {shown(name)}{hint}; known roles: {', '.join(ROLES)}")
             return role
     raise DataError(f"'{field}' has no 'role' (found: {', '.join(message) or 'nothing'})")
 
@@ -109,14 +115,39 @@ def _part(part: Any, field: str) -> str:
     raise DataError(f"'{field}' is {shown(part)}; it must be a text part")
 
 
-def same_turns(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """Whether two stretches say the same; space around a message does not count."""
-    return len(one) == len(other) and all(
-        a.role == b.role and a.content.strip() == b.content.strip() for a, b in zip(one, other, strict=True)
+def is_transcript(value: object) -> bool:
+    return isinstance(value, str) and _TRANSCRIPT_OPENING.match(value) is not None and "\n\nAssistant:" in value
+
+
+def transcript_turns(text: str) -> Messages:
+    r"""
+    >>> [message.role for message in transcript_turns("\n\nHuman: Hello\n\nAssistant: Hi!")]
+    ['user', 'assistant']
+    """
+    marks = list(_TRANSCRIPT_MARKER.finditer(text))
+    if not marks or marks[0].start() > 0:
+        raise DataError("a transcript must start with 'Human:' or 'Assistant:'")
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    return tuple(
+        Message(_TRANSCRIPT_ROLES[mark[1]], text[mark.end() : end].strip())
+        for mark, end in zip(marks, ends, strict=True)
     )
 
 
-def part_ways(chosen: Messages, rejected: Messages) -> tuple[Messages, Messages, Messages]:
+def transcript_prompt(text: str) -> Messages:
+    """The turns of a transcript that is a prompt: it may end with the bare `Assistant:` that asks for an answer."""
+    turns = transcript_turns(text)
+    return turns[:-1] if len(turns) > 1 and turns[-1] == Message("assistant", "") else turns
+
+
+def same_turns(left: Sequence[Message], right: Sequence[Message]) -> bool:
+    """Whether the messages are the same, role by role and text by text; space around a message does not count."""
+    return len(left) == len(right) and all(
+        a.role == b.role and a.content.strip() == b.content.strip() for a, b in zip(left, right, strict=True)
+    )
+
+
+def split_common_prompt(chosen: Messages, rejected: Messages) -> tuple[Messages, Messages, Messages]:
     """Two whole conversations into their common prompt and the two answers.
 
     The answers start with the first message that differs, which must be the assistant's. Where one conversation

@@ -1,7 +1,7 @@
-"""Look before training: would this tokenizer and its chat template teach what they seem to?
+"""Checks of a tokenizer and its chat template before training: are answers and their end tokens really trained?
 
-Asks with a short conversation of its own and needs no data (`preflight_examples` looks at real examples); returns
-findings and changes nothing.
+They encode a short conversation of their own and need no data (`preflight_examples` checks real examples); they return
+findings and change nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _USE_CHATML = "set chat_template: chatml, or give the path of a corrected templa
 def preflight(
     tokenizer: PreTrainedTokenizerBase, *, config_vocab_size: int | None = None, window: int | None = None
 ) -> list[Finding]:
-    """What is wrong or worth knowing, tokenizer first. `config_vocab_size` is the number of rows of the embedding."""
+    """Findings about the tokenizer, then the template. `config_vocab_size` is the number of rows of the embedding."""
     findings = [*_padding(tokenizer), *_sizes(tokenizer, config_vocab_size, window), *_round_trip(tokenizer)]
     try:
         encoded = encode_conversation(tokenizer, _TALK)
@@ -42,7 +42,7 @@ def preflight(
         *_stop(tokenizer, encoded),
         *_prompt_is_prefix(tokenizer, encoded, prompt),
         *_doubled_bos(tokenizer, encoded),
-        *_own_words(tokenizer),
+        *_additions(tokenizer),
         *_changed_contents(tokenizer),
     ]
 
@@ -201,7 +201,8 @@ def _doubled_bos(tokenizer: PreTrainedTokenizerBase, encoded: Encoded) -> Iterat
         )
 
 
-def _own_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+def _additions(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+    """What the template writes that is in no message."""
     if default := _default_system(tokenizer):
         yield Finding(
             level="info",
@@ -220,14 +221,14 @@ def _own_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
 
 
 def _default_system(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What stands where a system message would, when none is given."""
+    """The system message that the template writes by itself when none is given."""
     try:
         given = render(tokenizer, (Message("system", _SYSTEM), _ASK), add_generation_prompt=False)
     except KedgeError:
         return None
     own = render(tokenizer, (_ASK,), add_generation_prompt=False)
-    head, found, tail = given.partition(_SYSTEM)
-    is_wrapped = bool(found) and own.startswith(head) and own.endswith(tail)
+    head, system, tail = given.partition(_SYSTEM)
+    is_wrapped = bool(system) and own.startswith(head) and own.endswith(tail)
     return own[len(head) : len(own) - len(tail)] or None if is_wrapped else None
 
 

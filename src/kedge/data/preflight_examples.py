@@ -1,6 +1,6 @@
-"""Look at real examples before training: do they fit the window, and is there something to learn in each?
+"""Checks of real examples before training: do they fit the window, and does each train something?
 
-Complements `preflight`, which needs no data. A finding carries the share of examples and the place of the first.
+Complements `preflight`, which needs no data. A finding has the share of examples and the place of the first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kedge.core.errors import KedgeError
 from kedge.core.findings import Finding
-from kedge.data.examples import Demonstration, Example, Messages, Pair, Prompt, Ranking, Thumb, prompt_of
+from kedge.data.examples import Example, Messages, answers_of, prompt_of
 from kedge.data.template import Encoded, encode_conversation, encode_prompt, render
 from kedge.data.tokenizer import special_ids, tokens_of
 
@@ -23,8 +23,8 @@ _MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sight:
-    """What one example looks like to the model: its lengths in tokens (the longest answer counts) and its faults."""
+class _EncodedExample:
+    """Facts about one example in tokens: its lengths (the longest answer counts) and its faults."""
 
     where: str
     error: str = ""
@@ -39,7 +39,7 @@ class _Sight:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Check:
     code: str
-    is_hit: Callable[[_Sight, int], bool]
+    is_hit: Callable[[_EncodedExample, int], bool]
     says: str
     fix: str
 
@@ -47,43 +47,43 @@ class _Check:
 _CHECKS = (
     _Check(
         code="examples.unusable",
-        is_hit=lambda sight, _: bool(sight.error),
+        is_hit=lambda example, _: bool(example.error),
         says="cannot be turned into tokens",
         fix="correct the data, or the chat template",
     ),
     _Check(
         code="examples.nothing_to_train",
-        is_hit=lambda sight, _: sight.trains_nothing,
+        is_hit=lambda example, _: example.trains_nothing,
         says="have no token to train",
         fix="check that their answers are assistant messages, and that the template marks them",
     ),
     _Check(
         code="examples.prompt_too_long",
-        is_hit=lambda sight, window: sight.prompt_tokens >= window,
+        is_hit=lambda example, window: example.prompt_tokens >= window,
         says="have a prompt that alone fills the window of {window} tokens",
         fix="raise the window, or leave out or shorten these prompts",
     ),
     _Check(
         code="examples.truncated",
-        is_hit=lambda sight, window: sight.prompt_tokens < window < sight.tokens,
+        is_hit=lambda example, window: example.prompt_tokens < window < example.tokens,
         says="are longer than the window of {window} tokens, so that their answers would be cut",
         fix="raise the window, or leave these out",
     ),
     _Check(
         code="examples.no_stop",
-        is_hit=lambda sight, _: sight.lacks_stop,
+        is_hit=lambda example, _: example.lacks_stop,
         says="train no end token after the answer, so that the model would not learn to stop",
         fix="use a template that ends a turn with a control token (chat_template: chatml)",
     ),
     _Check(
         code="examples.doubled_bos",
-        is_hit=lambda sight, _: sight.has_doubled_bos,
+        is_hit=lambda example, _: example.has_doubled_bos,
         says="start with the start token twice",
         fix="take the start token out of the texts, or out of the template",
     ),
     _Check(
         code="examples.control_text",
-        is_hit=lambda sight, _: sight.has_control_text,
+        is_hit=lambda example, _: example.has_control_text,
         says="hold the text of a control token, which turns into that token and can end a turn early",
         fix="take the names of control tokens out of the texts",
     ),
@@ -95,12 +95,12 @@ def preflight_examples(
 ) -> list[Finding]:
     """Findings over at most `limit` examples, taken evenly from the whole. `window` counts tokens."""
     step = max(1, -(-len(examples) // limit))
-    sights = [_look(tokenizer, example) for example in examples[::step]]
-    return [finding for check in _CHECKS if (finding := _finding(check, sights, window)) is not None]
+    encoded = [_encode(tokenizer, example) for example in examples[::step]]
+    return [finding for check in _CHECKS if (finding := _finding(check, encoded, window)) is not None]
 
 
 def measure(tokenizer: PreTrainedTokenizerBase) -> Callable[[Messages], int]:
-    """A function that counts the tokens of a conversation, or of a prompt with the words that open the answer."""
+    """A function that counts the tokens of a conversation, or of a prompt with the generation prompt behind it."""
 
     def count(messages: Messages) -> int:
         is_prompt = messages[-1].role != "assistant"
@@ -109,58 +109,42 @@ def measure(tokenizer: PreTrainedTokenizerBase) -> Callable[[Messages], int]:
     return count
 
 
-def _finding(check: _Check, sights: Sequence[_Sight], window: int) -> Finding | None:
-    hits = [sight for sight in sights if check.is_hit(sight, window)]
+def _finding(check: _Check, examples: Sequence[_EncodedExample], window: int) -> Finding | None:
+    hits = [example for example in examples if check.is_hit(example, window)]
     if not hits:
         return None
-    share = len(hits) / len(sights)
+    share = len(hits) / len(examples)
     reason = f": {hits[0].error}" if hits[0].error else ""
     return Finding(
         level="fatal" if share > _MOSTLY else "warning",
         code=check.code,
-        message=f"{len(hits)} of {len(sights)} examples looked at {check.says.format(window=window)}{reason}",
+        message=f"{len(hits)} of {len(examples)} examples looked at {check.says.format(window=window)}{reason}",
         where=hits[0].where,
         fix=check.fix,
-        evidence={"share": share, "longest": max(sight.tokens for sight in hits)},
+        evidence={"share": share, "longest": max(example.tokens for example in hits)},
     )
 
 
-def _look(tokenizer: PreTrainedTokenizerBase, example: Example) -> _Sight:
-    prompt, where = prompt_of(example), str(example.origin)
+def _encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> _EncodedExample:
+    prompt, answers, where = prompt_of(example), answers_of(example), str(example.origin)
     try:
-        encoded = [
-            encode_conversation(tokenizer, (*prompt, *answer), trained_from=len(prompt)) for answer in _answers(example)
-        ]
+        encoded = [encode_conversation(tokenizer, (*prompt, *answer), trained_from=len(prompt)) for answer in answers]
         opening = encode_prompt(tokenizer, prompt) if prompt else []
     except KedgeError as error:
-        return _Sight(where=where, error=str(error))
+        return _EncodedExample(where=where, error=str(error))
     control = special_ids(tokenizer)
-    said = [message.content for messages in (prompt, *_answers(example)) for message in messages]
+    texts = [message.content for messages in (prompt, *answers) for message in messages]
     starts = [row.tokens[:2] for row in encoded] or [opening[:2]]
-    return _Sight(
+    return _EncodedExample(
         where=where,
         prompt_tokens=len(opening),
         tokens=max((len(row.tokens) for row in encoded), default=len(opening)),
         trains_nothing=any(not any(row.assistant_mask) for row in encoded),
         lacks_stop=any(_last_trained(row) not in control for row in encoded if any(row.assistant_mask)),
         has_doubled_bos=[tokenizer.bos_token_id] * 2 in starts,
-        has_control_text=any(control.intersection(tokens_of(tokenizer, text)) for text in said),
+        has_control_text=any(control.intersection(tokens_of(tokenizer, text)) for text in texts),
     )
 
 
 def _last_trained(encoded: Encoded) -> int:
     return next(token for token, on in zip(encoded.tokens[::-1], encoded.assistant_mask[::-1], strict=True) if on)
-
-
-def _answers(example: Example) -> list[Messages]:
-    match example:
-        case Pair(chosen=chosen, rejected=rejected):
-            return [chosen, rejected]
-        case Ranking(answers=answers):
-            return list(answers)
-        case Thumb(answer=answer):
-            return [answer]
-        case Demonstration(messages=messages):
-            return [messages[-1:]]
-        case Prompt():
-            return []

@@ -1,4 +1,4 @@
-"""Data made ready for training: unfit examples set aside with the reason, evaluation prompts kept out, split by prompt.
+"""Data preparation: unfit examples set aside with the reason, evaluation prompts kept out, the rest split by prompt.
 
 Two passes over the files, so that memory holds a few numbers an example and never their text.
 """
@@ -14,9 +14,9 @@ from typing import Literal
 
 from kedge.core.errors import DataError
 from kedge.data.audit.scan import contents
-from kedge.data.audit.text_matching import key_of, squeeze
+from kedge.data.audit.text_matching import collapse_spaces, text_key
 from kedge.data.convert import to_fields
-from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb, prompt_of
+from kedge.data.examples import Example, Kind, Messages, Pair, Thumb, answers_of, prompt_of
 from kedge.data.reading import prompt_key, read, recognised
 from kedge.data.split import assign
 from kedge.data.writing import row_writer
@@ -25,8 +25,8 @@ Fault = Literal["empty", "identical", "contradictory", "duplicate", "contaminate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
-    """What the second pass must know of one example. `sides` are the keys of a pair's chosen and rejected answers."""
+class _Keys:
+    """Hashes of one example, for the second pass. `sides` are those of a pair's chosen and rejected answers."""
 
     prompt: int
     answers: tuple[int, ...]
@@ -48,15 +48,15 @@ def prepare(
     """Write train.jsonl, heldout.jsonl and set-aside.jsonl; returns the paths of the first two."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = _common_kind(sources)
-    marks = [_mark(example) for example in _examples(sources, kind, max_broken, folder)]
+    keys = [_keys(example) for example in _examples(sources, kind, max_broken, folder)]
     evaluated = {prompt_key(example) for source in decontaminate for example in read(source, kind="prompts")}
-    faults = list(_faults(marks, frozenset(drop), evaluated))
+    faults = list(_faults(keys, frozenset(drop), evaluated))
     left_out = Counter[Fault](fault for fault in faults if fault)
-    kept = sorted({mark.prompt for mark, fault in zip(marks, faults, strict=True) if fault is None})
-    if not kept:
-        raise DataError(f"{', '.join(sources)}: nothing is left of {len(marks):,} {kind}: {_listed(left_out)}")
-    held = frozenset(assign(kept, heldout, seed).tolist()) if heldout else frozenset[int]()
-    counts = _write(_examples(sources, kind, max_broken, folder), marks, faults, held, folder)
+    prompts = sorted({example_keys.prompt for example_keys, fault in zip(keys, faults, strict=True) if fault is None})
+    if not prompts:
+        raise DataError(f"{', '.join(sources)}: nothing is left of {len(keys):,} {kind}: {_listed(left_out)}")
+    heldout_prompts = frozenset(assign(prompts, heldout, seed).tolist()) if heldout else frozenset[int]()
+    counts = _write(_examples(sources, kind, max_broken, folder), keys, faults, heldout_prompts, folder)
     message = f"{counts['train']:,} {kind} to train, {counts['heldout']:,} held out, {left_out.total():,} set aside"
     report(
         "info",
@@ -81,70 +81,55 @@ def _examples(sources: Sequence[str], kind: Kind, max_broken: float, folder: Pat
         yield from read(source, kind=kind, max_broken=max_broken, set_aside=folder / f"broken-{number}.jsonl")
 
 
-def _mark(example: Example) -> _Mark:
-    answers = tuple(_answers(example))
+def _keys(example: Example) -> _Keys:
+    answers = answers_of(example)
     # The audit goes by the same keys: what it counts as identical is what is left out here.
-    keys = tuple(key_of(squeeze(contents(answer))[0]) for answer in answers)
+    keys = tuple(text_key(collapse_spaces(contents(answer))[0]) for answer in answers)
     sides = (keys[0], keys[1]) if isinstance(example, Pair) else None
-    asked = prompt_of(example)
-    is_empty = not _has_text(asked) or not all(_has_text(answer) for answer in answers)
+    is_empty = not _has_text(prompt_of(example)) or not all(_has_text(answer) for answer in answers)
     label = (int(example.is_good),) if isinstance(example, Thumb) else ()
-    return _Mark(prompt=prompt_key(example), answers=keys + label, sides=sides, is_empty=is_empty)
-
-
-def _answers(example: Example) -> tuple[Messages, ...]:
-    match example:
-        case Pair():
-            return (example.chosen, example.rejected)
-        case Ranking():
-            return example.answers
-        case Thumb():
-            return (example.answer,)
-        case Demonstration():
-            return (example.messages[-1:],)
-        case Prompt():
-            return ()
+    return _Keys(prompt=prompt_key(example), answers=keys + label, sides=sides, is_empty=is_empty)
 
 
 def _has_text(messages: Messages) -> bool:
     return any(message.content.strip() for message in messages)
 
 
-def _faults(marks: Sequence[_Mark], drop: frozenset[Fault], evaluated: set[int]) -> Iterator[Fault | None]:
+def _faults(examples: Sequence[_Keys], drop: frozenset[Fault], evaluated: set[int]) -> Iterator[Fault | None]:
     """The first reason to leave an example out, in the order of the settings' documentation."""
-    ways: dict[tuple[int, frozenset[int]], set[tuple[int, int]]] = defaultdict(set)
-    for mark in marks:
-        if mark.sides:
-            ways[mark.prompt, frozenset(mark.sides)].add(mark.sides)
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    for mark in marks:
-        is_duplicate = (mark.prompt, mark.answers) in seen
-        seen.add((mark.prompt, mark.answers))
+    orders: dict[tuple[int, frozenset[int]], set[tuple[int, int]]] = defaultdict(set)
+    for keys in examples:
+        if keys.sides:
+            orders[keys.prompt, frozenset(keys.sides)].add(keys.sides)
+    earlier: set[tuple[int, tuple[int, ...]]] = set()
+    for keys in examples:
+        is_duplicate = (keys.prompt, keys.answers) in earlier
+        earlier.add((keys.prompt, keys.answers))
         tests: tuple[tuple[Fault, bool], ...] = (
-            ("empty", mark.is_empty),
-            ("identical", mark.sides is not None and mark.sides[0] == mark.sides[1]),
-            ("contradictory", mark.sides is not None and len(ways[mark.prompt, frozenset(mark.sides)]) > 1),
+            ("empty", keys.is_empty),
+            ("identical", keys.sides is not None and keys.sides[0] == keys.sides[1]),
+            ("contradictory", keys.sides is not None and len(orders[keys.prompt, frozenset(keys.sides)]) > 1),
             ("duplicate", is_duplicate),
         )
-        found: list[Fault] = [fault for fault, is_so in tests if is_so and fault in drop]
-        if mark.prompt in evaluated:
-            found.append("contaminated")
-        yield found[0] if found else None
+        faults: list[Fault] = [fault for fault, is_so in tests if is_so and fault in drop]
+        if keys.prompt in evaluated:
+            faults.append("contaminated")
+        yield faults[0] if faults else None
 
 
 def _write(
     examples: Iterable[Example],
-    marks: Sequence[_Mark],
+    keys: Sequence[_Keys],
     faults: Sequence[Fault | None],
-    held: frozenset[int],
+    heldout_prompts: frozenset[int],
     folder: Path,
 ) -> Counter[str]:
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
         names = ("train", "heldout", "set-aside")
         put = {name: stack.enter_context(row_writer(folder / f"{name}.jsonl")) for name in names}
-        for example, mark, fault in zip(examples, marks, faults, strict=True):
-            name = "set-aside" if fault else "heldout" if mark.prompt in held else "train"
+        for example, example_keys, fault in zip(examples, keys, faults, strict=True):
+            name = "set-aside" if fault else "heldout" if example_keys.prompt in heldout_prompts else "train"
             reason = {"set_aside_for": fault, "from": str(example.origin)} if fault else {}
             put[name]({**to_fields(example), **reason})
             counts[name] += 1

@@ -1,6 +1,6 @@
-"""The door that everybody uses: a source in, examples out, one at a time, and nothing dropped in silence.
+"""Reading a source of data: examples come out one at a time, and none is dropped in silence.
 
-A row that is broken is set aside with its line and reason; too many of them are an error.
+A broken row is set aside with its line and the reason; too many of them are an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOPELESS_AFTER = 1000
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A row that is not an example: where it is, why, and what it says."""
+    """A row that is not an example: where it is, the reason, and its text."""
 
     origin: Origin
     reason: str
@@ -114,8 +114,9 @@ class Reading:
             aside.write(orjson.dumps(line) + b"\n")
 
     def _is_hopeless(self) -> bool:
-        most = max(0.5, self.max_broken)
-        return self.num_rows >= _HOPELESS_AFTER and self.num_broken > most * self.num_rows
+        """Whether so many rows are broken that reading on would be a waste of time."""
+        limit = max(0.5, self.max_broken)
+        return self.num_rows >= _HOPELESS_AFTER and self.num_broken > limit * self.num_rows
 
     def _too_many(self) -> str:
         share = self.num_broken / self.num_rows
@@ -171,14 +172,14 @@ def recognised(source: str | Path, kind: Kind | None) -> Format:
 
 
 def _wrong_kind(source: str | Path, fmt: Format, kind: Kind) -> str:
-    held = f"{source}: holds {fmt.kind}, recognised by {', '.join(fmt.columns.values())}; {kind} are needed here."
+    problem = f"{source}: holds {fmt.kind}, recognised by {', '.join(fmt.columns.values())}; {kind} are needed here."
     if kind in CONVERTS[fmt.kind]:
-        return f"{held} To make them: kedge data convert '{source}' --kind {kind}"
-    return f"{held} They cannot be made from {fmt.kind}."
+        return f"{problem} To make them: kedge data convert '{source}' --kind {kind}"
+    return f"{problem} They cannot be made from {fmt.kind}."
 
 
 def normalise(text: str) -> str:
-    """Text as duplicates and leakage see it: case, width variants and spacing do not count.
+    """Text as duplicates and leakage are compared: case, width variants and spacing do not count.
 
     >>> normalise("  What IS\\n this?")
     'what is this?'
@@ -187,6 +188,6 @@ def normalise(text: str) -> str:
 
 
 def prompt_key(example: Example) -> int:
-    """A 64-bit hash of the normalised prompt, the same on every machine: what a split must not part has one key."""
+    """A 64-bit hash of the normalised prompt, the same on every machine: a split keeps examples of one key together."""
     text = "\x1e".join(f"{message.role}\x1f{normalise(message.content)}" for message in prompt_of(example))
     return xxhash.xxh3_64_intdigest(text.encode())

@@ -51,12 +51,12 @@ def is_hub_id(source: str | Path) -> bool:
 
 
 def _hub_id(text: str) -> HubId | None:
-    found = HubId.parse(text)
-    if found is None or text.startswith("hub:"):
-        return found
+    hub_id = HubId.parse(text)
+    if hub_id is None or text.startswith("hub:"):
+        return hub_id
     # Without the prefix, what looks like a file or lies in a folder that exists is a path with a typing error.
-    is_path = text.startswith(".") or text.endswith(SUFFIXES) or Path(found.org).is_dir() or found.config
-    return None if is_path else found
+    is_path = text.startswith(".") or text.endswith(SUFFIXES) or Path(hub_id.org).is_dir() or hub_id.config
+    return None if is_path else hub_id
 
 
 def stem_of(source: str | Path) -> str:
@@ -102,8 +102,8 @@ def _shards(folder: Path, split: str) -> list[Path]:
     if not shards:
         listed = ", ".join(names[:8]) or "no files"
         raise DataError(f"{folder}: the folder holds no data files ({listed}); data files end in {', '.join(SUFFIXES)}")
-    words = {name: found[1] if (found := _SPLIT_WORD.search(name)) else "" for name in shards}
-    splits = sorted(set(words.values()) - {""})
+    split_of = {name: match[1] if (match := _SPLIT_WORD.search(name)) else "" for name in shards}
+    splits = sorted(set(split_of.values()) - {""})
     if split and split not in splits:
         raise DataError(
             f"{folder}: no split '{split}'{did_you_mean(split, splits)}; found: {', '.join(splits) or 'none'}"
@@ -112,7 +112,7 @@ def _shards(folder: Path, split: str) -> list[Path]:
         raise DataError(
             f"{folder}: the folder mixes splits ({', '.join(splits)}); say which, as in '{folder}:{splits[-1]}'"
         )
-    return [folder / name for name in shards if not split or words[name] == split]
+    return [folder / name for name in shards if not split or split_of[name] == split]
 
 
 def _missing(path: Path) -> DataError:

@@ -86,30 +86,30 @@ def split(
     """
     stems = _stems(sources)
     asides = [out_folder / f"{stem}{SET_ASIDE_SUFFIX}" for stem in stems]
-    found = [_keys(source, by, max_broken, aside) for source, aside in zip(sources, asides, strict=True)]
-    every = np.concatenate([keys for keys, _ in found]) if found else np.empty(0, np.uint64)
-    held = assign(every, heldout, seed)
+    keys_by_file = [_keys(source, by, max_broken, aside) for source, aside in zip(sources, asides, strict=True)]
+    all_keys = np.concatenate([keys for keys, _ in keys_by_file]) if keys_by_file else np.empty(0, np.uint64)
+    heldout_keys = assign(all_keys, heldout, seed)
     files: list[FileSplit] = []
     with ExitStack() as stack:  # no file appears before all are written
-        for source, stem, (keys, num_broken) in zip(sources, stems, found, strict=True):
-            train, other = out_folder / f"{stem}.train.jsonl", out_folder / f"{stem}.heldout.jsonl"
-            is_held = np.isin(keys, held)
-            writers = stack.enter_context(row_writer(train)), stack.enter_context(row_writer(other))
+        for source, stem, (keys, num_broken) in zip(sources, stems, keys_by_file, strict=True):
+            train_file, heldout_file = out_folder / f"{stem}.train.jsonl", out_folder / f"{stem}.heldout.jsonl"
+            is_heldout = np.isin(keys, heldout_keys)
+            writers = stack.enter_context(row_writer(train_file)), stack.enter_context(row_writer(heldout_file))
             reading = read(source, max_broken=max_broken)
-            for goes_out, (row, _) in zip(is_held.tolist(), reading.by_row(), strict=True):
+            for goes_out, (row, _) in zip(is_heldout.tolist(), reading.by_row(), strict=True):
                 assert row.fields is not None
                 writers[goes_out](row.fields)
             files.append(
                 FileSplit(
                     source=str(source),
-                    train=train,
-                    heldout=other,
-                    num_train=int((~is_held).sum()),
-                    num_heldout=int(is_held.sum()),
+                    train=train_file,
+                    heldout=heldout_file,
+                    num_train=int((~is_heldout).sum()),
+                    num_heldout=int(is_heldout.sum()),
                     num_broken=num_broken,
                 )
             )
-    return Split(files=tuple(files), num_keys=len(np.unique(every)), num_heldout_keys=len(held))
+    return Split(files=tuple(files), num_keys=len(np.unique(all_keys)), num_heldout_keys=len(heldout_keys))
 
 
 def _stems(sources: Sequence[str | Path]) -> list[str]:

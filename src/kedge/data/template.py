@@ -1,4 +1,4 @@
-"""From messages to tokens, with a mask on what the assistant said: every assistant turn, with its end-of-turn token.
+"""From messages to tokens, with a mask on the assistant's: every assistant turn, with its end-of-turn token.
 
 The mask comes from the template's own `{% generation %}` marks, or else from rendering every prefix of the
 conversation and checking that each is a prefix of the whole. The whole text is tokenised once, never in pieces.
@@ -89,14 +89,14 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, add_genera
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
-    """Tokens up to where the assistant starts to speak."""
+    """Tokens up to where the answer starts, generation prompt included."""
     return tokens_of(tokenizer, render(tokenizer, messages, add_generation_prompt=True))
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, trained_from: int = 0) -> Encoded:
     """Tokens of a whole conversation, masked on its assistant turns; those before `trained_from` are only context.
 
-    Raises where the template drops or changes what was said, since training would then be on another text.
+    Raises where the template drops or changes a message, since training would then be on another text.
     """
     text, marks = _render_marked(tokenizer, messages, add_generation_prompt=False)
     _check_contents(text, messages)
@@ -150,9 +150,9 @@ def _check_contents(text: str, messages: Messages) -> None:
     at = 0
     for number, message in enumerate(messages, start=1):
         content = message.content.strip()
-        found = text.find(content, at)
-        if found >= 0:
-            at = found + len(content)
+        start = text.find(content, at)
+        if start >= 0:
+            at = start + len(content)
         elif message.role != "tool":
             raise ModelError(
                 f"the chat template drops or changes message {number} ({message.role}: {_shorten(content)}), so the "
@@ -162,7 +162,7 @@ def _check_contents(text: str, messages: Messages) -> None:
 
 
 def _marks_from(marks: list[Span], turns: list[int], trained_from: int) -> list[Span]:
-    """The marks of the turns from `trained_from` on. Without that wish, the template's word is final."""
+    """The marks of the turns from `trained_from` on; where that is 0, all marks of the template."""
     if not trained_from:
         return marks
     if len(marks) != len(turns):
@@ -191,22 +191,22 @@ def _turn_span(
         if not text.startswith(part):
             raise ModelError(_why_no_prefix(text, part, name))
     content = messages[turn].content.strip()
-    said = text.find(content, len(before), len(through))
-    if said < 0:
+    start = text.find(content, len(before), len(through))
+    if start < 0:
         raise ModelError(
             f"the chat template writes message {turn + 1} outside its turn ({_shorten(content)}), so it cannot be told "
             "which tokens to train; use chat_template: chatml"
         )
-    ends = (end for start, end in stops if start >= said + len(content) and end <= len(through))
+    ends = (end for stop, end in stops if stop >= start + len(content) and end <= len(through))
     return len(before), next(ends, len(through))
 
 
 def _why_no_prefix(text: str, part: str, name: str) -> str:
-    same = next((at for at, (a, b) in enumerate(zip(text, part, strict=False)) if a != b), min(len(text), len(part)))
+    shared = next((at for at, (a, b) in enumerate(zip(text, part, strict=False)) if a != b), min(len(text), len(part)))
     return (
         f"the chat template writes the same messages differently once more follow: up to {name} it gives "
-        f"{_shorten(part[same:])} where the whole conversation has {_shorten(text[same:])}; the tokens to train cannot "
-        "be told from it. Use a template with {% generation %} marks, or chat_template: chatml"
+        f"{_shorten(part[shared:])} where the whole conversation has {_shorten(text[shared:])}; the tokens to train "
+        "cannot be told from it. Use a template with {% generation %} marks, or chat_template: chatml"
     )
 
 

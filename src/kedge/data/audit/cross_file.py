@@ -1,7 +1,8 @@
-"""What only shows between files: leakage into held-out data, overlap with evaluation, shared and clashing items."""
+"""Findings across files: leakage into held-out data, overlap with evaluation, shared and contradictory items."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -12,16 +13,16 @@ from numpy.typing import NDArray
 from kedge.data.audit.lengths import column
 from kedge.data.audit.neighbours import matches
 from kedge.data.audit.ngrams import EvaluationGrams, Overlap
-from kedge.data.audit.rules import EXAMPLES_PER_FINDING, judge
+from kedge.data.audit.rules import EXAMPLES_PER_FINDING, make_finding
 from kedge.data.audit.scan import Scan
 from kedge.data.audit.shingles import U64
-from kedge.data.audit.single_file import Case, Place, case
+from kedge.data.audit.single_file import LocatedFinding, Place, locate
 
 Directions = Mapping[str, NDArray[Any]]
 
 
-def leakage(train: Sequence[Scan], heldout: Sequence[Scan], *, threshold: float) -> Iterator[Case]:
-    """Held-out prompts that training has seen: the same ones, then those that are nearly the same."""
+def leakage(train: Sequence[Scan], heldout: Sequence[Scan], *, threshold: float) -> Iterator[LocatedFinding]:
+    """Held-out prompts that are also in the training files: word for word, then nearly."""
     known = _prompts_of(train)
     for scan in heldout:
         is_known = np.isin(column(scan.prompt_keys), known)
@@ -33,29 +34,29 @@ def leakage(train: Sequence[Scan], heldout: Sequence[Scan], *, threshold: float)
         prompts = len(np.unique(column(scan.prompt_keys)[rows]))
         detail = f" ({prompts:,} distinct prompts)"
         evidence = {"prompts": prompts}
-        yield case(
+        yield locate(
             "leakage.exact", scan, places, count=len(rows), total=len(is_known), detail=detail, evidence=evidence
         )
         yield _near_leakage(train, scan, is_known, threshold)
 
 
-def _near_leakage(train: Sequence[Scan], scan: Scan, is_known: NDArray[np.bool_], threshold: float) -> Case:
+def _near_leakage(train: Sequence[Scan], scan: Scan, is_known: NDArray[np.bool_], threshold: float) -> LocatedFinding:
     first_rows = column(scan.prompts.rows)
     is_new = ~is_known[first_rows] if len(first_rows) else np.empty(0, dtype=bool)
-    asked, queries = np.flatnonzero(is_new), scan.prompts.sketches.sketched()
+    new_prompts, queries = np.flatnonzero(is_new), scan.prompts.sketches.sketched()
     also = dict[int, str]()
     for other in train:
-        found = matches(queries, asked, other.prompts.sketches.sketched(), threshold)
-        for index in np.flatnonzero(found >= 0).tolist():
-            also.setdefault(int(asked[index]), other.where(other.prompts.rows[found[index]]))
+        match = matches(queries, new_prompts, other.prompts.sketches.sketched(), threshold)
+        for index in np.flatnonzero(match >= 0).tolist():
+            also.setdefault(int(new_prompts[index]), other.where(other.prompts.rows[match[index]]))
     places = [Place(scan=scan, row=int(first_rows[index]), also=also[index]) for index in sorted(also)]
     detail = f" (Jaccard similarity of at least {threshold:g})"
-    return case("leakage.near", scan, places, count=len(also), total=len(first_rows), detail=detail)
+    return locate("leakage.near", scan, places, count=len(also), total=len(first_rows), detail=detail)
 
 
 def contamination(
     train: Sequence[tuple[Scan, Overlap]], evaluation: Sequence[tuple[Scan, int]], grams: EvaluationGrams
-) -> Iterator[Case]:
+) -> Iterator[LocatedFinding]:
     """Overlap of training with evaluation files; an evaluation scan comes with the number of its first prompt."""
     known = _prompts_of([scan for scan, _ in train])
     is_hit = np.zeros(len(grams.grams), dtype=bool)
@@ -63,7 +64,7 @@ def contamination(
         rows = overlap.items()
         is_hit |= overlap.is_hit
         places = [Place(scan=scan, row=int(row)) for row in rows[:EXAMPLES_PER_FINDING]]
-        yield case("contamination.items", scan, places, count=len(rows), total=len(scan.lines))
+        yield locate("contamination.items", scan, places, count=len(rows), total=len(scan.lines))
     touched = grams.prompts_with(is_hit)
     for scan, first in evaluation:
         rows = column(scan.prompts.rows)
@@ -72,62 +73,68 @@ def contamination(
             Place(scan=scan, row=int(row), also=_first_with([item for item, _ in train], scan.prompt_keys[row]))
             for row in shared[:EXAMPLES_PER_FINDING]
         ]
-        yield case("contamination.prompts", scan, places, count=len(shared), total=len(rows))
+        yield locate("contamination.prompts", scan, places, count=len(shared), total=len(rows))
         own = touched[(touched >= first) & (touched < first + len(rows))] - first
         places = [Place(scan=scan, row=int(rows[index])) for index in own[:EXAMPLES_PER_FINDING]]
         evidence = {"boilerplate_ignored": grams.boilerplate_count}
-        yield case("contamination.ngrams", scan, places, count=len(own), total=len(rows), evidence=evidence)
+        yield locate("contamination.ngrams", scan, places, count=len(own), total=len(rows), evidence=evidence)
 
 
-def between(train: Sequence[Scan]) -> Iterator[Case]:
-    """What two training files have in common, and where they disagree."""
-    for one, other in combinations(train, 2):
-        file = f"{one.source} and {other.source}"
-        detail = f" ({file})"
-        for code, mine, theirs in (
-            ("files.shared_prompts", one.prompt_keys, other.prompt_keys),
-            ("files.shared_items", one.item_keys, other.item_keys),
-        ):
-            if code == "files.shared_items" and one.kind != other.kind:
-                continue
-            here, there = np.unique(column(mine)), np.unique(column(theirs))
-            shared = np.intersect1d(here, there, assume_unique=True)
-            is_shared = np.isin(column(mine), shared)
-            rows = np.flatnonzero(is_shared)[:EXAMPLES_PER_FINDING]
-            places = tuple(
-                Place(scan=one, row=int(row), also=other.where(int(np.flatnonzero(column(theirs) == mine[row])[0])))
-                for row in rows
-            )
-            where = [one.where(place.row) for place in places]
-            total = min(len(here), len(there))
-            finding = judge(code, count=len(shared), total=total, places=where, file=file, detail=detail)
-            yield Case(finding=finding, places=places)
-        if one.pair_keys and other.pair_keys and (one.kind == "thumbs") == (other.kind == "thumbs"):
-            yield _clashes(one, other, file)
+def between_training_files(train: Sequence[Scan]) -> Iterator[LocatedFinding]:
+    """Prompts and items that two training files share, and pairs that they label differently."""
+    for left, right in combinations(train, 2):
+        file = f"{left.source} and {right.source}"
+        yield _shared("files.shared_prompts", left, right, left.prompt_keys, right.prompt_keys, file)
+        if left.kind == right.kind:
+            yield _shared("files.shared_items", left, right, left.item_keys, right.item_keys, file)
+        if left.pair_keys and right.pair_keys and (left.kind == "thumbs") == (right.kind == "thumbs"):
+            yield _contradictions(left, right, file)
 
 
-def _clashes(one: Scan, other: Scan, file: str) -> Case:
+def _shared(
+    code: str, left: Scan, right: Scan, left_keys: array[int], right_keys: array[int], file: str
+) -> LocatedFinding:
+    """How many distinct keys two files have in common, with the first rows of the left one that do."""
+    distinct_left, distinct_right = np.unique(column(left_keys)), np.unique(column(right_keys))
+    shared = np.intersect1d(distinct_left, distinct_right, assume_unique=True)
+    rows = np.flatnonzero(np.isin(column(left_keys), shared))[:EXAMPLES_PER_FINDING]
+    first_right = [int(np.flatnonzero(column(right_keys) == left_keys[row])[0]) for row in rows]
+    places = tuple(
+        Place(scan=left, row=int(row), also=right.where(other)) for row, other in zip(rows, first_right, strict=True)
+    )
+    finding = make_finding(
+        code,
+        count=len(shared),
+        total=min(len(distinct_left), len(distinct_right)),
+        places=[left.where(place.row) for place in places],
+        file=file,
+        detail=f" ({file})",
+    )
+    return LocatedFinding(finding=finding, places=places)
+
+
+def _contradictions(left: Scan, right: Scan, file: str) -> LocatedFinding:
     """Pairs that both files hold, labelled differently."""
-    mine, theirs = _directions(one), _directions(other)
-    shared, at, there = np.intersect1d(mine["keys"], theirs["keys"], assume_unique=True, return_indices=True)
+    ours, theirs = _directions(left), _directions(right)
+    shared, at, there = np.intersect1d(ours["keys"], theirs["keys"], assume_unique=True, return_indices=True)
     agree = (
-        (mine["low"][at] == mine["high"][at])
-        & (mine["low"][at] == theirs["low"][there])
+        (ours["low"][at] == ours["high"][at])
+        & (ours["low"][at] == theirs["low"][there])
         & (theirs["low"][there] == theirs["high"][there])
     )
     clashing = np.flatnonzero(~agree)
     firsts = sorted(
-        (int(one.pair_rows[int(mine["first"][at[index]])]), int(other.pair_rows[int(theirs["first"][there[index]])]))
+        (int(left.pair_rows[int(ours["first"][at[index]])]), int(right.pair_rows[int(theirs["first"][there[index]])]))
         for index in clashing
     )
     places = tuple(
-        Place(scan=one, row=row, also=other.where(their_row)) for row, their_row in firsts[:EXAMPLES_PER_FINDING]
+        Place(scan=left, row=row, also=right.where(their_row)) for row, their_row in firsts[:EXAMPLES_PER_FINDING]
     )
-    where = [one.where(place.row) for place in places]
-    finding = judge(
+    where = [left.where(place.row) for place in places]
+    finding = make_finding(
         "files.contradictory", count=len(clashing), total=len(shared), places=where, file=file, detail=f" ({file})"
     )
-    return Case(finding=finding, places=places)
+    return LocatedFinding(finding=finding, places=places)
 
 
 def _directions(scan: Scan) -> Directions:

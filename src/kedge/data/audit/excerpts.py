@@ -1,4 +1,4 @@
-"""Offenders as a reader sees them: their text is read again from the file, only as far as the last one shown."""
+"""Excerpts of offending items: their text is read again from the file, only as far as the last one shown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from kedge.data.audit.result import Offender
-from kedge.data.audit.role_order import parts
+from kedge.data.audit.role_order import prompt_and_answers
 from kedge.data.audit.scan import Scan, contents
-from kedge.data.audit.single_file import Case
+from kedge.data.audit.single_file import LocatedFinding
 from kedge.data.examples import Example
 from kedge.data.reading import read
 
@@ -17,24 +17,24 @@ _PART_CHARACTERS = 280
 _CONTEXT_CHARACTERS = 60
 
 
-def offenders(cases: Sequence[Case]) -> tuple[Offender, ...]:
-    """The places of all cases, with what stands there."""
-    scans = {id(place.scan): place.scan for case in cases for place in case.places}
+def offenders(findings: Sequence[LocatedFinding]) -> tuple[Offender, ...]:
+    """The places of all findings, with an excerpt of the item there."""
+    scans = {id(place.scan): place.scan for located in findings for place in located.places}
     rows = defaultdict[int, set[int]](set)
-    for case in cases:
-        for place in case.places:
+    for located in findings:
+        for place in located.places:
             rows[id(place.scan)].add(place.row)
-    found = {key: _examples(scan, rows[key]) for key, scan in scans.items()}
+    examples = {key: _examples(scan, rows[key]) for key, scan in scans.items()}
     return tuple(
         Offender(
-            code=case.finding.code,
-            file=case.finding.evidence["file"],
+            code=located.finding.code,
+            file=located.finding.evidence["file"],
             where=place.scan.where(place.row),
             also=place.also,
-            text=excerpt(found[id(place.scan)][place.row], tuple(place.scan.tokens_seen[case.finding.code])),
+            text=excerpt(examples[id(place.scan)][place.row], tuple(place.scan.literals[located.finding.code])),
         )
-        for case in cases
-        for place in case.places
+        for located in findings
+        for place in located.places
     )
 
 
@@ -45,13 +45,14 @@ def _examples(scan: Scan, rows: set[int]) -> Mapping[int, Example]:
 
 def excerpt(example: Example, focus: Sequence[str] = ()) -> str:
     """Each part on a line with its name, cut where it is long; `focus` strings are kept in view."""
-    prompt, answers = parts(example)
+    prompt, answers = prompt_and_answers(example)
     named = [("prompt", contents(prompt)), *((side, contents(answer)) for side, answer in answers)]
     return "\n".join(f"{name}: {cut(text, focus)}" for name, text in named)
 
 
 def cut(text: str, focus: Sequence[str] = ()) -> str:
-    """
+    """A text cut to what fits an excerpt, around the first of the `focus` strings.
+
     >>> cut("a" * 300 + "</s>", ["</s>"])[-8:]
     'aaaa</s>'
     """

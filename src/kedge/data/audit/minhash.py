@@ -59,11 +59,11 @@ class Sketches:
         return file
 
     def add(self, text: str) -> None:
-        found = words(text)
-        if len(found) < SHORT_WORDS:
+        text_words = words(text)
+        if len(text_words) < SHORT_WORDS:
             self._pending.add(map(ord, " ".join(text.casefold().split())))
         else:
-            self._pending.add(map(self._word.__getitem__, found))
+            self._pending.add(map(self._word.__getitem__, text_words))
         if self._pending.token_count >= _BATCH_TOKENS:
             self._flush()
 

@@ -51,24 +51,24 @@ def clusters(texts: Sketched, threshold: float) -> Rows:
     return labels
 
 
-def matches(queries: Sketched, asked: Rows, base: Sketched, threshold: float) -> Rows:
-    """For each asked row of the queries a row of the base that is as similar as `threshold` or more, or −1."""
-    found = np.full(len(asked), -1, dtype=np.int64)
+def matches(queries: Sketched, query_rows: Rows, base: Sketched, threshold: float) -> Rows:
+    """For each of these rows of the queries a row of the base that is as similar as `threshold` or more, or −1."""
+    match = np.full(len(query_rows), -1, dtype=np.int64)
     rows = rows_per_band(threshold)
     for band in range(PERMUTATIONS // rows):
         hashes = _band(base.signatures, band, rows)
         order = np.argsort(hashes, kind="stable")
-        wanted = _band(queries.signatures, band, rows)[asked]
-        first = np.searchsorted(hashes, wanted, side="left", sorter=order)
-        last = np.searchsorted(hashes, wanted, side="right", sorter=order)
+        query_hashes = _band(queries.signatures, band, rows)[query_rows]
+        first = np.searchsorted(hashes, query_hashes, side="left", sorter=order)
+        last = np.searchsorted(hashes, query_hashes, side="right", sorter=order)
         for offset in range(_NEIGHBOURS):
-            open_ones = np.flatnonzero((first + offset < last) & (found < 0))
-            if not len(open_ones):
+            unmatched = np.flatnonzero((first + offset < last) & (match < 0))
+            if not len(unmatched):
                 break
-            candidates = order[first[open_ones] + offset]
-            is_near = _is_near(queries, asked[open_ones], base, candidates, threshold)
-            found[open_ones[is_near]] = candidates[is_near]
-    return found
+            candidates = order[first[unmatched] + offset]
+            is_near = _is_near(queries, query_rows[unmatched], base, candidates, threshold)
+            match[unmatched[is_near]] = candidates[is_near]
+    return match
 
 
 def _is_near(left: Sketched, left_rows: Rows, right: Sketched, right_rows: Rows, threshold: float) -> Rows:
@@ -96,9 +96,9 @@ def _band(matrix: U32, band: int, rows: int) -> U64:
 def _joined(labels: Rows, left: Rows, right: Rows) -> Rows:
     """Labels after joining the clusters of `left[i]` and `right[i]`; a label is always the smallest row."""
     while True:
-        one, other = labels[left], labels[right]
-        if np.array_equal(one, other):
+        left_labels, right_labels = labels[left], labels[right]
+        if np.array_equal(left_labels, right_labels):
             return labels
-        np.minimum.at(labels, np.maximum(one, other), np.minimum(one, other))
+        np.minimum.at(labels, np.maximum(left_labels, right_labels), np.minimum(left_labels, right_labels))
         while not np.array_equal(labels, shorter := labels[labels]):
             labels = shorter

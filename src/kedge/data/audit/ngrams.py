@@ -37,9 +37,9 @@ class GramRows:
         self._pending.add(map(self._word.__getitem__, words(prompt)))
         self._owners.append(owner)
         for answer in answers:
-            found = words(answer)
-            if len(found) >= GRAM:
-                self._pending.add(map(self._word.__getitem__, found))
+            answer_words = words(answer)
+            if len(answer_words) >= GRAM:
+                self._pending.add(map(self._word.__getitem__, answer_words))
                 self._owners.append(owner)
 
     @property
@@ -99,17 +99,18 @@ class EvaluationGrams:
 
 def index_grams(batches: Sequence[tuple[U64, Rows]]) -> EvaluationGrams:
     """Gather the (hashes, prompt numbers) of the evaluation files."""
-    hashes, owners = _distinct(np.concatenate([one for one, _ in batches]), np.concatenate([two for _, two in batches]))
+    all_hashes, all_owners = zip(*batches, strict=True)
+    hashes, owners = _distinct(np.concatenate(all_hashes), np.concatenate(all_owners))
     grams, at, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    is_telling = counts <= BOILERPLATE_PROMPTS
-    grams, keep = grams[is_telling], is_telling[at]
+    is_specific = counts <= BOILERPLATE_PROMPTS
+    grams, keep = grams[is_specific], is_specific[at]
     may_hold = np.zeros(1 << _FILTER_BITS, dtype=bool)
     may_hold[grams >> np.uint64(64 - _FILTER_BITS)] = True
     return EvaluationGrams(
         grams=grams,
-        at=(np.cumsum(is_telling) - 1)[at[keep]],
+        at=(np.cumsum(is_specific) - 1)[at[keep]],
         owners=owners[keep],
-        boilerplate_count=int((~is_telling).sum()),
+        boilerplate_count=int((~is_specific).sum()),
         may_hold=may_hold,
     )
 

@@ -1,4 +1,4 @@
-"""What an audit found, as frozen records that turn into JSON. No judgement here: that is `rules` and `judging`."""
+"""The result of an audit as frozen records that turn into JSON. They are made in `single_file` and `cross_file`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Audit:
         return has_fatal(self.findings)
 
     def with_findings(self, more: Iterable[Finding]) -> Audit:
-        """The same audit with what other checks found (a tokenizer's preflight, say)."""
+        """The same audit with the findings of other checks (a tokenizer's preflight, say)."""
         return replace(self, findings=worst_first([*self.findings, *more]))
 
     def offenders_of(self, finding: Finding) -> tuple[Offender, ...]:
@@ -109,7 +109,7 @@ class Audit:
         return tuple(item for item in self.offenders if item.code == finding.code and item.file == file)
 
     def shortened(self, text: str) -> str:
-        """A message or place without the folder that all files have in common; said once at the top."""
+        """A message or place without the folder that all files have in common: it is shown once, at the top."""
         return text.replace(self.folder + os.sep, "") if self.folder else text
 
     @property

@@ -1,4 +1,4 @@
-"""The order of roles in an item, and what is wrong with it. Depends on roles only, so answers are remembered.
+"""Checks of the order of roles in an item. They depend on roles only, so their results are cached.
 
 A demonstration that does not end with the assistant, or an answer that does not begin with it, never gets here: the
 reader calls it broken.
@@ -11,10 +11,11 @@ from itertools import pairwise
 
 from kedge.data.examples import Demonstration, Example, Messages, Pair, Prompt, Ranking, Thumb
 
-Answers = tuple[tuple[str, Messages], ...]
+NamedAnswers = tuple[tuple[str, Messages], ...]
+"""Answers, each with the name of its side: chosen, rejected, liked, disliked or answer."""
 
 
-def parts(example: Example) -> tuple[Messages, Answers]:
+def prompt_and_answers(example: Example) -> tuple[Messages, NamedAnswers]:
     """The prompt, and every answer with the name of its side."""
     match example:
         case Pair():
@@ -29,27 +30,27 @@ def parts(example: Example) -> tuple[Messages, Answers]:
             return example.prompt, ()
 
 
-def role_problems(example: Example, prompt: Messages, answers: Answers) -> frozenset[str]:
-    """Codes of the rules that the item's roles offend."""
-    given = tuple([message.role for message in prompt])
+def role_problems(example: Example, prompt: Messages, answers: NamedAnswers) -> frozenset[str]:
+    """Codes of the rules that the item's roles break."""
+    prompt_roles = tuple([message.role for message in prompt])
     if isinstance(example, Demonstration):
-        return _order_problems((*given, example.messages[-1].role))
-    found = _prompt_problems(given)
+        return _order_problems((*prompt_roles, example.messages[-1].role))
+    problems = _prompt_problems(prompt_roles)
     for _, answer in answers:
-        found |= _order_problems(tuple([message.role for message in answer])) - {"roles.assistant_first"}
-    return found
+        problems |= _order_problems(tuple([message.role for message in answer])) - {"roles.assistant_first"}
+    return problems
 
 
 @lru_cache(maxsize=4096)
 def _order_problems(roles: tuple[str, ...]) -> frozenset[str]:
-    spoken = [role for role in roles if role != "system"]
-    found = set[str]()
-    if spoken and spoken[0] == "assistant":
-        found.add("roles.assistant_first")
+    turns = [role for role in roles if role != "system"]
+    problems = set[str]()
+    if turns and turns[0] == "assistant":
+        problems.add("roles.assistant_first")
     # Several tool results after one another are how parallel calls look.
-    if any(one == other != "tool" for one, other in pairwise(roles)):
-        found.add("roles.repeated")
-    return frozenset(found)
+    if any(role == following != "tool" for role, following in pairwise(roles)):
+        problems.add("roles.repeated")
+    return frozenset(problems)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""What the audit objects to, how strongly, and why: one row a rule, the only place that holds a threshold.
+"""The rules of the audit with their level, reason and fix: one row a rule, the only place that holds a threshold.
 
 A rule counts offenders among a total. Any offender gives `level`; a share above `worse_above` gives `worse`.
 `fatal` means that training would learn the wrong thing, or that a result on held-out data would not be believed.
@@ -329,7 +329,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def judge(
+def make_finding(
     code: str,
     *,
     count: int,
@@ -342,10 +342,10 @@ def judge(
 ) -> Finding:
     """The finding of one rule: level `ok` when nothing offends.
 
-    >>> judge("pairs.identical", count=3, total=40).message
+    >>> make_finding("pairs.identical", count=3, total=40).message
     '3 of 40 pairs (7.5 %) have the same text on both sides.'
-    >>> judge("pairs.identical", count=3, total=40).level, judge("pairs.identical", count=0, total=40).level
-    ('fatal', 'ok')
+    >>> [make_finding("pairs.identical", count=count, total=40).level for count in (3, 0)]
+    ['fatal', 'ok']
     """
     rule = RULES[code]
     share = count / total if total else 0.0
@@ -363,5 +363,5 @@ def judge(
 
 
 def _percent(share: float) -> str:
-    """Never rounds something to nothing: 1 in 100,000 reads '< 0.1 %'."""
+    """A share in percent that is never rounded to 0: 1 in 100,000 reads '< 0.1 %'."""
     return "< 0.1 %" if 0 < share < 0.001 else f"{share * 100:.3g} %"

@@ -1,4 +1,4 @@
-"""The audit itself: scan every file once, judge each alone, then judge them together."""
+"""The audit itself: scan every file once, check each alone, then check them against each other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kedge.core.errors import ConfigError
-from kedge.data.audit.cross_file import between, contamination, leakage
+from kedge.data.audit.cross_file import between_training_files, contamination, leakage
 from kedge.data.audit.excerpts import offenders
 from kedge.data.audit.minhash import PERMUTATIONS, SHINGLE, Sketches
 from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap
 from kedge.data.audit.result import Audit, Part, worst_first
 from kedge.data.audit.scan import Checks, Distinct, Measure, Scan, Scanner
-from kedge.data.audit.single_file import judge_file
-from kedge.data.audit.text_matching import KNOWN_SPECIAL_TOKENS, TRANSCRIPT_MARKERS, Finder
+from kedge.data.audit.single_file import audit_file
+from kedge.data.audit.text_matching import KNOWN_SPECIAL_TOKENS, TRANSCRIPT_MARKERS, LiteralFinder
 from kedge.data.reading import read
 
 Source = str | Path
@@ -35,7 +35,7 @@ def audit(
     max_broken: float = 0.01,
     progress: Progress | None = None,
 ) -> Audit:
-    """Look at training files for what would spoil training or the numbers measured after it.
+    """Check training files for what would spoil training or the numbers measured after it.
 
     `measure` counts the tokens of messages, `window` is how many the model takes, `special_tokens` are the model's
     own. Broken rows are counted, not fatal until their share passes `max_broken`. `progress` is called now and then
@@ -45,35 +45,35 @@ def audit(
     checks = Checks(
         measure=measure,
         window=window,
-        known_tokens=Finder([token for token in KNOWN_SPECIAL_TOKENS if token not in special_tokens]),
-        model_tokens=Finder(special_tokens),
-        transcript_markers=Finder(TRANSCRIPT_MARKERS),
+        known_tokens=LiteralFinder([token for token in KNOWN_SPECIAL_TOKENS if token not in special_tokens]),
+        model_tokens=LiteralFinder(special_tokens),
+        transcript_markers=LiteralFinder(TRANSCRIPT_MARKERS),
         seed=seed,
     )
-    counter = Counter(progress)
+    counter = ProgressCounter(progress)
     collector = GramCollector()
-    evaluated = list[tuple[Scan, int]]()
+    evaluation_scans = list[tuple[Scan, int]]()
     for source in evaluation:
-        collector.first_owner = sum(len(scan.prompts.rows) for scan, _ in evaluated)
-        evaluated.append((scan_file(source, "evaluation", checks, counter, grams=collector), collector.first_owner))
+        first = collector.first_owner = sum(len(scan.prompts.rows) for scan, _ in evaluation_scans)
+        evaluation_scans.append((scan_file(source, "evaluation", checks, counter, grams=collector), first))
     grams = collector.index() if evaluation else None
-    held = [scan_file(source, "heldout", checks, counter) for source in heldout]
+    heldout_scans = [scan_file(source, "heldout", checks, counter) for source in heldout]
     overlaps = [Overlap(grams) if grams else None for _ in files]
     train = [
         scan_file(source, "train", checks, counter, overlap=overlap)
         for source, overlap in zip(files, overlaps, strict=True)
     ]
-    scans = [*train, *held, *(scan for scan, _ in evaluated)]
-    judged = [judge_file(scan, threshold=near_threshold, max_broken=max_broken, window=window) for scan in scans]
-    cases = [case for _, found in judged for case in found]
-    cases += [*leakage(train, held, threshold=near_threshold), *between(train)]
+    scans = [*train, *heldout_scans, *(scan for scan, _ in evaluation_scans)]
+    audited = [audit_file(scan, threshold=near_threshold, max_broken=max_broken, window=window) for scan in scans]
+    findings = [located for _, of_file in audited for located in of_file]
+    findings += [*leakage(train, heldout_scans, threshold=near_threshold), *between_training_files(train)]
     if grams:
         pairs = [(scan, overlap) for scan, overlap in zip(train, overlaps, strict=True) if overlap]
-        cases += contamination(pairs, evaluated, grams)
+        findings += contamination(pairs, evaluation_scans, grams)
     return Audit(
-        files=tuple(facts for facts, _ in judged),
-        findings=worst_first(case.finding for case in cases),
-        offenders=offenders(cases),
+        files=tuple(statistics for statistics, _ in audited),
+        findings=worst_first(located.finding for located in findings),
+        offenders=offenders(findings),
         settings={
             "near_threshold": near_threshold,
             "permutations": PERMUTATIONS,
@@ -86,8 +86,8 @@ def audit(
     )
 
 
-class Counter:
-    """Counts items over all files and tells whoever asked."""
+class ProgressCounter:
+    """Counts items over all files and reports the number to `progress` now and then."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -98,7 +98,7 @@ class Counter:
         if self._progress is not None and self._count % _PROGRESS_EVERY == 0:
             self._progress(self._count)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self._progress is not None:
             self._progress(self._count)
 
@@ -107,7 +107,7 @@ def scan_file(
     source: Source,
     part: Part,
     checks: Checks,
-    counter: Counter,
+    counter: ProgressCounter,
     *,
     overlap: Overlap | None = None,
     grams: GramCollector | None = None,
@@ -126,7 +126,7 @@ def scan_file(
     for example in reading:
         scanner.add(example)
         counter.step()
-    counter.tell()
+    counter.report()
     scan.broken = reading.num_broken
     scan.broken_places = [f"{broken.origin} ({broken.reason})" for broken in reading.broken]
     return scan

@@ -1,4 +1,4 @@
-"""One pass over one file: everything the audit needs to know of it, as typed columns instead of text.
+"""One pass over one file: everything that the audit needs of it, as typed columns instead of text.
 
 An item costs about a hundred bytes here (and its prompt a signature on disk), so a million of them fit easily. Texts
 are not kept: offenders are read again from the file when they are shown.
@@ -22,9 +22,9 @@ from kedge.core.errors import KedgeError
 from kedge.data.audit.minhash import Sketches
 from kedge.data.audit.ngrams import GramCollector, Overlap
 from kedge.data.audit.result import Part
-from kedge.data.audit.role_order import Answers, parts, role_problems
+from kedge.data.audit.role_order import NamedAnswers, prompt_and_answers, role_problems
 from kedge.data.audit.rules import EXAMPLES_PER_FINDING
-from kedge.data.audit.text_matching import REPLACEMENT, Finder, key_of, squeeze, words
+from kedge.data.audit.text_matching import REPLACEMENT, LiteralFinder, collapse_spaces, text_key, words
 from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb
 from kedge.data.reading import prompt_key
 
@@ -46,13 +46,13 @@ _SAME_WORDS_GAP = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """What to look for in every file alike."""
+    """Which checks are done, the same for every file."""
 
     measure: Measure | None
     window: int | None
-    known_tokens: Finder
-    model_tokens: Finder
-    transcript_markers: Finder
+    known_tokens: LiteralFinder
+    model_tokens: LiteralFinder
+    transcript_markers: LiteralFinder
     seed: int
 
 
@@ -67,7 +67,7 @@ class Side:
 
 @dataclass(slots=True)
 class Marks:
-    """How many items offend a rule, and the first of them."""
+    """How many items break a rule, and the rows of the first of them."""
 
     count: int = 0
     rows: list[int] = field(default_factory=list[int])
@@ -105,7 +105,8 @@ class Scan:
     longer: Counter[Literal["wins", "losses", "ties"]] = field(default_factory=Counter)
     sides: dict[str, Side] = field(default_factory=lambda: defaultdict(Side))
     marks: dict[str, Marks] = field(default_factory=lambda: defaultdict(Marks))
-    tokens_seen: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    literals: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """By rule, the strings that do not belong in a message, and in how many items each occurs."""
 
     def mark(self, code: str, row: int) -> None:
         marks = self.marks[code]
@@ -119,15 +120,15 @@ class Scan:
 
 
 class Scanner:
-    """Adds items to a scan. Holds only what it needs to tell first occurrences from repeats."""
+    """Adds items to a scan. It keeps only the keys that tell first occurrences from repeats."""
 
     def __init__(self, scan: Scan, checks: Checks, *, overlap: Overlap | None, grams: GramCollector | None) -> None:
         self._scan = scan
         self._checks = checks
         self._overlap = overlap
         self._grams = grams
-        self._seen_prompts = dict[int, int]()
-        self._seen_conversations = set[int]()
+        self._prompt_numbers = dict[int, int]()
+        self._conversation_keys = set[int]()
 
     def add(self, example: Example) -> None:
         scan = self._scan
@@ -137,7 +138,7 @@ class Scanner:
             scan.files.append((row, example.origin.file))
         if scan.kind is None:
             scan.kind = _KINDS[type(example)]
-        prompt, answers = parts(example)
+        prompt, answers = prompt_and_answers(example)
         prompt_text = contents(prompt)
         answer_texts = [contents(answer) for _, answer in answers]
 
@@ -156,34 +157,34 @@ class Scanner:
         if self._overlap is not None:
             self._overlap.add(row, prompt_text, answer_texts)
         if self._grams is not None:
-            self._grams.add(self._seen_prompts[scan.prompt_keys[row]], prompt_text, answer_texts)
+            self._grams.add(self._prompt_numbers[scan.prompt_keys[row]], prompt_text, answer_texts)
 
     def _length(self, row: int, side: str, text: str) -> int:
         """Note the length of one side; the key of its text is what identity goes by."""
-        squeezed, num_words = squeeze(text)
+        squeezed, num_words = collapse_spaces(text)
         lengths = self._scan.sides[side]
         lengths.characters.append(len(text))
         lengths.words.append(num_words)
         if not num_words:
             self._scan.mark(_EMPTY_CODES.get(side, "empty.answer"), row)
-        return key_of(squeezed)
+        return text_key(squeezed)
 
     def _keys(self, example: Example, row: int, prompt_id: int, answer_ids: list[int], prompt_text: str) -> None:
         scan = self._scan
         label = example.rank if isinstance(example, Ranking) else getattr(example, "is_good", None)
         solution = example.answer if isinstance(example, Prompt) else None
-        scan.item_keys.append(key_of(f"{prompt_id} {answer_ids} {label} {solution}"))
+        scan.item_keys.append(text_key(f"{prompt_id} {answer_ids} {label} {solution}"))
         key = prompt_key(example)
         scan.prompt_keys.append(key)
-        if key not in self._seen_prompts:
-            self._seen_prompts[key] = len(self._seen_prompts)
+        if key not in self._prompt_numbers:
+            self._prompt_numbers[key] = len(self._prompt_numbers)
             scan.prompts.rows.append(row)
             scan.prompts.sketches.add(prompt_text)
 
     def _conversation(self, row: int, text: str) -> None:
         key = self._scan.item_keys[row]
-        if key not in self._seen_conversations:
-            self._seen_conversations.add(key)
+        if key not in self._conversation_keys:
+            self._conversation_keys.add(key)
             self._scan.conversations.rows.append(row)
             self._scan.conversations.sketches.add(text)
 
@@ -194,9 +195,9 @@ class Scanner:
             ("tokens.model", checks.model_tokens),
             ("template.transcript", checks.transcript_markers),
         ):
-            if found := find(text):
+            if literals := find(text):
                 self._scan.mark(code, row)
-                self._scan.tokens_seen[code].update(found)
+                self._scan.literals[code].update(literals)
         if REPLACEMENT in text:
             self._scan.mark("text.replacement", row)
 
@@ -208,18 +209,18 @@ def contents(messages: Messages) -> str:
 def _preferences(
     scan: Scan, example: Example, row: int, prompt_id: int, answer_ids: list[int], answer_texts: list[str]
 ) -> None:
-    """What this item says about pairs of answers: same text, which way round, and whether the longer one won."""
+    """Note each preference of this item: same text on both sides, which way round, whether the longer one won."""
     if isinstance(example, Thumb):
         _note_pair(scan, row, _THREE.pack(prompt_id, answer_ids[0], 0), direction=example.is_good)
     for better, worse in strict_preferences(example):
         scan.preferences += 1
-        one, other = answer_ids[better], answer_ids[worse]
-        if one == other:
+        better_id, worse_id = answer_ids[better], answer_ids[worse]
+        if better_id == worse_id:
             scan.mark("pairs.identical", row)
             scan.longer["ties"] += 1
             continue
-        pair = _THREE.pack(prompt_id, min(one, other), max(one, other))
-        _note_pair(scan, row, pair, direction=one < other)
+        pair = _THREE.pack(prompt_id, min(better_id, worse_id), max(better_id, worse_id))
+        _note_pair(scan, row, pair, direction=better_id < worse_id)
         gap = len(answer_texts[better]) - len(answer_texts[worse])
         if abs(gap) <= _SAME_WORDS_GAP and words(answer_texts[better]) == words(answer_texts[worse]):
             scan.mark("pairs.same_words", row)
@@ -243,19 +244,19 @@ def strict_preferences(example: Example) -> Iterator[tuple[int, int]]:
                     yield better, worse
 
 
-def _tokens(scan: Scan, checks: Checks, measure: Measure, row: int, prompt: Messages, answers: Answers) -> None:
-    """Tokens by side, and whether the item fits the window. An answer is what it adds to its prompt."""
+def _tokens(scan: Scan, checks: Checks, measure: Measure, row: int, prompt: Messages, answers: NamedAnswers) -> None:
+    """Tokens by side, and whether the item fits the window. An answer has as many tokens as it adds to its prompt."""
     try:
-        given = measure(prompt) if prompt else 0
-        wholes = [measure((*prompt, *answer)) for _, answer in answers]
+        prompt_tokens = measure(prompt) if prompt else 0
+        totals = [measure((*prompt, *answer)) for _, answer in answers]
     except (KedgeError, TemplateError):
         scan.mark("template.refused", row)
         return
-    scan.sides["prompt"].tokens.append(given)
-    for (side, _), whole in zip(answers, wholes, strict=True):
-        scan.sides[side].tokens.append(max(0, whole - given))
+    scan.sides["prompt"].tokens.append(prompt_tokens)
+    for (side, _), total in zip(answers, totals, strict=True):
+        scan.sides[side].tokens.append(max(0, total - prompt_tokens))
     if checks.window is not None:
-        if given >= checks.window:
+        if prompt_tokens >= checks.window:
             scan.mark("length.prompt_over_window", row)
-        elif max(wholes, default=0) > checks.window:
+        elif max(totals, default=0) > checks.window:
             scan.mark("length.over_window", row)

@@ -69,14 +69,14 @@ class TokenRows:
         for offset in range(1, self.width):
             hashes *= _BASE
             hashes += tokens[offset : offset + len(hashes)]
-        return _without_crossings(hashes, ends, self.width)
+        return _within_rows(hashes, ends, self.width)
 
 
-def _without_crossings(hashes: U64, ends: NDArray[np.int64], width: int) -> tuple[U64, NDArray[np.int64]]:
+def _within_rows(hashes: U64, ends: NDArray[np.int64], width: int) -> tuple[U64, NDArray[np.int64]]:
     """Drop the runs that begin in one row and end in the next."""
     is_inside = np.ones(len(hashes), dtype=bool)
-    crossing = (ends[:-1, None] - np.arange(1, width)).ravel()
-    is_inside[crossing] = False
+    across = (ends[:-1, None] - np.arange(1, width)).ravel()
+    is_inside[across] = False
     sizes = np.diff(ends, prepend=0) - (width - 1)
     return hashes[is_inside], np.cumsum(sizes) - sizes
 

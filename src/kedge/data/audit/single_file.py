@@ -1,4 +1,4 @@
-"""From the columns of one file to its statistics and findings. Thresholds and words come from `rules`."""
+"""Statistics and findings of one file alone, from its columns. Thresholds and messages come from `rules`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kedge.core.stats import wilson
 from kedge.data.audit.lengths import Column, column, histograms, lengths
 from kedge.data.audit.neighbours import clusters
 from kedge.data.audit.result import FileAudit, LongerWins, Near
-from kedge.data.audit.rules import EXAMPLES_PER_FINDING, LENGTH_BIAS_ABOVE, OUTLIER_TIMES_MEDIAN, judge
+from kedge.data.audit.rules import EXAMPLES_PER_FINDING, LENGTH_BIAS_ABOVE, OUTLIER_TIMES_MEDIAN, make_finding
 from kedge.data.audit.scan import Distinct, Scan
 
 _EVERYWHERE = (
@@ -45,30 +45,32 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class LocatedFinding:
     """A finding with the first of its offenders."""
 
     finding: Finding
     places: tuple[Place, ...] = ()
 
 
-def case(code: str, scan: Scan, places: Sequence[Place], *, count: int, total: int, **more: Any) -> Case:
+def locate(code: str, scan: Scan, places: Sequence[Place], *, count: int, total: int, **more: Any) -> LocatedFinding:
+    """The finding of a rule about one file, with the first of its offenders."""
     shown = tuple(places[:EXAMPLES_PER_FINDING])
     where = [place.scan.where(place.row) for place in shown]
-    return Case(
-        finding=judge(code, count=count, total=total, places=where, file=str(scan.source), **more), places=shown
-    )
+    finding = make_finding(code, count=count, total=total, places=where, file=str(scan.source), **more)
+    return LocatedFinding(finding=finding, places=shown)
 
 
-def judge_file(scan: Scan, *, threshold: float, max_broken: float, window: int | None) -> tuple[FileAudit, list[Case]]:
-    """Everything that can be said about one file alone."""
+def audit_file(
+    scan: Scan, *, threshold: float, max_broken: float, window: int | None
+) -> tuple[FileAudit, list[LocatedFinding]]:
+    """The statistics of one file and the findings that need no other file."""
     items = len(scan.lines)
     wins = _longer_wins(scan)
     keys, sizes = np.unique(column(scan.prompt_keys), return_counts=True)
     near_prompts, prompt_clusters = _near(scan, scan.prompts, threshold)
     near_conversations, conversation_clusters = _near(scan, scan.conversations, threshold)
-    is_talk = scan.kind == "demonstrations"
-    facts = FileAudit(
+    has_conversations = scan.kind == "demonstrations"
+    statistics = FileAudit(
         file=str(scan.source),
         part=scan.part,
         kind=scan.kind,
@@ -81,12 +83,12 @@ def judge_file(scan: Scan, *, threshold: float, max_broken: float, window: int |
         histograms=tuple(histograms(scan)),
         longer_wins=wins,
         near_prompts=near_prompts,
-        near_conversations=near_conversations if is_talk else None,
+        near_conversations=near_conversations if has_conversations else None,
     )
     if not items:
-        return facts, [*_broken(scan, max_broken), case("reading.nothing", scan, (), count=1, total=1)]
+        return statistics, [*_broken(scan, max_broken), locate("reading.nothing", scan, (), count=1, total=1)]
     near = f" (Jaccard similarity of at least {threshold:g})"
-    cases = [
+    findings = [
         *_broken(scan, max_broken),
         *_marked(scan, window),
         *_contradictions(scan),
@@ -95,16 +97,17 @@ def judge_file(scan: Scan, *, threshold: float, max_broken: float, window: int |
         _outliers(scan),
         _repeats("duplicates.exact", scan, scan.item_keys),
         _repeats("duplicates.prompts", scan, scan.prompt_keys),
-        _near_case("duplicates.near_prompts", scan, near_prompts, prompt_clusters, near),
+        _near_duplicates("duplicates.near_prompts", scan, near_prompts, prompt_clusters, near),
     ]
-    if is_talk:
-        cases.append(_near_case("duplicates.near_conversations", scan, near_conversations, conversation_clusters, near))
-    return facts, cases
+    if has_conversations:
+        code = "duplicates.near_conversations"
+        findings.append(_near_duplicates(code, scan, near_conversations, conversation_clusters, near))
+    return statistics, findings
 
 
-def _broken(scan: Scan, max_broken: float) -> Iterator[Case]:
+def _broken(scan: Scan, max_broken: float) -> Iterator[LocatedFinding]:
     total = len(scan.lines) + scan.broken
-    finding = judge(
+    finding = make_finding(
         "reading.broken",
         count=scan.broken,
         total=total,
@@ -112,10 +115,10 @@ def _broken(scan: Scan, max_broken: float) -> Iterator[Case]:
         file=str(scan.source),
         worse_above=max_broken,
     )
-    yield Case(finding=finding)
+    yield LocatedFinding(finding=finding)
 
 
-def _marked(scan: Scan, window: int | None) -> Iterator[Case]:
+def _marked(scan: Scan, window: int | None) -> Iterator[LocatedFinding]:
     """The rules that look at one item at a time."""
     codes = [*_EVERYWHERE, *_BY_KIND[scan.kind or "prompts"]]
     has_tokens = bool(scan.sides["prompt"].tokens) or "template.refused" in scan.marks
@@ -124,19 +127,19 @@ def _marked(scan: Scan, window: int | None) -> Iterator[Case]:
     codes += ["length.over_window", "length.prompt_over_window"] if has_tokens and window else []
     for code in codes:
         marks = scan.marks[code]
-        seen = scan.tokens_seen[code].most_common()
-        yield case(
+        literals = scan.literals[code].most_common()
+        yield locate(
             code,
             scan,
             [Place(scan=scan, row=row) for row in marks.rows],
             count=marks.count,
             total=scan.preferences if code.startswith("pairs.") else len(scan.lines),
-            detail=": " + ", ".join(f"{text.strip()} in {count:,}" for text, count in seen[:5]) if seen else "",
-            evidence={"strings": dict(seen)} if seen else None,
+            detail=": " + ", ".join(f"{text.strip()} in {count:,}" for text, count in literals[:5]) if literals else "",
+            evidence={"strings": dict(literals)} if literals else None,
         )
 
 
-def _contradictions(scan: Scan) -> Iterator[Case]:
+def _contradictions(scan: Scan) -> Iterator[LocatedFinding]:
     """The same prompt and the same two answers (or the same thumb) labelled both ways."""
     if not scan.pair_keys:
         return
@@ -153,7 +156,7 @@ def _contradictions(scan: Scan) -> Iterator[Case]:
         group = order[start : start + size]
         other = group[directions[group] != directions[group[0]]][0]
         places.append(_clash(scan, int(scan.pair_rows[group[0]]), [int(scan.pair_rows[other])]))
-    yield case(
+    yield locate(
         "thumbs.contradictory" if scan.kind == "thumbs" else "pairs.contradictory",
         scan,
         places,
@@ -168,10 +171,10 @@ def _clash(scan: Scan, row: int, others: Sequence[int]) -> Place:
     return Place(scan=scan, row=row, also=also + (f" and {len(others) - 3:,} more" if len(others) > 3 else ""))
 
 
-def _one_sided(scan: Scan) -> Iterator[Case]:
+def _one_sided(scan: Scan) -> Iterator[LocatedFinding]:
     if scan.kind == "thumbs":
         liked, total = int(column(scan.pair_directions).sum()), len(scan.lines)
-        yield case(
+        yield locate(
             "thumbs.one_sided",
             scan,
             (),
@@ -190,14 +193,14 @@ def _longer_wins(scan: Scan) -> LongerWins | None:
     return LongerWins(wins=wins, losses=losses, ties=ties, share=share, low=low, high=high)
 
 
-def _length_bias(scan: Scan, wins: LongerWins | None) -> Iterator[Case]:
+def _length_bias(scan: Scan, wins: LongerWins | None) -> Iterator[LocatedFinding]:
     """Which length wins, when the whole interval lies on one side of a half."""
     if wins is None:
         return
     is_short = wins.high < 0.5
     is_strong = wins.low > LENGTH_BIAS_ABOVE or wins.high < 1 - LENGTH_BIAS_ABOVE
     low, high = (1 - wins.high, 1 - wins.low) if is_short else (wins.low, wins.high)
-    yield case(
+    yield locate(
         "pairs.shorter_wins" if is_short else "pairs.longer_wins",
         scan,
         (),
@@ -209,14 +212,14 @@ def _length_bias(scan: Scan, wins: LongerWins | None) -> Iterator[Case]:
     )
 
 
-def _outliers(scan: Scan) -> Case:
+def _outliers(scan: Scan) -> LocatedFinding:
     sizes = column(scan.item_characters)
     rows = np.flatnonzero(sizes > OUTLIER_TIMES_MEDIAN * max(1.0, float(np.median(sizes))))
     places = [Place(scan=scan, row=int(row)) for row in rows[:EXAMPLES_PER_FINDING]]
-    return case("length.outlier", scan, places, count=len(rows), total=len(sizes))
+    return locate("length.outlier", scan, places, count=len(rows), total=len(sizes))
 
 
-def _repeats(code: str, scan: Scan, keys: array[int]) -> Case:
+def _repeats(code: str, scan: Scan, keys: array[int]) -> LocatedFinding:
     """Rows whose key an earlier row has."""
     values = column(keys)
     order = np.argsort(values, kind="stable")
@@ -225,7 +228,7 @@ def _repeats(code: str, scan: Scan, keys: array[int]) -> Case:
     rows = order[1:][is_repeat]
     earliest = np.argsort(rows)[:EXAMPLES_PER_FINDING]
     places = [_clash(scan, int(rows[index]), [int(first[index])]) for index in earliest]
-    return case(code, scan, places, count=len(rows), total=len(values))
+    return locate(code, scan, places, count=len(rows), total=len(values))
 
 
 def _near(scan: Scan, distinct: Distinct, threshold: float) -> tuple[Near, list[NDArray[np.int64]]]:
@@ -249,7 +252,7 @@ def _runs(values: Column) -> tuple[list[int], list[int]]:
     return starts.tolist(), np.diff(starts, append=len(values)).tolist()
 
 
-def _near_case(code: str, scan: Scan, near: Near, groups: list[NDArray[np.int64]], detail: str) -> Case:
+def _near_duplicates(code: str, scan: Scan, near: Near, groups: list[NDArray[np.int64]], detail: str) -> LocatedFinding:
     places = [_clash(scan, int(group[0]), group[1:].tolist()) for group in groups[:EXAMPLES_PER_FINDING]]
     evidence = {"clusters": near.clusters, "largest": list(near.largest)}
-    return case(code, scan, places, count=near.clustered, total=near.texts, detail=detail, evidence=evidence)
+    return locate(code, scan, places, count=near.clustered, total=near.texts, detail=detail, evidence=evidence)

@@ -1,4 +1,4 @@
-"""The audit in a terminal: one table of files, one of lengths, then the findings in words, worst first."""
+"""The audit in a terminal: one table of files, one of lengths, then the findings, worst first."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def render_terminal(audit: Audit) -> RenderableType:
     """What fits on one screen for one file; the HTML page has the rest."""
     blocks: list[RenderableType] = [Text(audit.folder, style="dim")] if audit.folder else []
     blocks += [_files(audit), Text(), _lengths(audit), Text()]
-    told = [finding for finding in audit.findings if finding.level != "ok"]
-    blocks += [_finding(audit, finding) for finding in told]
-    blocks.append(_verdict(audit))
+    blocks += [_finding(audit, finding) for finding in audit.findings if finding.level != "ok"]
+    blocks.append(_counts(audit))
     return Group(*blocks)
 
 
@@ -48,7 +47,7 @@ def _files(audit: Audit) -> Table:
 
 
 def longer_wins(file: FileAudit) -> str:
-    """The share with its 95 % interval, in words short enough for a cell."""
+    """The share with its 95 % interval, short enough for a cell."""
     wins = file.longer_wins
     if wins is None or not wins.wins + wins.losses:
         return "–"
@@ -97,12 +96,13 @@ def _places(where: str) -> str:
     first, *rest = where.split(", ")
     file, colon, line = first.rpartition(":")
     lines = [place.removeprefix(f"{file}:") for place in rest]
-    if not (colon and line.isdigit() and rest and all(one.isdigit() or one == "…" for one in lines)):
+    if not (colon and line.isdigit() and rest and all(other.isdigit() or other == "…" for other in lines)):
         return where
     return f"{file}: lines {', '.join([line, *lines])}"
 
 
-def _verdict(audit: Audit) -> Text:
+def _counts(audit: Audit) -> Text:
+    """How many findings there are of each level, in one line."""
     text = Text("\n")
     for level, word in _WORDS.items():
         count = sum(finding.level == level for finding in audit.findings)

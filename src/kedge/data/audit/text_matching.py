@@ -1,7 +1,7 @@
-"""Text as the audit compares it: normalised words, whitespace-blind keys, and strings that do not belong in contents.
+"""Text as the audit compares it: normalised words, whitespace-blind keys, and strings that do not belong in messages.
 
 Words are for fuzzy comparison only (near duplicates, n-grams): lower case, ASCII punctuation ignored. Identity of
-pairs and items goes by `squeeze`, which forgives nothing but white space.
+pairs and items goes by `collapse_spaces`, which ignores nothing but white space.
 """
 
 from __future__ import annotations
@@ -66,32 +66,32 @@ def words(text: str) -> list[bytes]:
     return folded.encode("utf-8", "surrogatepass").translate(_WORD_BYTES).split()
 
 
-def squeeze(text: str) -> tuple[str, int]:
+def collapse_spaces(text: str) -> tuple[str, int]:
     """The text with every run of white space as one space, and its number of words.
 
-    >>> squeeze(" a  b\\nc ")
+    >>> collapse_spaces(" a  b\\nc ")
     ('a b c', 3)
     """
     parts = text.split()
     return " ".join(parts), len(parts)
 
 
-def key_of(text: str) -> int:
+def text_key(text: str) -> int:
     """64-bit hash of a text; the same on every machine."""
     return xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
-class Finder:
+class LiteralFinder:
     """Which of some literal strings occur in a text. Texts without their first characters cost almost nothing."""
 
     def __init__(self, literals: Sequence[str]) -> None:
-        wanted = sorted({literal for literal in literals if literal}, key=len, reverse=True)
-        self._initials = tuple(sorted({literal[0] for literal in wanted}))
-        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
+        longest_first = sorted({literal for literal in literals if literal}, key=len, reverse=True)
+        self._initials = tuple(sorted({literal[0] for literal in longest_first}))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def __call__(self, text: str) -> set[str]:
         """
-        >>> sorted(Finder(["</s>", "[INST]"])("a </s> b </s> [inst]"))
+        >>> sorted(LiteralFinder(["</s>", "[INST]"])("a </s> b </s> [inst]"))
         ['</s>']
         """
         if self._pattern is None or not any(initial in text for initial in self._initials):
