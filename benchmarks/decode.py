@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from kedge.core.prompts import Prompts, repeated
 from kedge.core.records import Rollouts
 from kedge.models.forward import heads
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -16,6 +16,7 @@ from kedge.trainers.controllers import steering_for
 from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
+from kedge.core.prompts import Prompts, repeated
 from kedge.core.records import Rollouts, take
 from kedge.models.forward import heads
 from kedge.models.forward.lora import base_of
@@ -31,7 +32,6 @@ from kedge.rewards.failures import FailureCounter, FailureSettings
 from kedge.rewards.model import OnTokens, Scorer
 from kedge.rewards.settings import ModelSource
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.settings import PolicyLossSettings, PPOConfig

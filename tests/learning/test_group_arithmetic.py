@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from kedge.core.prompts import repeated
 from kedge.data.examples import Message
 from kedge.data.template import encode_prompt, stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.tiny import make_tiny
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.reward import decoded
 from kedge.stages.shared.tokenizer import tokenizer_for

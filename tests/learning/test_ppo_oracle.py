@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
+from kedge.core.prompts import repeated
 from kedge.core.records import Rollouts
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
@@ -19,7 +20,6 @@ from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.stream import stream
 from kedge.runtime.local import Clock, LocalRuntime

@@ -21,7 +21,7 @@ def _llama(**changes: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**_SMALL, **_HEADS, **changes}))
 
 
-def test_plain_decoders_have_no_obstacle() -> None:
+def test_plain_decoders_are_supported() -> None:
     assert unsupported_reason(_llama()) is None
     assert unsupported_reason(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS))) is None
 
@@ -40,7 +40,7 @@ def test_what_the_kernels_do_not_compute_is_named(changes: dict[str, Any], expec
     assert expected in (unsupported_reason(_llama(**changes)) or "")
 
 
-def test_adapters_have_no_obstacle_unless_they_are_more_than_a_sum() -> None:
+def test_adapters_are_supported_unless_they_are_more_than_a_sum() -> None:
     assert unsupported_reason(base_of(with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0))) is None
     unusual: dict[str, dict[str, Any]] = {"DoRA": {"use_dora": True}, "bias": {"lora_bias": True}}
     found: dict[str, str | None] = {}

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from kedge.core.prompts import repeated
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings
 from kedge.rollout.cache import RowCache, for_decoding
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.merged import MergedLayers, is_adapted
-from kedge.rollout.prompts import repeated
 from kedge.rollout.sampling import draw, folded
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.slots import ALIVE, AT, COLUMN, DRAWN, KEY, PLACE, TOKEN, Slots, empty_slots
@@ -181,7 +181,7 @@ def test_the_fused_path_samples_what_the_eager_path_samples() -> None:
         for path in ("eager", "fused")
     )
     expected, found = eager.generate(prompts, 11), fused.generate(prompts, 11)
-    assert isinstance(fused._kept, GraphSteps)  # pyright: ignore[reportPrivateUsage]: it must not have been eager
+    assert isinstance(fused._graphs, GraphSteps)  # pyright: ignore[reportPrivateUsage]: it must not have been eager
     assert torch.equal(found.tokens_BT, expected.tokens_BT)
     torch.testing.assert_close(found.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-5, rtol=0)
 

@@ -22,13 +22,13 @@ from transformers import (
 )
 
 from kedge.core.errors import ConfigError, DataError, ModelError, NumericsError
+from kedge.core.prompts import Prompts, repeated
 from kedge.core.records import Rollouts
 from kedge.models.forward import heads
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
 
 STOP = (258, *range(0, 256, 16))

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from kedge.core.prompts import repeated
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
-from kedge.rollout.graphs import what_graphs_remember
+from kedge.rollout.graphs import weights_identity
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.merged import MergedLayers
-from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 
 PROMPTS = repeated([[70, 80, 90], [65], list(range(100, 111))], ids=[3, 14, 15], answers=2)
@@ -61,7 +61,7 @@ def test_answers_and_log_probs_are_those_of_the_adapters() -> None:
     assert not torch.equal(unadapted.tokens_BT, expected.tokens_BT), "an adapter that changes nothing proves nothing"
 
 
-def test_a_stand_in_is_the_sum_of_the_base_and_the_active_adapter_alone() -> None:
+def test_a_merged_layer_is_the_sum_of_the_base_and_the_active_adapter_alone() -> None:
     model = _adapted()
     layer = _query(model)
     a_RK, b_NR = layer.lora_A["actor"].weight.double(), layer.lora_B["actor"].weight.double()
@@ -102,7 +102,7 @@ def test_the_model_is_as_it_was_even_after_an_error() -> None:
     before = {
         name: (one, one.data_ptr(), one.requires_grad, one.detach().clone()) for name, one in model.named_parameters()
     }
-    layer, remembered = _query(model), what_graphs_remember(base_of(model))
+    layer, remembered = _query(model), weights_identity(base_of(model))
     with pytest.raises(ValueError, match="half way"), MergedLayers().within(base_of(model)):
         raise ValueError("half way")
     assert _query(model) is layer
@@ -111,25 +111,25 @@ def test_the_model_is_as_it_was_even_after_an_error() -> None:
         old, address, is_trainable, numbers = before[name]
         assert (one is old, one.data_ptr(), one.requires_grad) == (True, address, is_trainable)
         assert torch.equal(one, numbers)
-    assert what_graphs_remember(base_of(model)) == remembered
+    assert weights_identity(base_of(model)) == remembered
 
 
-def test_stand_ins_are_kept_and_their_matrices_are_not() -> None:
-    model, stand_ins = _adapted(), MergedLayers()
-    with stand_ins.within(base_of(model)):
+def test_merged_layers_are_kept_and_their_matrices_are_not() -> None:
+    model, merged_layers = _adapted(), MergedLayers()
+    with merged_layers.within(base_of(model)):
         first = _query(model)
         before_NK = first.weight.clone()
     assert first.weight.numel() == 0
     with torch.no_grad():
         _query(model).lora_B["actor"].weight.mul_(2.0)
     layer = _query(model)
-    with stand_ins.within(base_of(model)):
+    with merged_layers.within(base_of(model)):
         assert _query(model) is first
         delta_NK = before_NK - layer.base_layer.weight
         torch.testing.assert_close(first.weight, layer.base_layer.weight + 2 * delta_NK, atol=1e-6, rtol=0)
 
 
 def test_a_model_without_adapters_is_left_alone(model: LlamaForCausalLM) -> None:
-    before = what_graphs_remember(model)
+    before = weights_identity(model)
     with MergedLayers().within(model):
-        assert what_graphs_remember(model) == before
+        assert weights_identity(model) == before

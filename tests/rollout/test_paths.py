@@ -13,13 +13,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 from kedge.core.errors import ModelError
+from kedge.core.prompts import repeated
 from kedge.core.records import Rollouts
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
-from kedge.rollout.graphs import what_graphs_remember
+from kedge.rollout.graphs import weights_identity
 from kedge.rollout.local import LocalGenerator, Path
-from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 
 STOP = (258, *range(0, 256, 16))
@@ -82,54 +82,54 @@ def test_what_was_drawn_after_a_stop_string_is_thrown_away(model: LlamaForCausal
     assert torch.equal(found.finished_B, plain.finished_B)
 
 
-def _kept(generator: LocalGenerator) -> Any:
-    return generator._kept  # pyright: ignore[reportPrivateUsage]: whether it is the same object is what is tested
+def _graphs(generator: LocalGenerator) -> Any:
+    return generator._graphs  # pyright: ignore[reportPrivateUsage]: whether it is the same object is what is tested
 
 
 def test_what_is_kept_between_calls_is_used_again_while_it_fits() -> None:
     trained = tiny_model(seed=3, hidden=32)
     generator = _generator(trained, "graph", 4)
     first = generator.generate(PROMPTS, SEED)
-    kept = _kept(generator)
+    graphs = _graphs(generator)
     again = generator.generate(PROMPTS, SEED)
     assert torch.equal(again.tokens_BT, first.tokens_BT)
-    assert _kept(generator) is kept
+    assert _graphs(generator) is graphs
 
     with torch.no_grad():  # in place, as an optimiser does
         trained.get_parameter("model.layers.0.mlp.down_proj.weight").mul_(30.0)
     changed = generator.generate(PROMPTS, SEED)
-    assert _kept(generator) is kept
+    assert _graphs(generator) is graphs
     assert _answers(changed) == _answers(_generator(trained, "eager", 1).generate(PROMPTS, SEED)) != _answers(first)
 
     long = repeated([[9] * 150, [8]], ids=[1, 2], answers=1)
     expected = _generator(trained, "eager", 1).generate(long, SEED)
     assert torch.equal(generator.generate(long, SEED).tokens_BT, expected.tokens_BT)
-    assert (_kept(generator).cache.places, _kept(generator).cache.columns) == (4, 256)
-    kept = _kept(generator)
+    assert (_graphs(generator).cache.places, _graphs(generator).cache.columns) == (4, 256)
+    graphs = _graphs(generator)
     weight = trained.get_parameter("model.norm.weight")
     weight.data = weight.data.clone()
     assert torch.equal(generator.generate(long, SEED).tokens_BT, expected.tokens_BT)
-    assert _kept(generator) is not kept, "a graph would read the weights from where they were"
+    assert _graphs(generator) is not graphs, "a graph would read the weights from where they were"
     generator.release()
     assert torch.equal(generator.generate(long, SEED).tokens_BT, expected.tokens_BT)
-    assert (_kept(generator).cache.places, _kept(generator).cache.columns) == (3, 256)
+    assert (_graphs(generator).cache.places, _graphs(generator).cache.columns) == (3, 256)
 
 
 def test_graphs_are_not_used_for_other_weights_or_other_adapters() -> None:
     plain = tiny_model(seed=3, hidden=32)
-    before = what_graphs_remember(plain)
+    before = weights_identity(plain)
     with torch.no_grad():
         plain.get_parameter("model.norm.weight").add_(1.0)
-    assert what_graphs_remember(plain) == before
+    assert weights_identity(plain) == before
     weight = plain.get_parameter("model.norm.weight")
     weight.data = weight.data.clone()
-    assert what_graphs_remember(plain) != before
+    assert weights_identity(plain) != before
 
     adapted = with_lora(tiny_model(seed=3, hidden=32), LoraSettings(rank=2), name="actor", seed=0)
-    active = what_graphs_remember(base_of(adapted))
+    active = weights_identity(base_of(adapted))
     with adapted.disable_adapter():
-        assert what_graphs_remember(base_of(adapted)) != active
-    assert what_graphs_remember(base_of(adapted)) == active
+        assert weights_identity(base_of(adapted)) != active
+    assert weights_identity(base_of(adapted)) == active
 
 
 def test_the_path_can_be_read_and_one_that_cannot_be_taken_is_refused(model: LlamaForCausalLM) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kedge.core.prompts import Prompts, repeated
 from kedge.core.records import Rollouts
-from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.stream import stream
 
 

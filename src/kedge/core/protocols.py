@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
     from kedge.core.loss import ItemLoss
     from kedge.core.per import Per
+    from kedge.core.prompts import Prompts
     from kedge.core.records import Experience, Rollouts, ValueTargets
 
 Metrics = Mapping[str, float]
@@ -24,6 +27,13 @@ class Tracker(Protocol):
     def log(self, metrics: Metrics, *, step: int) -> None: ...
     def event(self, event: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
+
+
+class Generator(Protocol):
+    """Samples answers to prompts. Calls are served in order: new weights wait for the batches submitted before them."""
+
+    def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]: ...
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None: ...
 
 
 class RewardSource(Protocol):

@@ -20,11 +20,12 @@ from kedge.core.errors import ModelError
 from kedge.models.forward.compiling import uncompiled
 
 _ATTENTION = "kedge_grouped"
-_REFUSED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}
+_UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}
 
 
 class RowCache:
-    """What transformers calls `past_key_values`. Say with an `at_` method what the next forward brings."""
+    """What transformers calls `past_key_values`. An `at_` method is called before each forward: it says which prompts
+    or tokens the forward brings, and where they go."""
 
     def __init__(self, places: int, columns: int) -> None:
         self.places, self.columns = places, columns
@@ -117,7 +118,7 @@ def grouped_attention(
     Query heads that share a key head stand as so many queries of it, so keys and values are never repeated in memory.
     After `RowCache.at_places`, the mask is not one of columns: it is `placed(place_R, column_R)`.
     """
-    for name, meaning in _REFUSED.items():
+    for name, meaning in _UNSUPPORTED.items():
         if settings.get(name) is not None:
             raise ModelError(f"{type(module).__name__} uses {meaning}, which generation here does not compute")
     rows, heads, length, width = query.shape
@@ -139,15 +140,15 @@ def placed(place_R: Tensor, column_R: Tensor) -> Tensor:
 
 
 def _at_places(query_RHGD: Tensor, keys_PHSD: Tensor, values_PHSD: Tensor, placed_211R: Tensor, scale: float) -> Tensor:
-    """With the kernel, which takes heads of 16, 32, 64, … numbers; else over a copy of the rows' keys and values."""
+    """By the Triton kernel, which takes heads of 16, 32, 64, … numbers, else over copies of the keys and values."""
     place_R, column_R = placed_211R[:, 0, 0]
     width = query_RHGD.shape[3]
     if query_RHGD.is_cuda and width >= 16 and not width & (width - 1) and values_PHSD.shape[3] == width:
         from kedge.rollout.kernels.attention import decode_attention
 
         return decode_attention(query_RHGD.contiguous(), keys_PHSD, values_PHSD, place_R, column_R, scale=scale)
-    theirs_RS = torch.arange(keys_PHSD.shape[2], device=column_R.device) <= column_R[:, None]
+    own_RS = torch.arange(keys_PHSD.shape[2], device=column_R.device) <= column_R[:, None]
     keys_RHSD, values_RHSD = keys_PHSD[place_R], values_PHSD[place_R]
     return scaled_dot_product_attention(
-        query_RHGD, keys_RHSD, values_RHSD, attn_mask=theirs_RS[:, None, None], scale=scale
+        query_RHGD, keys_RHSD, values_RHSD, attn_mask=own_RS[:, None, None], scale=scale
     )

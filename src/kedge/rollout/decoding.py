@@ -1,7 +1,7 @@
-"""One batch on its way from prompts to rollouts: rows wait, take a slot, grow by a token a step, and leave.
+"""Continuous batching: rows of a batch wait, take a slot, grow by a token a step, and leave it to the next one.
 
-The host keeps what every row has so far, and looks at the device after `window` steps: rows that ended leave, those
-of the last slots close the gaps, and rows that wait come in. Nothing that is sampled depends on any of it.
+The host keeps the tokens of every row so far and reads the device after `window` steps: rows that ended leave, those
+of the last slots close the gaps, and waiting rows come in. Nothing that is sampled depends on any of it.
 Shape letters: B rows, T positions, R slots, U distinct prompts, D width, V vocabulary, K steps, F numbers a slot.
 """
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import NumericsError
+from kedge.core.prompts import Prompts
 from kedge.core.records import Rollouts
 from kedge.models.forward import heads
-from kedge.rollout.prompts import Prompts
 from kedge.rollout.sampling import row_keys
 from kedge.rollout.slots import ALIVE, COLUMN, DRAWN, KEY, PLACE, TOKEN, no_rows
 from kedge.rollout.steps import Sampler, Steps, last_hidden
@@ -27,12 +27,12 @@ from kedge.rollout.steps import Sampler, Steps, last_hidden
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _REFILL_SHARE = 8
-"""Rows that wait are let in when one slot in so many is free: a forward of few prompts costs nearly one of many."""
+"""Waiting rows are admitted when one slot in so many is free: a forward of few prompts costs nearly one of many."""
 
 
 class Decoding:
-    """A row that ends gives its slot to the last one, so the slots in use are always the first, and only those are run,
-    up to the next of the `buckets`; the free ones go to rows that wait."""
+    """One batch from prompts to rollouts. A row that ends gives its slot to the row of the last one: the slots in use
+    are always the first, and only those are run, up to the next of the `buckets`; free slots go to waiting rows."""
 
     def __init__(
         self,
@@ -92,16 +92,16 @@ class Decoding:
         )
 
     def _admit(self, free: int) -> list[int]:
-        """Rows that wait take the free slots: their prompts are read, and their first tokens drawn."""
+        """Waiting rows take the free slots: one forward reads their prompts, and their first tokens are drawn."""
         rows = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
         slots = list(range(len(self._slots), len(self._slots) + len(rows)))
-        first: dict[tuple[int, ...], int] = {}
+        first_row: dict[tuple[int, ...], int] = {}
         for row in rows:
-            first.setdefault(self._prompts.tokens[row], row)
-        order = {prompt: index for index, prompt in enumerate(first)}
+            first_row.setdefault(self._prompts.tokens[row], row)
+        order = {prompt: index for index, prompt in enumerate(first_row)}
         source_R = self._on_device([order[self._prompts.tokens[row]] for row in rows])
-        row_U = list(first.values())
-        tokens_UT = self._on_device(self._tokens_BT[row_U, : max(map(len, first))])
+        row_U = list(first_row.values())
+        tokens_UT = self._on_device(self._tokens_BT[row_U, : max(map(len, first_row))])
         index_T = torch.arange(tokens_UT.shape[1], device=tokens_UT.device)
 
         cache = self._steps.cache
@@ -116,7 +116,7 @@ class Decoding:
         return self._note(np.array(slots), token_R[None], logp_R[None], np.ones(len(rows), dtype=np.int64))
 
     def _grow(self) -> list[int]:
-        """Up to `window` more tokens for every row that has a slot; the device is asked only after the last."""
+        """Up to `window` more tokens for every row that has a slot; the host reads the device only after the last."""
         device, in_use = self._steps.slots, len(self._slots)
         rows = _bucket(in_use, self._buckets)
         longest = int(self._length_B[self._slots].max())
@@ -128,7 +128,7 @@ class Decoding:
         return self._note(np.arange(in_use), device.token_KR[:, :in_use], device.logp_KR[:, :in_use], count_R)
 
     def _note(self, slot_R: Numbers, token_KR: Tensor, logp_KR: Tensor, count_R: Numbers) -> list[int]:
-        """Record the first `count_R` tokens that each of these slots drew; the slots whose rows ended with them."""
+        """Record the first `count_R` tokens that each of these slots drew; returns the slots whose rows ended."""
         tokens_KR, logps_KR = token_KR.cpu().numpy(), logp_KR.cpu().numpy()
         row_R = np.array(self._slots)[slot_R]
         count_R, is_stopped_R = self._until_stop_strings(row_R, tokens_KR, count_R)
@@ -146,7 +146,7 @@ class Decoding:
         return slot_R[self._is_finished_B[row_R] | is_full_R].tolist()
 
     def _until_stop_strings(self, row_R: Numbers, tokens_KR: Numbers, count_R: Numbers) -> tuple[Numbers, Numbers]:
-        """How many of the tokens there are up to the one that completes a stop string, and where there is one."""
+        """How many of the tokens count, up to the one that completes a stop string, and which rows have one."""
         settings = self._sampler.settings
         count_R, is_stopped_R = count_R.copy(), np.zeros(len(row_R), dtype=bool)
         if settings.stop and self._decode is not None:

@@ -1,4 +1,4 @@
-"""Which models the kernels of `kernels` can decode: decoders of the Llama family with plain weights or LoRA on them.
+"""Which models the Triton kernels can decode: decoders of the Llama family with plain weights or LoRA on them.
 
 Left out: quantised weights, norms of queries and keys, sliding windows, experts. Models with those decode with
 transformers' own modules.
@@ -19,7 +19,7 @@ _ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why the kernels cannot decode this model, in words; None where they can."""
+    """Why the kernels cannot decode this model; None where they can."""
     config = cast(Any, model.get_decoder()).config
     if config.model_type not in _FAMILIES:
         return f"{config.model_type} is not one of {', '.join(_FAMILIES)}"

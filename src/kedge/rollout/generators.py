@@ -17,7 +17,7 @@ from kedge.rollout.settings import SamplingSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kedge.rollout.stream import Generator
+    from kedge.core.protocols import Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class GeneratorParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorKind:
-    """A `kedge.generators` plugin. `make(settings, parts)` returns a `kedge.rollout.stream.Generator`; it may be given
+    """A `kedge.generators` plugin. `make(settings, parts)` returns a `kedge.core.protocols.Generator`; it may be given
     by its name `package.module:function`, so that a recipe is checked without importing it."""
 
     settings: type[Section]

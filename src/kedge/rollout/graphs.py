@@ -1,8 +1,8 @@
-"""The same step kept as a CUDA graph for each batch size: the host launches one thing a token, and waits for nothing.
+"""The decoding step as a CUDA graph for each batch size: the host launches one graph a token, and waits for nothing.
 
 Cache and slots stay allocated, since graphs remember addresses; rows that move only exchange places. `fused` models
 run on the kernels of `kernels`, others on transformers' modules with attention and sampling from there. Without CUDA
-the same steps run uncaptured. Weights are read where the trainer has them, so what it changes in place is seen.
+the same steps run uncaptured. Weights are read where the trainer has them, so an update in place needs no copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = getLogger(__name__)
 
 
 class GraphSteps:
-    """Decodes up to `places` rows of up to `columns` tokens; the host looks after at most `window` steps."""
+    """Decodes up to `places` rows of up to `columns` tokens; the host reads the result after at most `window` steps."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class GraphSteps:
         self._backbone: Any = None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool: Any = None
-        self._captured_of = what_graphs_remember(model)
+        self._captured_of = weights_identity(model)
 
     def can_decode(self, *, places: int, columns: int) -> bool:
         """Whether there is room for so many rows of so many columns, and the weights are where they were."""
         has_room = places <= self.cache.places and columns <= self.cache.columns
-        return has_room and self._captured_of == what_graphs_remember(self._model)
+        return has_room and self._captured_of == weights_identity(self._model)
 
     def step(self, rows: int, filled: int) -> None:
         del filled
@@ -73,13 +73,13 @@ class GraphSteps:
         state_FR[PLACE, source + target] = state_FR[PLACE, target + source]
 
     def _capture(self, rows: int) -> None:
-        """A first run compiles what must be compiled; it writes what the step itself will write, and is taken back."""
+        """Run the step once to compile it, undo what it wrote, and capture it."""
         state_FR = self.slots.state_FR.clone()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        warm_up = torch.cuda.Stream()
+        warm_up.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up):
             self._until_drawn(rows)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(warm_up)
         self.slots.state_FR.copy_(state_FR)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -94,7 +94,7 @@ class GraphSteps:
         self._graphs[rows] = graph, hidden_RD
 
     def _until_drawn(self, rows: int) -> Tensor:
-        """The hidden states, from which tokens are drawn here where that is possible."""
+        """The hidden states of the step; the tokens are drawn too where that can be part of a graph."""
         slots = self.slots.first(rows)
         hidden_RD = self._fused(rows) if self._is_fused else self._with_modules(slots)
         if self._draws_within:
@@ -128,8 +128,8 @@ class GraphSteps:
         return last_hidden(self._model, self.cache, tokens_R1, positions_R1, mask)[:, 0].contiguous()
 
 
-def what_graphs_remember(model: PreTrainedModel) -> Hashable:
-    """Where the weights lie, and which adapters take part: a graph captured under others must not be used."""
+def weights_identity(model: PreTrainedModel) -> Hashable:
+    """The addresses of the weights and the active adapters: a graph that was captured under others must not be used."""
     adapters = [
         (tuple(module.active_adapters), tuple(module.merged_adapters), module.disable_adapters)
         for module in cast(Iterable[Any], model.modules())

@@ -1,7 +1,7 @@
 """The local engine: answers are sampled in this process, with the trainer's own module and weights.
 
-The log-probs that come back are those of the softmax of all logits over the temperature: not renormalised after
-`top_k`, `top_p` or a forbidden stop token, and so the numbers that the trainer computes from the same tokens.
+The log-probs that come back are those of the softmax of all logits over the temperature: they are not renormalised
+after `top_k`, `top_p` or a forbidden stop token, so the trainer computes the same numbers from the same tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ConfigError, DataError, ModelError
+from kedge.core.prompts import Prompts
 from kedge.core.records import Rollouts
 from kedge.models.forward import heads
 from kedge.rollout.cache import for_decoding
@@ -26,7 +27,6 @@ from kedge.rollout.families import unsupported_reason
 from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.merged import MergedLayers
-from kedge.rollout.prompts import Prompts
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import EagerSteps, Sampler, Steps
 
@@ -35,8 +35,8 @@ _log = getLogger(__name__)
 _LOOK_EVERY = 8
 """Steps between two looks at a GPU. A look costs about a fifth of a step; a row that ended is run 4 times for nothing
 on average, which is little in an answer of a hundred tokens or more."""
-_COLUMNS = 128
-"""The cache of a GPU is allocated by so many columns, so that batches of like lengths share it and its graphs."""
+_COLUMNS_ALLOCATED = 128
+"""The cache of a GPU is allocated in multiples of so many columns: batches of like lengths share it and its graphs."""
 
 Path: TypeAlias = Literal["eager", "graph", "fused"]
 
@@ -78,9 +78,9 @@ class LocalGenerator:
         self._model, self._settings, self._decode = model, settings, decode
         self._stop_ids, self._pad = tuple(stop_ids), pad
         self._window = look_every or (_LOOK_EVERY if on_gpu else 1)
-        self._kept: GraphSteps | None = None
+        self._graphs: GraphSteps | None = None
         self._merged_layers = MergedLayers()
-        self._asked: Path | None = path
+        self._requested_path: Path | None = path
         self.path: Path
         """How steps are run: `eager` (modules), `graph` (the same in CUDA graphs) or `fused` (our kernels in them)."""
         self.path, reason = self._choose()
@@ -113,7 +113,7 @@ class LocalGenerator:
 
     def release(self) -> None:
         """Give back the cache and the graphs that a GPU keeps between calls; the next call makes new ones."""
-        self._kept = None
+        self._graphs = None
 
     def _sampler(self) -> Sampler:
         head_VD = heads.lm_head(self._model)
@@ -122,12 +122,12 @@ class LocalGenerator:
         return Sampler(head_VD=head_VD, stop_V=stop_V, settings=self._settings)
 
     def _choose(self) -> tuple[Path, str]:
-        """The path that was asked for, or the fastest there is, and what keeps it from being faster."""
-        if self._asked == "fused" and (reason := unsupported_reason(self._model)):
+        """The path that was requested, or the fastest there is; and why no faster one can be taken."""
+        if self._requested_path == "fused" and (reason := unsupported_reason(self._model)):
             name = type(self._model).__name__
             raise ModelError(f"{name} cannot be decoded on the path 'fused': {reason}. Ask for 'graph' or 'eager'")
-        if self._asked is not None:
-            return self._asked, ""
+        if self._requested_path is not None:
+            return self._requested_path, ""
         if self._model.device.type != "cuda":
             return "eager", ""
         if find_spec("triton") is None:
@@ -141,32 +141,32 @@ class LocalGenerator:
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _plain_layers(self) -> AbstractContextManager[None]:
-        """The kernels read one matrix a layer: within, layers with adapters are such layers."""
+        """The kernels read one matrix a layer: within, adapted layers are replaced by merged ones."""
         return self._merged_layers.within(self._model) if self.path == "fused" else nullcontext()
 
     def _steps(self, sampler: Sampler, places: int, columns: int) -> Steps:
         if self.path == "eager":
             return EagerSteps(self._model, sampler, places=places, columns=columns, window=self._window)
-        kept = self._kept
-        if kept is None or not kept.can_decode(places=places, columns=columns):
-            columns = -(-columns // _COLUMNS) * _COLUMNS
-            if kept is not None:
-                places, columns = max(places, kept.cache.places), max(columns, kept.cache.columns)
-            self._kept = kept = None  # its memory is free before the next is allocated
+        graphs = self._graphs
+        if graphs is None or not graphs.can_decode(places=places, columns=columns):
+            columns = -(-columns // _COLUMNS_ALLOCATED) * _COLUMNS_ALLOCATED
+            if graphs is not None:
+                places, columns = max(places, graphs.cache.places), max(columns, graphs.cache.columns)
+            self._graphs = graphs = None  # its memory is free before the next is allocated
             is_fused = self.path == "fused"
-            self._kept = kept = GraphSteps(
+            self._graphs = graphs = GraphSteps(
                 self._model, sampler, places=places, columns=columns, window=self._window, is_fused=is_fused
             )
-        return kept
+        return graphs
 
     def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:
-        """The same as a future, which is done at once."""
+        """`generate` as a future, which is done when this returns."""
         future = Future[Rollouts]()
         future.set_result(self.generate(prompts, seed))
         return future
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The trainer's module samples, so its weights are here already; what changes is their version."""
+        """Take over the version alone: the trainer's own module samples, so its new weights are here already."""
         del weights
         self.version = version
 
@@ -211,7 +211,7 @@ def bucket_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def _window(model: PreTrainedModel) -> int:
-    """How many tokens a row may have: what the model's positions reach, and what all of its layers can see."""
+    """How many tokens a row may have: the positions of the model, or its sliding window where that is shorter."""
     config = model.config
     slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
     return min(cast(int, limit) for limit in (getattr(config, "max_position_embeddings", None), slides, 2**62) if limit)

@@ -1,8 +1,8 @@
 """LoRA adapters worked into plain layers while answers are sampled, for kernels that read one matrix a layer.
 
-Each stand-in holds W + scale · B · A, added in float32 and rounded once to the type of W, up or down by lot: a change
-too small for bfloat16 still counts in the mean. The model's own weights are never written, and the sums exist only
-while rows are decoded. Left out: DoRA and other variants, and quantised bases.
+Each merged layer holds W + scale · B · A, added in float32 and rounded once to the type of W, stochastically: a change
+too small for bfloat16 still counts in the mean. The model's own weights are never written, and the merged ones exist
+only while rows are decoded. Left out: DoRA and other variants, and quantised bases.
 Shape letters: N outputs and K inputs of a layer, R the rank of an adapter.
 """
 
@@ -21,18 +21,19 @@ _ALIGNED = 128
 
 
 class MergedLayers:
-    """The plain layers that take the places of adapted ones. Kept between calls, so that a graph finds them again."""
+    """Plain layers that stand in for adapted ones while rows are decoded. They are kept between calls, so that a graph
+    finds them again."""
 
     def __init__(self) -> None:
         self._plain: dict[nn.Module, nn.Linear] = {}
 
     @contextmanager
     def within(self, model: nn.Module) -> Generator[None]:
-        """Within, no layer of `model` has an adapter; afterwards it is as it was, and the sums are given back."""
+        """Within, no layer of `model` has an adapter; afterwards it is as it was, and the merged weights are freed."""
         places = list(_places(model))
         adapted = [module for _, _, module in places]
         self._plain = {module: self._plain.get(module) or _plain(module) for module in adapted}
-        for module, weight in zip(adapted, _sums(adapted), strict=True):
+        for module, weight in zip(adapted, _merged_weights(adapted), strict=True):
             self._plain[module].weight.data = weight
         try:
             for parent, name, module in places:
@@ -50,7 +51,7 @@ def is_adapted(module: nn.Module) -> bool:
 
 
 def unsupported_adapter_reason(module: Any) -> str | None:
-    """Why an adapted layer cannot stand as one matrix, in words; None where it can."""
+    """Why an adapted layer cannot be merged into one matrix; None where it can."""
     if type(module.base_layer) is not nn.Linear:
         kind = type(module.base_layer)
         return f"an adapter on a {kind.__module__}.{kind.__name__}, not on a plain linear layer"
@@ -84,21 +85,21 @@ def _plain(module: Any) -> nn.Linear:
     return plain
 
 
-def _sums(adapted: list[nn.Module]) -> list[Tensor]:
-    """The matrices with their adapters, in one piece of memory: a piece of one size is likely to be had at the same
-    address the next time, where graphs look for it."""
+def _merged_weights(adapted: list[nn.Module]) -> list[Tensor]:
+    """The matrices with their adapters, in one block of memory: a block of the same size is likely to be allocated at
+    the same address the next time, where graphs look for it."""
     bases = [cast(Tensor, cast(Any, module).base_layer.weight).detach() for module in adapted]
     if not bases:
         return []
     starts = [0, *accumulate(-(-base_NK.nbytes // _ALIGNED) * _ALIGNED for base_NK in bases)]
     memory = torch.empty(starts[-1], dtype=torch.uint8, device=bases[0].device)
-    # Always the same lots: a weight changes only when the adapter does, and a resumed run samples the same answers.
-    lots = torch.Generator(bases[0].device).manual_seed(0)
-    found: list[Tensor] = []
+    # Always the same seed: a weight changes only when the adapter does, and a resumed run samples the same answers.
+    rng = torch.Generator(bases[0].device).manual_seed(0)
+    merged: list[Tensor] = []
     for module, base_NK, start in zip(adapted, bases, starts, strict=False):
-        sum_NK = memory[start : start + base_NK.nbytes].view(base_NK.dtype).view_as(base_NK)
-        found.append(sum_NK.copy_(_rounded(_summed(module, base_NK), base_NK.dtype, lots)))
-    return found
+        merged_NK = memory[start : start + base_NK.nbytes].view(base_NK.dtype).view_as(base_NK)
+        merged.append(merged_NK.copy_(_rounded(_summed(module, base_NK), base_NK.dtype, rng)))
+    return merged
 
 
 def _summed(module: Any, base_NK: Tensor) -> Tensor:
@@ -109,13 +110,13 @@ def _summed(module: Any, base_NK: Tensor) -> Tensor:
     return wide_NK
 
 
-def _rounded(wide_NK: Tensor, dtype: torch.dtype, lots: torch.Generator) -> Tensor:
-    """Up or down with the odds of how near each is, where `dtype` is bfloat16; what it can hold stays as it is.
+def _rounded(wide_NK: Tensor, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+    """Stochastic rounding to bfloat16: up or down with the odds of how near each is. A number it can hold stays.
 
     Rounded to the nearest, the first updates of an adapter would be lost in every entry: half a unit in the last place
     is 0.4 % of a weight.
     """
     if dtype != torch.bfloat16:
         return wide_NK.to(dtype)
-    lot_NK = torch.randint(2**16, wide_NK.shape, generator=lots, device=wide_NK.device, dtype=torch.int32)
-    return ((wide_NK.view(torch.int32) + lot_NK) & -(2**16)).view(torch.float32).to(dtype)
+    noise_NK = torch.randint(2**16, wide_NK.shape, generator=rng, device=wide_NK.device, dtype=torch.int32)
+    return ((wide_NK.view(torch.int32) + noise_NK) & -(2**16)).view(torch.float32).to(dtype)

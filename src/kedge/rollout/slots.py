@@ -1,7 +1,7 @@
-"""What a decoding step reads and writes: one column of numbers for each slot, on the device of the model.
+"""The state of the rows being decoded: one column of numbers for each slot, on the device of the model.
 
-The host puts rows into slots and looks at them after some steps; in between nothing waits for it. A row that ended
-stands still until then: it is computed again and again, at the same place, and what it draws counts for nothing.
+The host puts rows into slots and reads them after some steps; in between nothing waits for it. A row that ended stands
+still until then: it is computed again and again, at the same place, and the tokens it draws are dropped.
 Shape letters: R slots, K steps since the host last looked, F numbers a slot, V vocabulary.
 """
 
@@ -83,7 +83,7 @@ def no_rows(rows: int) -> State:
 
 
 def advance(slots: Slots, token_R: Tensor, logp_R: Tensor, stop_V: Tensor, *, most: int) -> None:
-    """Note what was drawn; rows that grow take it, and end with a stop token or when they have `most` tokens."""
+    """Record the drawn tokens; growing rows take theirs, and end with a stop token or once they have `most` tokens."""
     row_R = torch.arange(len(token_R), device=token_R.device)
     slots.token_KR[slots.at_R, row_R] = token_R
     slots.logp_KR[slots.at_R, row_R] = logp_R

@@ -1,6 +1,6 @@
-"""One more token for every row that has a slot: forward, draw, note. The plain way, a module at a time.
+"""A decoding step, one more token for every row that has a slot: forward, draw, record. Here module by module.
 
-Runs any model that `for_decoding` takes, on any device; what `graphs` does faster is held to the same numbers.
+Runs any model that `for_decoding` takes, on any device; the faster steps of `graphs` are tested against it.
 Shape letters: R slots, T positions, S columns, D width, V vocabulary, F numbers a slot.
 """
 
@@ -21,7 +21,7 @@ from kedge.rollout.slots import Slots, State, advance, empty_slots
 
 
 class Steps(Protocol):
-    """Where rows are decoded."""
+    """Runs decoding steps over a cache and its slots."""
 
     @property
     def cache(self) -> RowCache: ...
@@ -85,10 +85,10 @@ class EagerSteps:
 
     def step(self, rows: int, filled: int) -> None:
         slots, filled = self.slots.first(rows), min(filled, self.cache.columns)
-        theirs_RS = torch.arange(filled, device=slots.column_R.device) <= slots.column_R[:, None]
+        own_RS = torch.arange(filled, device=slots.column_R.device) <= slots.column_R[:, None]
         self.cache.at_tokens(slots.column_R, filled)
         hidden_R1D = last_hidden(
-            self._model, self.cache, slots.token_R[:, None], slots.column_R[:, None], theirs_RS[:, None, None]
+            self._model, self.cache, slots.token_R[:, None], slots.column_R[:, None], own_RS[:, None, None]
         )
         self._sampler.draw_and_advance(slots, hidden_R1D[:, 0])
 

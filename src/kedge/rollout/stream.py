@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import Protocol
 
-from torch import Tensor
-
+from kedge.core.prompts import Prompts
+from kedge.core.protocols import Generator
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
-from kedge.rollout.prompts import Prompts
-
-
-class Generator(Protocol):
-    """Whoever samples answers. Calls are served in the order asked, so new weights wait behind what is under way."""
-
-    def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]: ...
-    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None: ...
 
 
 def stream(

@@ -53,12 +53,12 @@ class Tiles:
 
 def tiles_for(rows: int, *, width: int, inner: int, attended: int) -> Tiles:
     """`width` of the residual stream, `inner` of the gated product, `attended` of all heads together."""
-    wanted = next(tiles for most, tiles, _ in _BY_ROWS if rows <= most)
+    tiles = next(tiles for most, tiles, _ in _BY_ROWS if rows <= most)
     return Tiles(
-        attention_inputs=_fitted(wanted.attention_inputs, columns=width, depth=width),
-        o=_fitted(wanted.o, columns=width, depth=attended),
-        gated=_fitted(wanted.gated, columns=inner, depth=width),
-        down=_fitted(wanted.down, columns=width, depth=inner),
+        attention_inputs=_fitted(tiles.attention_inputs, columns=width, depth=width),
+        o=_fitted(tiles.o, columns=width, depth=attended),
+        gated=_fitted(tiles.gated, columns=inner, depth=width),
+        down=_fitted(tiles.down, columns=width, depth=inner),
     )
 
 
@@ -90,10 +90,11 @@ def _fitted(tile: Tile, *, columns: int, depth: int) -> Tile:
     return replace(tile, columns=_divisor(tile.columns, columns), depth=step, splits=min(tile.splits, depth // step))
 
 
-def _divisor(wanted: int, size: int) -> int:
-    while size % wanted:
-        wanted //= 2
-    return wanted
+def _divisor(block: int, size: int) -> int:
+    """The block size, halved until it divides `size`."""
+    while size % block:
+        block //= 2
+    return block
 
 
 # The columns of `attention_inputs` are those of a head, whatever is said here.

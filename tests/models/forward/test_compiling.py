@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from kedge.core.prompts import repeated
 from kedge.models.forward.compiling import compile_layers, uncompiled
 from kedge.models.loading.tiny import tiny_model
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 
 

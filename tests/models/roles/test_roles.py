@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from kedge.core.errors import CheckpointError, ModelError
 from kedge.core.loss import ItemLoss
+from kedge.core.prompts import repeated
 from kedge.core.records import Experience, Rollouts, ValueTargets, take
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.hashing import module_hash
@@ -27,7 +28,6 @@ from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import repeated
 from kedge.rollout.settings import SamplingSettings
 
 Hold = Callable[[RoleSpec], RoleSet]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kedge.core.prompts import Prompts
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
 from kedge.data.batching import item_at
 from kedge.data.examples import Message, Origin, Prompt
-from kedge.rollout.prompts import Prompts
 from kedge.runtime.local import Clock
 from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.rl.prompts import PromptDataset

@@ -81,8 +81,8 @@ def _added(
     CHAINED: tl.constexpr,
 ):
     """Of programs that share a depth, the one that comes last adds all parts, in their order: always the same sum."""
-    wanted_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    row_R, inside_R = tl.minimum(wanted_R, rows - 1), wanted_R < rows
+    unclamped_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row_R, inside_R = tl.minimum(unclamped_R, rows - 1), unclamped_R < rows
     tile, split = tl.program_id(1), tl.program_id(2)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     BLOCKS: tl.constexpr = DEPTH // BLOCK_K

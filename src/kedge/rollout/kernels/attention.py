@@ -86,29 +86,29 @@ def _attend(
     CHAINED: tl.constexpr,
 ):
     head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    one = row * tl.num_programs(0) + head
+    row_head = row * tl.num_programs(0) + head
     length = tl.load(column_ptr + row).to(tl.int32) + 1
     span = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_S) * BLOCK_S
     start = split * span
     stop = tl.minimum(start + span, length)
 
     g, d, s = tl.arange(0, PADDED), tl.arange(0, D), tl.arange(0, BLOCK_S)
-    theirs = (g < GROUP)[:, None]
+    in_group = (g < GROUP)[:, None]
     base = tl.load(place_ptr + row) * place_stride + head * head_stride
     if IS_EARLY:  # of these columns only the newest is still being written
         for at in range(start, stop, BLOCK_S):
             fetch(k_ptr + base + tl.minimum(at + s, stop - 1) * D)
             fetch(v_ptr + base + tl.minimum(at + s, stop - 1) * D)
     follow(CHAINED)
-    q_GD = tl.load(q_ptr + (one * GROUP + g[:, None]) * D + d, mask=theirs, other=0.0)
+    q_GD = tl.load(q_ptr + (row_head * GROUP + g[:, None]) * D + d, mask=in_group, other=0.0)
     top_G = tl.full([PADDED], -1e30, tl.float32)  # not -inf: a split without columns would give inf - inf
     total_GS = tl.zeros([PADDED, BLOCK_S], tl.float32)
     mixed_GD = tl.zeros([PADDED, D], tl.float32)
     for at in range(start, stop, BLOCK_S):
-        seen = at + s < stop
-        k_DS = tl.load(k_ptr + base + (at + s)[None, :] * D + d[:, None], mask=seen[None, :], other=0.0)
-        v_SD = tl.load(v_ptr + base + (at + s)[:, None] * D + d, mask=seen[:, None], other=0.0)
-        score_GS = tl.where(seen[None, :], tl.dot(q_GD, k_DS, input_precision="ieee") * scale, float("-inf"))
+        inside = at + s < stop
+        k_DS = tl.load(k_ptr + base + (at + s)[None, :] * D + d[:, None], mask=inside[None, :], other=0.0)
+        v_SD = tl.load(v_ptr + base + (at + s)[:, None] * D + d, mask=inside[:, None], other=0.0)
+        score_GS = tl.where(inside[None, :], tl.dot(q_GD, k_DS, input_precision="ieee") * scale, float("-inf"))
         new_G = tl.maximum(top_G, tl.max(score_GS, 1))
         weight_GS = tl.exp2(score_GS - new_G[:, None])
         shrink_G = tl.exp2(top_G - new_G)
@@ -118,8 +118,8 @@ def _attend(
         top_G = new_G
     total_G = tl.sum(total_GS, 1)
     mixed_GD = mixed_GD / tl.maximum(total_G, 1e-30)[:, None]
-    at_split = one * SPLITS + split
-    tl.store(out_ptr + (at_split * GROUP + g[:, None]) * D + d, mixed_GD.to(out_ptr.dtype.element_ty), mask=theirs)
+    at_split = row_head * SPLITS + split
+    tl.store(out_ptr + (at_split * GROUP + g[:, None]) * D + d, mixed_GD.to(out_ptr.dtype.element_ty), mask=in_group)
     if SPLITS > 1:
         weight_G = tl.where(total_G > 0, top_G + tl.log2(tl.maximum(total_G, 1e-30)), -1e30)
         tl.store(weight_ptr + at_split * GROUP + g, weight_G, mask=g < GROUP)
@@ -137,20 +137,20 @@ def _combine(
     CHAINED: tl.constexpr,
 ):
     follow(CHAINED)
-    one = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    row_head = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     g, d = tl.arange(0, PADDED), tl.arange(0, D)
-    theirs = g < GROUP
+    in_group = g < GROUP
     top_G = tl.full([PADDED], -1e30, tl.float32)
     total_G = tl.zeros([PADDED], tl.float32)
     mixed_GD = tl.zeros([PADDED, D], tl.float32)
     for split in range(SPLITS):
-        at = (one * SPLITS + split) * GROUP + g
-        weight_G = tl.load(weight_ptr + at, mask=theirs, other=-1e30)
-        part_GD = tl.load(parts_ptr + at[:, None] * D + d, mask=theirs[:, None], other=0.0)
+        at = (row_head * SPLITS + split) * GROUP + g
+        weight_G = tl.load(weight_ptr + at, mask=in_group, other=-1e30)
+        part_GD = tl.load(parts_ptr + at[:, None] * D + d, mask=in_group[:, None], other=0.0)
         new_G = tl.maximum(top_G, weight_G)
         share_G, shrink_G = tl.exp2(weight_G - new_G), tl.exp2(top_G - new_G)
         total_G = total_G * shrink_G + share_G
         mixed_GD = mixed_GD * shrink_G[:, None] + part_GD * share_G[:, None]
         top_G = new_G
     out_GD = (mixed_GD / total_G[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (one * GROUP + g[:, None]) * D + d, out_GD, mask=theirs[:, None])
+    tl.store(out_ptr + (row_head * GROUP + g[:, None]) * D + d, out_GD, mask=in_group[:, None])

@@ -99,8 +99,8 @@ def _attention_inputs(
     CHAINED: tl.constexpr,
 ):
     """One head, of queries, keys or values, whose two halves the rotation mixes."""
-    wanted_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    row_R = tl.minimum(wanted_R, rows - 1)
+    unclamped_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row_R = tl.minimum(unclamped_R, rows - 1)
     head = tl.program_id(1)
     w_ptr, b_ptr = wq_ptr, bq_ptr
     local = head
@@ -129,7 +129,7 @@ def _attention_inputs(
 
     scale_R1 = inverse_root(squares_RN, eps, WIDTH)[:, None]
     a_RD, b_RD = a_RD * scale_R1 + first_bias_D[None, :], b_RD * scale_R1 + second_bias_D[None, :]
-    inside = (wanted_R < rows)[:, None]
+    inside = (unclamped_R < rows)[:, None]
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     if head >= QUERY_HEADS + HEADS:
         tl.store(values_ptr + at_RD, a_RD.to(dtype), mask=inside)

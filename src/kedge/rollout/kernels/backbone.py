@@ -1,6 +1,6 @@
 """A decoder of the Llama family, read as tensors: five kernels a layer instead of some thirty, and no weight copied.
 
-The forward of one token a row, for models without an `unsupported_reason` in `families`.
+The forward of one token a row, for models that have no `unsupported_reason` in `families`.
 Shape letters: R slots, P places, H key heads, G query heads a key head, S columns, D head width, W width.
 """
 

@@ -63,8 +63,8 @@ def _gated(
     BLOCK_K: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    wanted_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    row_R = tl.minimum(wanted_R, rows - 1)
+    unclamped_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row_R = tl.minimum(unclamped_R, rows - 1)
     first = tl.program_id(1) * BLOCK_N
     follow(CHAINED)
     squares_RN = load_squares(squares_ptr, row_R, TILES, TILES_PADDED)
@@ -76,4 +76,4 @@ def _gated(
     out_RN = gate_RN / (1 + tl.exp(-gate_RN)) * (up_RN * scale_R1)
     n = first + tl.arange(0, BLOCK_N)
     out_ptrs = out_ptr + row_R[:, None] * INNER + n
-    tl.store(out_ptrs, out_RN.to(out_ptr.dtype.element_ty), mask=(wanted_R < rows)[:, None])
+    tl.store(out_ptrs, out_RN.to(out_ptr.dtype.element_ty), mask=(unclamped_R < rows)[:, None])

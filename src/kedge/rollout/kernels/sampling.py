@@ -38,7 +38,7 @@ def draw_and_advance(
     tiles = triton.cdiv(vocabulary, tile.columns)
     score_RN, logit_RN, top_RN, sum_RN = hidden_RD.new_empty(4, rows, tiles, dtype=torch.float32)
     token_RN = hidden_RD.new_empty(rows, tiles, dtype=torch.int32)
-    found = (score_RN, token_RN, logit_RN, top_RN, sum_RN)
+    tile_bests = (score_RN, token_RN, logit_RN, top_RN, sum_RN)
     units = triton.cdiv(rows, tile.rows) * tiles
     _best_of_tile[(min(units, tile.programs * _processors(head_VD)),)](
         tiled(hidden_RD, tile.rows, tile.depth),
@@ -46,7 +46,7 @@ def draw_and_advance(
         stop_V,
         slots.key_R,
         slots.drawn_R,
-        *found,
+        *tile_bests,
         rows,
         1 / temperature,
         LEAST=least,
@@ -62,7 +62,7 @@ def draw_and_advance(
         launch_pdl=chained,
     )
     _best_of_row[(rows,)](
-        *found,
+        *tile_bests,
         stop_V,
         slots.token_R,
         slots.column_R,
@@ -160,8 +160,8 @@ def _best_of_tile(
     blocks = tl.cdiv(rows, BLOCK_R)
     for unit in tl.range(tl.program_id(0), TILES * blocks, tl.num_programs(0), flatten=True):
         block, tile = unit % blocks, unit // blocks
-        wanted_R = block * BLOCK_R + tl.arange(0, BLOCK_R)
-        row_R = tl.minimum(wanted_R, rows - 1)
+        unclamped_R = block * BLOCK_R + tl.arange(0, BLOCK_R)
+        row_R = tl.minimum(unclamped_R, rows - 1)
         v_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         logit_RN = product(x_tiles, w_tiles, block * BLOCK_R, tile * BLOCK_N, 0, WIDTH, BLOCK_R, BLOCK_N, BLOCK_K)
         logit_RN = logit_RN * inverse_temperature
@@ -184,7 +184,7 @@ def _best_of_tile(
             race_RN = tl.where(stops_N[None, :] & (drawn_R < LEAST)[:, None], 0.0, race_RN)
         best_R, index_R = tl.max(race_RN, 1, return_indices=True)
         chosen_RN = tl.arange(0, BLOCK_N)[None, :] == index_R[:, None]
-        at_R, inside_R = row_R * TILES + tile, wanted_R < rows
+        at_R, inside_R = row_R * TILES + tile, unclamped_R < rows
         tl.store(score_ptr + at_R, top_R + tl.log(best_R), mask=inside_R)
         tl.store(token_ptr + at_R, tile * BLOCK_N + index_R, mask=inside_R)
         tl.store(logit_ptr + at_R, tl.sum(tl.where(chosen_RN, logit_RN, 0.0), 1), mask=inside_R)

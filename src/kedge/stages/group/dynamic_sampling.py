@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.core.protocols import RewardSource
+from kedge.core.prompts import Prompts
+from kedge.core.protocols import Generator, RewardSource
 from kedge.core.records import Rollouts, joined, num_rows, take
-from kedge.rollout.prompts import Prompts
-from kedge.rollout.stream import Generator, stream
+from kedge.rollout.stream import stream
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.trainers.evaluated import GreedyBaseline, ScoredRollouts

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kedge.core.files import hash_folder, hash_json, write_json
+from kedge.core.prompts import Prompts, repeated
 from kedge.core.records import Rollouts, joined, to_device
 from kedge.data.examples import Messages
 from kedge.data.template import encode_prompt, stop_ids, template_hash
@@ -26,7 +27,6 @@ from kedge.models.loading.cache import build_once, cache_root
 from kedge.models.loading.load import DTypeName, dtype_for, load_causal
 from kedge.models.loading.resolve import resolve
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.prompts import Prompts, repeated
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.reward import decoded, tokenizer_hash
 from kedge.stages.shared.loop import pick_device

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kedge.core.errors import DataError
+from kedge.core.prompts import Prompts, repeated
 from kedge.core.seeds import seed_for
 from kedge.data.batching import item_at
 from kedge.data.examples import Prompt
 from kedge.data.reading import read
 from kedge.data.template import encode_prompt
 from kedge.rewards.rollouts import PromptRecord
-from kedge.rollout.prompts import Prompts, repeated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,6 +17,7 @@ import torch
 
 from kedge.core.errors import ContractStop, NumericsError, RewardError
 from kedge.core.loss import masked
+from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
@@ -28,7 +29,6 @@ from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.build import Reward
 from kedge.rollout.generators import GeneratorParts, open_generator
 from kedge.rollout.settings import SamplingSettings
-from kedge.rollout.stream import Generator as AnswerGenerator
 from kedge.rollout.stream import stream
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock

@@ -1,4 +1,4 @@
-"""What a generator is asked: one row for each answer that is wanted. Free of torch; tokens are plain numbers."""
+"""What a generator is given: one row for each answer to sample. Free of torch; tokens are plain numbers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Prompts:
     """Which answer to its prompt a row is: 0, 1, …"""
 
     def __post_init__(self) -> None:
-        found = {"tokens": len(self.tokens), "group": len(self.group), "answer": len(self.answer)}
-        if len(set(found.values())) != 1 or not self.tokens:
-            counts = ", ".join(f"{count} of {name}" for name, count in found.items())
+        sizes = {"tokens": len(self.tokens), "group": len(self.group), "answer": len(self.answer)}
+        if len(set(sizes.values())) != 1 or not self.tokens:
+            counts = ", ".join(f"{size} of {name}" for name, size in sizes.items())
             raise DataError(f"prompts: found {counts}; expected one row or more, and one of each for every row")
         for row, tokens in enumerate(self.tokens):
             if not tokens:
