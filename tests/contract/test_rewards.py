@@ -1,13 +1,8 @@
-"""What every source of rewards promises, ours or another's: add a factory to `SOURCES` and it is checked.
-
-One score a row, in the order of the rows, whatever they hold; NaN instead of an exception; the same again when asked
-again; nothing of one row in the score of another.
-"""
+"""Our reward sources against their contracts: add a factory to `SOURCES` and it is checked."""
 
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,10 +15,14 @@ import torch
 
 from kedge.core.answers import Answer, TextSource
 from kedge.core.plugins import names
+from kedge.core.protocols import RewardSource
+from kedge.core.records import Rollouts
 from kedge.rewards import function, http, judge, maths, unit_tests, verifiable
+from kedge.rewards.build import Mix
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import CountedSource, FailureCounter
-from kedge.rewards.model import on_text
+from kedge.rewards.model import OnTokens, on_text
+from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
 from kedge.rewards.settings import (
     TEXT_KINDS,
     ExactSource,
@@ -33,11 +32,13 @@ from kedge.rewards.settings import (
     JsonSource,
     JudgeSource,
     MathSource,
+    MixSource,
     ModelSource,
     NumericSource,
     RegexSource,
     UnitTestsSource,
 )
+from kedge.testing.contracts import RewardSourceContract, TextSourceContract
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _function(place: Place) -> TextSource:
 
 def _math(place: Place) -> TextSource:
     def verify(pairs: Sequence[tuple[str, str]], timeout_s: float) -> list[bool | None]:
-        return [gold == found for gold, found in pairs]
+        return [solution == answer for solution, answer in pairs]
 
     return maths.source(MathSource(kind="math"), verify)
 
@@ -103,42 +104,15 @@ SOURCES: dict[str, Callable[[Place], TextSource]] = {
     "counted": _counted,
 }
 
-TEXTS = [
-    "42",
-    "",
-    "  ",
-    "żółć 日本語 🙂 \u202e",
-    "x" * 5000,
-    '{"a": 1}',
-    "a = 42",
-    "null\x00byte",
-    "\ud800 lone",
-    "42.",
-]
-
-
-def answers() -> list[Answer]:
-    """Odd rows have a known solution and tests; one was cut off, one has no prompt."""
-    return [
-        Answer(
-            prompt=(("user", "¿qué?"),) if index else (),
-            text=text,
-            is_finished=index != 4,
-            solution="42" if index % 2 else None,
-            extra={"tests": ["assert a == 42"]} if index % 2 else {},
-        )
-        for index, text in enumerate([*TEXTS, "42", "41", "42", "a = 42"])
-    ]
-
 
 class Server(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "answers" in body:
-            said: dict[str, Any] = {"scores": [len(row["answer"]) for row in body["answers"]]}
+            reply: dict[str, Any] = {"scores": [len(row["answer"]) for row in body["answers"]]}
         else:
-            said = {"choices": [{"message": {"content": f"Score: {len(body['messages'][0]['content'])}"}}]}
-        text = json.dumps(said).encode()
+            reply = {"choices": [{"message": {"content": f"Score: {len(body['messages'][0]['content'])}"}}]}
+        text = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -163,40 +137,43 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.fixture(params=sorted(SOURCES))
-def source(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> TextSource:
-    return SOURCES[request.param](Place(context=RewardContext(folder=tmp_path, seed=3), url=url))
+class TestTextSources(TextSourceContract):
+    @pytest.fixture(autouse=True, params=sorted(SOURCES))
+    def _place(self, request: pytest.FixtureRequest, url: str, tmp_path: Path) -> None:
+        self._factory = SOURCES[request.param]
+        self._where = Place(context=RewardContext(folder=tmp_path, seed=3), url=url)
+
+    def make_source(self) -> TextSource:
+        return self._factory(self._where)
 
 
-def same(found: Sequence[float], expected: Sequence[float]) -> bool:
-    pairs = list(zip(found, expected, strict=True))
-    return all(one == other or (math.isnan(one) and math.isnan(other)) for one, other in pairs)
+def _on_tokens() -> RewardSource:
+    settings = ModelSource.model_validate({"kind": "model", "from": "reward", "rows": 2})
+    return OnTokens(Letters(), settings, FailureCounter("reward", FailureSettings()))
 
 
-def test_no_answers_no_scores(source: TextSource) -> None:
-    assert source.score([]) == []
+def _read(rollouts: Rollouts) -> list[Answer]:
+    record = PromptRecord(prompt=(("user", "Which?"),), solution="7 8")
+    return answers_of(rollouts, prompt_of=lambda group: record, decode=lambda tokens: " ".join(map(str, tokens)))
 
 
-def test_one_number_a_row_and_never_infinity(source: TextSource) -> None:
-    scores = source.score(answers())
-    assert [type(score) for score in scores] == [float] * len(answers())
-    assert not any(math.isinf(score) for score in scores)
-    assert len({str(score) for score in scores}) > 1  # a source that says one thing of everything teaches nothing
+def _from_text() -> RewardSource:
+    return FromText(verifiable.make_exact(ExactSource(kind="exact"), RewardContext(folder=Path(), seed=3)), _read)
 
 
-def test_scores_follow_their_rows(source: TextSource) -> None:
-    rows = answers()
-    scores = source.score(rows)
-    assert same(source.score(rows[::-1]), scores[::-1])
-    assert same(source.score(rows[3:6]), scores[3:6])
+def _mix() -> RewardSource:
+    parts = {"model": _on_tokens(), "right": _from_text()}
+    settings = {"kind": "mix", "weights": {"right": 0.5}, "parts": {name: {"kind": "exact"} for name in parts}}
+    return Mix(parts, MixSource.model_validate(settings))
 
 
-def test_the_same_question_has_the_same_answer(source: TextSource) -> None:
-    assert same(source.score(answers()), source.score(answers()))
+class TestRewardSources(RewardSourceContract):
+    @pytest.fixture(autouse=True, params=[_on_tokens, _from_text, _mix])
+    def _made_by(self, request: pytest.FixtureRequest) -> None:
+        self._factory = request.param
 
-
-def test_any_sequence_will_do(source: TextSource) -> None:
-    assert same(source.score(tuple(answers())), source.score(answers()))
+    def make_source(self) -> RewardSource:
+        return self._factory()
 
 
 def test_every_kind_of_text_source_has_an_entry_point() -> None:
