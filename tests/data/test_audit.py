@@ -49,10 +49,10 @@ def clean_pairs(count: int, *, tag: str = "") -> list[dict[str, str]]:
     ]
 
 
-def finding(result: Audit, code: str) -> Finding:
-    found = [item for item in result.findings if item.code == code]
-    assert len(found) == 1, [item.code for item in result.findings]
-    return found[0]
+def finding_of(result: Audit, code: str) -> Finding:
+    finding = [item for item in result.findings if item.code == code]
+    assert len(finding) == 1, [item.code for item in result.findings]
+    return finding[0]
 
 
 def counts(result: Audit) -> dict[str, int]:
@@ -72,10 +72,12 @@ def test_identical_pairs_forgive_only_white_space(write: Write) -> None:
     rows[4] = pair("p four", "same  text\n", " same text")
     rows[7] = pair("p seven", "Same text", "same text")
     result = audit([write("a.jsonl", rows)])
-    found = finding(result, "pairs.identical")
-    assert (found.evidence["count"], found.evidence["total"], found.level) == (1, 30, "fatal")
-    assert found.where.endswith("a.jsonl:5")
-    assert finding(audit([write("b.jsonl", [*rows, *clean_pairs(70, tag="b")])]), "pairs.identical").level == "warning"
+    finding = finding_of(result, "pairs.identical")
+    assert (finding.evidence["count"], finding.evidence["total"], finding.level) == (1, 30, "fatal")
+    assert finding.where.endswith("a.jsonl:5")
+    assert (
+        finding_of(audit([write("b.jsonl", [*rows, *clean_pairs(70, tag="b")])]), "pairs.identical").level == "warning"
+    )
 
 
 def test_pairs_that_differ_in_punctuation_alone_are_noise(write: Write) -> None:
@@ -85,9 +87,9 @@ def test_pairs_that_differ_in_punctuation_alone_are_noise(write: Write) -> None:
         {"prompt": "Count.", "chosen": "1, 2", "rejected": "1, 2, 3"},
         {"prompt": "Again.", "chosen": "Yes", "rejected": "Yes ........................"},
     ]
-    found = finding(audit([write("a.jsonl", [*rows, *clean_pairs(70, tag="b")])]), "pairs.same_words")
-    assert (found.level, found.evidence["count"], found.evidence["total"]) == ("warning", 2, 74)
-    assert found.where.endswith("a.jsonl:2")
+    finding = finding_of(audit([write("a.jsonl", [*rows, *clean_pairs(70, tag="b")])]), "pairs.same_words")
+    assert (finding.level, finding.evidence["count"], finding.evidence["total"]) == ("warning", 2, 74)
+    assert finding.where.endswith("a.jsonl:2")
 
 
 def test_contradictions_count_every_pair_of_a_disputed_group(write: Write) -> None:
@@ -95,12 +97,12 @@ def test_contradictions_count_every_pair_of_a_disputed_group(write: Write) -> No
     rows += [pair("q", "yes", "no way"), pair("q", "no way", "yes"), pair("q", "yes", "no  way")]
     rows += [pair("r", "yes", "no way")]  # another prompt: no contradiction
     result = audit([write("a.jsonl", rows)])
-    found = finding(result, "pairs.contradictory")
-    assert (found.evidence["count"], found.evidence["total"], found.evidence["groups"]) == (3, 24, 1)
-    offender = result.offenders_of(found)[0]
+    finding = finding_of(result, "pairs.contradictory")
+    assert (finding.evidence["count"], finding.evidence["total"], finding.evidence["groups"]) == (3, 24, 1)
+    offender = result.offenders_of(finding)[0]
     assert offender.where.endswith("a.jsonl:21")
     assert offender.also.endswith("a.jsonl:22")
-    assert finding(result, "duplicates.exact").evidence["count"] == 1
+    assert finding_of(result, "duplicates.exact").evidence["count"] == 1
 
 
 def test_longer_wins_sets_ties_apart(write: Write) -> None:
@@ -113,16 +115,16 @@ def test_longer_wins_sets_ties_apart(write: Write) -> None:
     assert (wins.wins, wins.losses, wins.ties, wins.share) == (40, 10, 6, 0.8)
     # Wilson for 40 of 50, worked out by hand: (0.8 + 0.0384146 ± 1.959964·0.0684497) / 1.0768292
     assert (wins.low, wins.high) == pytest.approx((0.669629, 0.887562), rel=1e-5)
-    assert finding(result, "pairs.longer_wins").level == "warning"
+    assert finding_of(result, "pairs.longer_wins").level == "warning"
 
 
 def test_shorter_wins_and_a_weak_preference(write: Write) -> None:
     rows = [pair(f"p {n}", "no", "a longer answer") for n in range(50)]
-    found = finding(audit([write("short.jsonl", rows)]), "pairs.shorter_wins")
-    assert (found.level, found.evidence["count"]) == ("warning", 50)
+    finding = finding_of(audit([write("short.jsonl", rows)]), "pairs.shorter_wins")
+    assert (finding.level, finding.evidence["count"]) == ("warning", 50)
     weak = [pair(f"p {n}", *(["longer", "no"] if n % 20 < 11 else ["no", "longer"])) for n in range(1000)]
-    found = finding(audit([write("weak.jsonl", weak)]), "pairs.longer_wins")
-    assert (found.level, found.evidence["count"]) == ("info", 550)
+    finding = finding_of(audit([write("weak.jsonl", weak)]), "pairs.longer_wins")
+    assert (finding.level, finding.evidence["count"]) == ("info", 550)
 
 
 def test_empty_sides_are_counted_apart(write: Write) -> None:
@@ -131,19 +133,19 @@ def test_empty_sides_are_counted_apart(write: Write) -> None:
     rows[2] = pair("two", "x", " \n")
     rows[3] = pair("three", "y", "\t")
     result = audit([write("a.jsonl", rows)])
-    assert finding(result, "empty.chosen").evidence["count"] == 1
-    assert finding(result, "empty.rejected").evidence["count"] == 2
-    assert finding(result, "empty.prompt").evidence["count"] == 0
+    assert finding_of(result, "empty.chosen").evidence["count"] == 1
+    assert finding_of(result, "empty.rejected").evidence["count"] == 2
+    assert finding_of(result, "empty.prompt").evidence["count"] == 0
 
 
 def test_broken_lines_are_reported_and_fatal_above_the_limit(write: Write) -> None:
     path = write("a.jsonl", [*clean_pairs(18), "{not json", {"prompt": "x"}])
     result = audit([path])
-    found = finding(result, "reading.broken")
-    assert (found.level, found.evidence["count"], found.evidence["total"]) == ("fatal", 2, 20)
-    assert "a.jsonl:19" in found.where
+    finding = finding_of(result, "reading.broken")
+    assert (finding.level, finding.evidence["count"], finding.evidence["total"]) == ("fatal", 2, 20)
+    assert "a.jsonl:19" in finding.where
     assert result.files[0].broken == 2
-    assert finding(audit([path], max_broken=0.1), "reading.broken").level == "warning"
+    assert finding_of(audit([path], max_broken=0.1), "reading.broken").level == "warning"
 
 
 def test_a_file_without_a_single_item_is_fatal(write: Write) -> None:
@@ -159,14 +161,14 @@ def test_special_tokens_and_transcripts(write: Write) -> None:
     rows[6]["prompt"] += " <turn>"
     rows[8]["chosen"] += "\n\nHuman: go on"
     path = write("a.jsonl", rows)
-    found = finding(audit([path]), "tokens.special")
-    assert found.evidence["count"] == 2
-    assert found.evidence["strings"] == {"<|im_end|>": 1, "</s>": 1}
+    finding = finding_of(audit([path]), "tokens.special")
+    assert finding.evidence["count"] == 2
+    assert finding.evidence["strings"] == {"<|im_end|>": 1, "</s>": 1}
     result = audit([path], special_tokens=["<turn>", "</s>"])
-    assert finding(result, "tokens.model").evidence["strings"] == {"<turn>": 1, "</s>": 1}
-    assert finding(result, "tokens.special").evidence["count"] == 1
-    assert finding(result, "template.transcript").evidence["count"] == 1
-    assert "Human:" in result.offenders_of(finding(result, "template.transcript"))[0].text
+    assert finding_of(result, "tokens.model").evidence["strings"] == {"<turn>": 1, "</s>": 1}
+    assert finding_of(result, "tokens.special").evidence["count"] == 1
+    assert finding_of(result, "template.transcript").evidence["count"] == 1
+    assert "Human:" in result.offenders_of(finding_of(result, "template.transcript"))[0].text
 
 
 def test_roles_of_demonstrations(write: Write) -> None:
@@ -176,11 +178,11 @@ def test_roles_of_demonstrations(write: Write) -> None:
     rows.append(talk(("user", "run"), ("assistant", "call"), ("tool", "1"), ("tool", "2"), ("assistant", "done")))
     rows.append(talk(("user", "one"), ("assistant", "two"), ("user", "three")))
     result = audit([write("a.jsonl", rows)])
-    assert finding(result, "roles.assistant_first").where.endswith("a.jsonl:11")
-    assert finding(result, "roles.repeated").where.endswith("a.jsonl:12")
-    assert finding(result, "roles.repeated").evidence["count"] == 1
-    assert "a.jsonl:14" in finding(result, "reading.broken").where
-    assert "end with the assistant" in finding(result, "reading.broken").where
+    assert finding_of(result, "roles.assistant_first").where.endswith("a.jsonl:11")
+    assert finding_of(result, "roles.repeated").where.endswith("a.jsonl:12")
+    assert finding_of(result, "roles.repeated").evidence["count"] == 1
+    assert "a.jsonl:14" in finding_of(result, "reading.broken").where
+    assert "end with the assistant" in finding_of(result, "reading.broken").where
 
 
 def test_roles_of_prompts_and_answers(write: Write) -> None:
@@ -195,32 +197,32 @@ def test_roles_of_prompts_and_answers(write: Write) -> None:
     rows += [row(["user", "assistant"], ["assistant"], 8), row(["user"], ["tool", "assistant"], 9)]
     rows += [row(["user"], ["assistant", "assistant"], 10), row(["system", "user"], ["assistant"], 11)]
     result = audit([write("a.jsonl", rows)])
-    places = {code: finding(result, f"roles.{code}").where for code in ("prompt_end", "repeated")}
+    places = {code: finding_of(result, f"roles.{code}").where for code in ("prompt_end", "repeated")}
     assert places == {
         "prompt_end": f"{result.files[0].file}:9",
         "repeated": f"{result.files[0].file}:11",
     }
-    assert finding(result, "roles.assistant_first").level == "ok"
-    assert "a.jsonl:10" in finding(result, "reading.broken").where
+    assert finding_of(result, "roles.assistant_first").level == "ok"
+    assert "a.jsonl:10" in finding_of(result, "reading.broken").where
 
 
 def test_duplicates_of_items_and_prompts(write: Write) -> None:
     rows = [talk(("user", f"Tell me {'o' * n}"), ("assistant", f"fine {n}")) for n in range(1, 9)]
     rows += [rows[3], rows[3], talk(("user", "TELL  me oo"), ("assistant", "other"))]
     result = audit([write("a.jsonl", rows)])
-    assert finding(result, "duplicates.exact").evidence["count"] == 2
-    assert finding(result, "duplicates.prompts").evidence["count"] == 3
+    assert finding_of(result, "duplicates.exact").evidence["count"] == 2
+    assert finding_of(result, "duplicates.prompts").evidence["count"] == 3
     assert (result.files[0].prompts, result.files[0].largest_prompt_group) == (8, 3)
 
 
 def test_leakage_exact_is_fatal_and_near_is_a_warning(write: Write) -> None:
     train = clean_pairs(30)
-    held = clean_pairs(20, tag="held")
-    held[3]["prompt"] = train[8]["prompt"].upper()
-    held[4]["prompt"] = held[3]["prompt"]
-    held[5]["prompt"] = train[9]["prompt"] + " indeed"
-    result = audit([write("train.jsonl", train)], heldout=[write("held.jsonl", held)])
-    exact, near = finding(result, "leakage.exact"), finding(result, "leakage.near")
+    heldout_rows = clean_pairs(20, tag="held")
+    heldout_rows[3]["prompt"] = train[8]["prompt"].upper()
+    heldout_rows[4]["prompt"] = heldout_rows[3]["prompt"]
+    heldout_rows[5]["prompt"] = train[9]["prompt"] + " indeed"
+    result = audit([write("train.jsonl", train)], heldout=[write("held.jsonl", heldout_rows)])
+    exact, near = finding_of(result, "leakage.exact"), finding_of(result, "leakage.near")
     assert (exact.level, exact.evidence["count"], exact.evidence["prompts"]) == ("fatal", 2, 1)
     assert (near.level, near.evidence["count"], near.evidence["total"]) == ("warning", 1, 19)
     offender = result.offenders_of(near)[0]
@@ -243,11 +245,11 @@ def test_thirteen_words_in_common_are_contamination(write: Write) -> None:
         {"prompt": "unrelated words only here"},
     ]
     result = audit([write("train.jsonl", train)], evaluation=[write("eval.jsonl", evaluation)])
-    touched, items = finding(result, "contamination.ngrams"), finding(result, "contamination.items")
+    touched, items = finding_of(result, "contamination.ngrams"), finding_of(result, "contamination.items")
     assert (touched.evidence["count"], touched.evidence["total"], touched.level) == (2, 4, "fatal")
     assert items.evidence["count"] == 2
     assert items.where == f"{result.files[0].file}:3, {result.files[0].file}:5"
-    assert finding(result, "contamination.prompts").evidence["count"] == 0
+    assert finding_of(result, "contamination.prompts").evidence["count"] == 0
 
 
 def test_boilerplate_of_an_evaluation_file_is_ignored(write: Write) -> None:
@@ -256,7 +258,7 @@ def test_boilerplate_of_an_evaluation_file_is_ignored(write: Write) -> None:
     for prompts, expected in ((10, 5), (11, 0)):
         evaluation = write(f"{prompts}.jsonl", [{"prompt": f"{frame} {'b' * n} tail"} for n in range(1, prompts + 1)])
         result = audit([write("train.jsonl", train)], evaluation=[evaluation])
-        assert finding(result, "contamination.items").evidence["count"] == expected
+        assert finding_of(result, "contamination.items").evidence["count"] == expected
 
 
 def test_two_evaluation_files_are_counted_apart(write: Write) -> None:
@@ -274,9 +276,9 @@ def test_files_that_share_prompts_or_contradict_each_other(write: Write) -> None
     other[0] = pair(one[2]["prompt"], one[2]["rejected"], one[2]["chosen"])
     other[1] = one[4]
     result = audit([write("one.jsonl", one), write("other.jsonl", other)])
-    assert finding(result, "files.shared_prompts").evidence["count"] == 2
-    assert finding(result, "files.shared_items").evidence["count"] == 1
-    clash = finding(result, "files.contradictory")
+    assert finding_of(result, "files.shared_prompts").evidence["count"] == 2
+    assert finding_of(result, "files.shared_items").evidence["count"] == 1
+    clash = finding_of(result, "files.contradictory")
     assert (clash.evidence["count"], clash.evidence["total"]) == (1, 2)
     assert result.offenders_of(clash)[0].also.endswith("other.jsonl:1")
 
@@ -297,10 +299,10 @@ def test_tokens_and_window(write: Write) -> None:
     lengths = {(item.side, item.unit): item for item in result.files[0].lengths}
     assert (lengths["prompt", "tokens"].count, lengths["prompt", "tokens"].max) == (3, 12)
     assert (lengths["rejected", "tokens"].p50, lengths["rejected", "tokens"].max) == (1, 4)
-    assert finding(result, "length.over_window").where.endswith("a.jsonl:2")
-    assert finding(result, "length.prompt_over_window").where.endswith("a.jsonl:3")
-    assert finding(result, "length.prompt_over_window").level == "fatal"
-    assert finding(result, "template.refused").where.endswith("a.jsonl:4")
+    assert finding_of(result, "length.over_window").where.endswith("a.jsonl:2")
+    assert finding_of(result, "length.prompt_over_window").where.endswith("a.jsonl:3")
+    assert finding_of(result, "length.prompt_over_window").level == "fatal"
+    assert finding_of(result, "template.refused").where.endswith("a.jsonl:4")
 
 
 def test_percentiles_are_lengths_that_occur(write: Write) -> None:
@@ -313,11 +315,11 @@ def test_percentiles_are_lengths_that_occur(write: Write) -> None:
 def test_thumbs(write: Write) -> None:
     thumbs = [{"prompt": f"p{n} {'a' * n}", "completion": f"c {n}", "label": True} for n in range(6)]
     result = audit([write("one_sided.jsonl", thumbs)])
-    assert finding(result, "thumbs.one_sided").evidence == {
+    assert finding_of(result, "thumbs.one_sided").evidence == {
         "file": result.files[0].file, "count": 6, "total": 6, "share": 1.0, "liked": 6, "disliked": 0
     }  # fmt: skip
     thumbs.append({**thumbs[2], "label": False})
-    assert finding(audit([write("both.jsonl", thumbs)]), "thumbs.contradictory").evidence["count"] == 2
+    assert finding_of(audit([write("both.jsonl", thumbs)]), "thumbs.contradictory").evidence["count"] == 2
 
 
 def test_rankings_count_their_strict_preferences(write: Write) -> None:
@@ -328,7 +330,7 @@ def test_rankings_count_their_strict_preferences(write: Write) -> None:
     ]
     result = audit([write("a.jsonl", rows)])
     # five preferences in the first (the two fair ones tie), three in the second, one in the third
-    identical, clash = finding(result, "pairs.identical"), finding(result, "pairs.contradictory")
+    identical, clash = finding_of(result, "pairs.identical"), finding_of(result, "pairs.contradictory")
     assert (identical.evidence["count"], identical.evidence["total"]) == (1, 9)
     # good > bad one against bad one > good, and inside the second row same > other > same
     assert (clash.evidence["count"], clash.evidence["groups"]) == (4, 2)
@@ -364,9 +366,9 @@ def test_order_of_lines_and_files_changes_no_count(write: Write) -> None:
 
 
 def test_result_is_json_and_progress_counts_items(write: Write) -> None:
-    told = list[int]()
-    result = audit([write("a.jsonl", clean_pairs(2500))], progress=told.append)
-    assert told == [1000, 2000, 2500]
+    reported = list[int]()
+    result = audit([write("a.jsonl", clean_pairs(2500))], progress=reported.append)
+    assert reported == [1000, 2000, 2500]
     assert json.loads(json.dumps(result.as_dict()))["files"][0]["items"] == 2500
 
 

@@ -38,8 +38,8 @@ def shingle_set(text: str) -> frozenset[str]:
     return frozenset(letters[start : start + 5] for start in range(max(1, len(letters) - 4)))
 
 
-def similarity(one: str, other: str) -> float:
-    ours, theirs = shingle_set(one), shingle_set(other)
+def similarity(left: str, right: str) -> float:
+    ours, theirs = shingle_set(left), shingle_set(right)
     return len(ours & theirs) / len(ours | theirs)
 
 
@@ -72,8 +72,8 @@ def corpus() -> list[str]:
 def test_clusters_agree_with_brute_force(corpus: list[str]) -> None:
     near = {pair for pair in combinations(range(len(corpus)), 2) if similarity(corpus[pair[0]], corpus[pair[1]]) >= 0.8}
     groups = list(range(len(corpus)))
-    for one, other in near:
-        groups = [groups[one] if group == groups[other] else group for group in groups]
+    for first, second in near:
+        groups = [groups[first] if group == groups[second] else group for group in groups]
     labels = clusters(sketched(corpus), 0.8)
     found = {pair for pair in combinations(range(len(corpus)), 2) if labels[pair[0]] == labels[pair[1]]}
     expected = {pair for pair in combinations(range(len(corpus)), 2) if groups[pair[0]] == groups[pair[1]]}
@@ -95,7 +95,7 @@ def test_matches_agree_with_brute_force(corpus: list[str]) -> None:
 def test_similarity_is_exact(corpus: list[str]) -> None:
     left, right = np.arange(0, 200), np.arange(200, 400)
     texts = sketched(corpus)
-    expected = [similarity(corpus[one], corpus[other]) for one, other in zip(left, right, strict=True)]
+    expected = [similarity(corpus[first], corpus[second]) for first, second in zip(left, right, strict=True)]
     assert jaccard(texts, left, texts, right).tolist() == pytest.approx(expected, rel=1e-12)
     same = [similarity(corpus[0], text) for text in corpus[:50]]
     assert jaccard(texts, np.zeros(50, dtype=np.int64), texts, np.arange(50)).tolist() == pytest.approx(same, rel=1e-12)

@@ -74,12 +74,16 @@ SEQUENCES = st.lists(
 def test_no_sequence_is_lost_or_doubled(
     drawn: list[list[tuple[int, bool]]], rows: int, width: int, is_packed: bool
 ) -> None:
-    made = [TokenSequence(tokens=[token for token, _ in one], counted=[flag for _, flag in one]) for one in drawn]
+    sequences = [
+        TokenSequence(tokens=[token for token, _ in pairs], counted=[flag for _, flag in pairs]) for pairs in drawn
+    ]
     batches = (
-        packed_batches(made, rows=rows, width=width, pad=PAD) if is_packed else padded_batches(made, rows=rows, pad=PAD)
+        packed_batches(sequences, rows=rows, width=width, pad=PAD)
+        if is_packed
+        else padded_batches(sequences, rows=rows, pad=PAD)
     )
-    found: Counter[tuple[tuple[int, bool], ...]] = Counter()
-    longest = max(len(one) for one in drawn)
+    laid_out: Counter[tuple[tuple[int, bool], ...]] = Counter()
+    longest = max(len(pairs) for pairs in drawn)
     for batch in batches:
         assert len(batch.tokens_BT) <= rows
         assert batch.tokens_BT.shape[1] <= (max(width, longest) if is_packed else longest)
@@ -90,9 +94,9 @@ def test_no_sequence_is_lost_or_doubled(
             for number in range(1, max(segments) + 1):
                 where = [t for t, segment in enumerate(segments) if segment == number]
                 assert where == list(range(where[0], where[-1] + 1))
-                found[tuple((tokens[t], counted[t]) for t in where)] += 1
+                laid_out[tuple((tokens[t], counted[t]) for t in where)] += 1
     # What went in, with the first token of each taken out of the loss.
-    assert found == Counter((((one[0][0], False), *one[1:])) for one in drawn)
+    assert laid_out == Counter((((pairs[0][0], False), *pairs[1:])) for pairs in drawn)
 
 
 def test_comparisons_say_in_which_rows_their_answers_stand() -> None:

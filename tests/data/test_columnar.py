@@ -25,9 +25,9 @@ def refusal(source: str | Path) -> str:
 def test_parquet_rows_over_several_groups(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=700)
-    found = list(rows(path))
-    assert [row.fields for row in found] == ROWS
-    assert (found[0].origin.line, found[-1].origin.line) == (1, 2500)
+    read_rows = list(rows(path))
+    assert [row.fields for row in read_rows] == ROWS
+    assert (read_rows[0].origin.line, read_rows[-1].origin.line) == (1, 2500)
 
 
 def test_parquet_null_is_an_absent_field(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
 def test_saved_dataset(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     datasets.Dataset.from_list(ROWS[:30]).save_to_disk(folder, num_shards=2)
-    found = list(rows(folder))
-    assert [row.fields for row in found] == ROWS[:30]
-    assert str(found[-1].origin) == f"{folder}:30"
+    read_rows = list(rows(folder))
+    assert [row.fields for row in read_rows] == ROWS[:30]
+    assert str(read_rows[-1].origin) == f"{folder}:30"
     assert "without splits; leave out ':train'" in refusal(f"{folder}:train")
 
 
@@ -80,17 +80,17 @@ def test_damaged_saved_dataset_is_refused(tmp_path: Path) -> None:
 
 
 def test_hub_dataset_by_config_revision_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def load(name: str, config: str | None, *, revision: str | None) -> Any:
-        asked.append((name, config, revision))
+        requests.append((name, config, revision))
         return {"train": datasets.Dataset.from_list(ROWS[:2]), "test": datasets.Dataset.from_list(ROWS[2:5])}
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    found = list(rows("hub:some-org/set/main@v2:test"))
-    assert asked == [("some-org/set", "main", "v2")]
-    assert [row.fields for row in found] == ROWS[2:5]
-    assert str(found[0].origin) == "hub:some-org/set/main@v2:test:1"
+    read_rows = list(rows("hub:some-org/set/main@v2:test"))
+    assert requests == [("some-org/set", "main", "v2")]
+    assert [row.fields for row in read_rows] == ROWS[2:5]
+    assert str(read_rows[0].origin) == "hub:some-org/set/main@v2:test:1"
     assert "several splits: train, test" in refusal("some-org/set")
 
 

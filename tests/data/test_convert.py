@@ -93,9 +93,9 @@ examples: st.SearchStrategy[Example] = st.one_of(
 @given(examples)
 def test_canonical_row_reads_back_as_the_same_example(example: Example) -> None:
     row = json.loads(json.dumps(to_fields(example)))
-    found = recognise([row])
-    assert found.kind == kind_of(example)
-    assert parse(row, found, HERE) == example
+    fmt = recognise([row])
+    assert fmt.kind == kind_of(example)
+    assert parse(row, fmt, HERE) == example
 
 
 def turn(text: str) -> Messages:
@@ -194,8 +194,8 @@ def test_ranking_as_pairs_leaves_ties_out() -> None:
     ranking = Ranking(
         prompt=turn("Q"), answers=(reply("c"), reply("a"), reply("b"), reply("b2")), rank=(3, 1, 2, 2), origin=HERE
     )
-    found = [(p.chosen[0].content, p.rejected[0].content) for p in as_kind(ranking, "pairs") if isinstance(p, Pair)]
-    assert found == [("a", "b"), ("a", "b2"), ("a", "c"), ("b", "c"), ("b2", "c")]
+    pairs = [(p.chosen[0].content, p.rejected[0].content) for p in as_kind(ranking, "pairs") if isinstance(p, Pair)]
+    assert pairs == [("a", "b"), ("a", "b2"), ("a", "c"), ("b", "c"), ("b2", "c")]
     (best,) = as_kind(ranking, "demonstrations")
     assert isinstance(best, Demonstration)
     assert best.messages[-1].content == "a"
@@ -203,8 +203,8 @@ def test_ranking_as_pairs_leaves_ties_out() -> None:
 
 def test_prompt_with_a_solution_becomes_a_demonstration() -> None:
     solved = Prompt(prompt=turn("2+2?"), answer="4", origin=HERE, extra={"solution": "It is 4."})
-    (found,) = as_kind(solved, "demonstrations")
-    assert found == Demonstration(
+    (converted,) = as_kind(solved, "demonstrations")
+    assert converted == Demonstration(
         messages=turn("2+2?") + reply("It is 4."), origin=HERE, extra={"answer": "4", "solution": "It is 4."}
     )
     bare = as_kind(Prompt(prompt=turn("2+2?"), answer="4", origin=HERE), "demonstrations")

@@ -13,17 +13,17 @@ from kedge.data.formats import parse, recognise
 HERE = Origin("a.jsonl", 7)
 
 
-def said(*turns: str) -> tuple[Message, ...]:
+def messages_of(*turns: str) -> tuple[Message, ...]:
     """`s:`, `u:`, `a:` and `t:` for the four roles."""
     roles: dict[str, Any] = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     return tuple(Message(roles[turn[0]], turn[2:]) for turn in turns)
 
 
 def plain(*turns: str) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in said(*turns)]
+    return [{"role": message.role, "content": message.content} for message in messages_of(*turns)]
 
 
-def one(row: dict[str, Any]) -> Example:
+def parse_row(row: dict[str, Any]) -> Example:
     return parse(row, recognise([row]), HERE)
 
 
@@ -38,7 +38,7 @@ def pair(prompt: Any, chosen: Any, rejected: Any, **rest: Any) -> Pair:
 
 
 Q, GOOD, BAD = "u:Q", "a:good", "a:bad"
-PLAIN_PAIR = pair(said(Q), said(GOOD), said(BAD))
+PLAIN_PAIR = pair(messages_of(Q), messages_of(GOOD), messages_of(BAD))
 
 
 @pytest.mark.parametrize(
@@ -51,56 +51,64 @@ PLAIN_PAIR = pair(said(Q), said(GOOD), said(BAD))
         pytest.param({"prompt": "Q", "chosen": plain(GOOD)[0], "rejected": "bad"}, PLAIN_PAIR, id="bare message"),
         pytest.param(
             {"prompt": "Q ", "chosen": plain(Q, GOOD), "rejected": plain(Q, BAD)},
-            pair(said("u:Q "), said(GOOD), said(BAD)),
+            pair(messages_of("u:Q "), messages_of(GOOD), messages_of(BAD)),
             id="ultrafeedback: whole conversations beside the prompt",
         ),
         pytest.param(
             {"prompt": "Q", "chosen": plain("s:S", Q, GOOD), "rejected": plain("s:S", Q, BAD)},
-            pair(said("s:S", Q), said(GOOD), said(BAD)),
+            pair(messages_of("s:S", Q), messages_of(GOOD), messages_of(BAD)),
             id="system only in the conversations",
         ),
         pytest.param(
             {"system": "S", "question": "Q", "chosen": "good", "rejected": "bad"},
-            pair(said("s:S", Q), said(GOOD), said(BAD)),
+            pair(messages_of("s:S", Q), messages_of(GOOD), messages_of(BAD)),
             id="orca: system and question",
         ),
         pytest.param(
             {"system": "S", "prompt": "Q", "chosen": plain(Q, GOOD), "rejected": plain(Q, BAD)},
-            pair(said("s:S", Q), said(GOOD), said(BAD)),
+            pair(messages_of("s:S", Q), messages_of(GOOD), messages_of(BAD)),
             id="system field beside whole conversations without it",
         ),
         pytest.param(
             {"instruction": "Do", "input": "this", "chosen": "good", "rejected": "bad"},
-            pair(said("u:Do\n\nthis"), said(GOOD), said(BAD)),
+            pair(messages_of("u:Do\n\nthis"), messages_of(GOOD), messages_of(BAD)),
             id="instruction with input",
         ),
         pytest.param(
             {"prompt": "Q", "input": "x", "system": 3, "chosen": "good", "rejected": "bad", "margin": 2, "by": "me"},
-            pair(said(Q), said(GOOD), said(BAD), margin=2.0, extra={"input": "x", "system": 3, "by": "me"}),
+            pair(
+                messages_of(Q),
+                messages_of(GOOD),
+                messages_of(BAD),
+                margin=2.0,
+                extra={"input": "x", "system": 3, "by": "me"},
+            ),
             id="margin is read, the rest is extra",
         ),
         pytest.param(
             {"chosen": plain("u:1", "a:2", Q, GOOD), "rejected": plain("u:1", "a:2", Q, BAD, "u:more", "a:end")},
-            pair(said("u:1", "a:2", Q), said(GOOD), said(BAD, "u:more", "a:end")),
+            pair(messages_of("u:1", "a:2", Q), messages_of(GOOD), messages_of(BAD, "u:more", "a:end")),
             id="implicit prompt",
         ),
         pytest.param(
             {"chosen": plain(Q, GOOD), "rejected": plain(Q, GOOD)},
-            pair(said(Q), said(GOOD), said(GOOD)),
+            pair(messages_of(Q), messages_of(GOOD), messages_of(GOOD)),
             id="identical conversations stay a pair",
         ),
         pytest.param(
             {"chosen": plain(Q, GOOD), "rejected": plain(Q, GOOD, "u:more", "a:end")},
-            pair(said(Q), said(GOOD), said(GOOD, "u:more", "a:end")),
+            pair(messages_of(Q), messages_of(GOOD), messages_of(GOOD, "u:more", "a:end")),
             id="one conversation begins the other",
         ),
         pytest.param(
-            {"prompt": "Q", "chosen": "", "rejected": "bad"}, pair(said(Q), said("a:"), said(BAD)), id="empty answer"
+            {"prompt": "Q", "chosen": "", "rejected": "bad"},
+            pair(messages_of(Q), messages_of("a:"), messages_of(BAD)),
+            id="empty answer",
         ),
     ],
 )
 def test_pairs(row: dict[str, Any], expected: Pair) -> None:
-    assert one(row) == expected
+    assert parse_row(row) == expected
 
 
 HH = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Q"
@@ -111,38 +119,38 @@ HH = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Q"
     [
         pytest.param(
             {"chosen": f"{HH}\n\nAssistant: good", "rejected": f"{HH}\n\nAssistant: bad\n\npart two\n"},
-            pair(said("u:Hi", "a:Yes?", Q), said(GOOD), said("a:bad\n\npart two")),
+            pair(messages_of("u:Hi", "a:Yes?", Q), messages_of(GOOD), messages_of("a:bad\n\npart two")),
             id="part at the last turn",
         ),
         pytest.param(
             {"chosen": f"{HH}\n\nAssistant: good", "rejected": "\n\nHuman: Hi\n\nAssistant: What?"},
-            pair(said("u:Hi"), said("a:Yes?", Q, GOOD), said("a:What?")),
+            pair(messages_of("u:Hi"), messages_of("a:Yes?", Q, GOOD), messages_of("a:What?")),
             id="part early: an answer of several turns",
         ),
         pytest.param(
             {"chosen": f"{HH}\n\nAssistant: good", "rejected": f"{HH}\n\nAssistant: good"},
-            pair(said("u:Hi", "a:Yes?", Q), said(GOOD), said(GOOD)),
+            pair(messages_of("u:Hi", "a:Yes?", Q), messages_of(GOOD), messages_of(GOOD)),
             id="identical",
         ),
         pytest.param(
             {"chosen": f"{HH}\n\nAssistant: good", "rejected": f"{HH}\n\nAssistant:"},
-            pair(said("u:Hi", "a:Yes?", Q), said(GOOD), said("a:")),
+            pair(messages_of("u:Hi", "a:Yes?", Q), messages_of(GOOD), messages_of("a:")),
             id="empty answer",
         ),
         pytest.param(
             {"chosen": f"{HH}\n\nAssistant: go on", "rejected": f"{HH}\n\nAssistant: go"},
-            pair(said("u:Hi", "a:Yes?", Q), said("a:go on"), said("a:go")),
+            pair(messages_of("u:Hi", "a:Yes?", Q), messages_of("a:go on"), messages_of("a:go")),
             id="whole turns, not characters",
         ),
         pytest.param(
             {"prompt": f"{HH}\n\nAssistant:", "chosen": " good", "rejected": f"{HH}\n\nAssistant: bad"},
-            pair(said("u:Hi", "a:Yes?", Q), said(GOOD), said(BAD)),
+            pair(messages_of("u:Hi", "a:Yes?", Q), messages_of(GOOD), messages_of(BAD)),
             id="transcript as an explicit prompt",
         ),
     ],
 )
 def test_transcript_pairs(row: dict[str, Any], expected: Pair) -> None:
-    assert one(row) == expected
+    assert parse_row(row) == expected
 
 
 def test_transcripts_that_part_at_the_human_are_broken() -> None:
@@ -166,8 +174,8 @@ def test_conversations_that_share_nothing_are_broken() -> None:
     ],
 )
 def test_rankings(rest: dict[str, Any], rank: tuple[int, ...]) -> None:
-    answers = (said("a:x"), said("a:y"), said("a:z"))
-    assert one({"prompt": "Q", **rest}) == Ranking(prompt=said(Q), answers=answers, rank=rank, origin=HERE)
+    answers = (messages_of("a:x"), messages_of("a:y"), messages_of("a:z"))
+    assert parse_row({"prompt": "Q", **rest}) == Ranking(prompt=messages_of(Q), answers=answers, rank=rank, origin=HERE)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +197,9 @@ def test_broken_rankings(rest: dict[str, Any], expected: str) -> None:
 )
 @pytest.mark.parametrize("name", ["completion", "answer", "response"])
 def test_thumbs(name: str, label: Any, is_good: bool) -> None:
-    expected = Thumb(prompt=said(Q), answer=said("a:A"), is_good=is_good, origin=HERE)
-    assert one({"prompt": "Q", name: "A", "label": label}) == expected
-    assert one({"messages": plain(Q, "a:A"), "label": label}) == expected
+    expected = Thumb(prompt=messages_of(Q), answer=messages_of("a:A"), is_good=is_good, origin=HERE)
+    assert parse_row({"prompt": "Q", name: "A", "label": label}) == expected
+    assert parse_row({"messages": plain(Q, "a:A"), "label": label}) == expected
 
 
 def test_label_of_another_sort_is_named() -> None:
@@ -202,49 +210,53 @@ def test_label_of_another_sort_is_named() -> None:
 @pytest.mark.parametrize(
     ("row", "messages", "extra"),
     [
-        ({"messages": plain("s:S", Q, "a:A"), "source": "x"}, said("s:S", Q, "a:A"), {"source": "x"}),
+        ({"messages": plain("s:S", Q, "a:A"), "source": "x"}, messages_of("s:S", Q, "a:A"), {"source": "x"}),
         (
             {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}], "system": "S"},
-            said("s:S", Q, "a:A"),
+            messages_of("s:S", Q, "a:A"),
             {},
         ),
-        ({"prompt": "Q", "completion": "A"}, said(Q, "a:A"), {}),
-        ({"prompt": None, "question": "Q", "response": "A"}, said(Q, "a:A"), {"prompt": None}),
-        ({"messages": plain("s:S", Q, "a:A"), "system": "T"}, said("s:S", Q, "a:A"), {"system": "T"}),
-        ({"prompt": "Q", "completion": "A", "n": 1, "extra": {"m": 2}}, said(Q, "a:A"), {"n": 1, "m": 2}),
-        ({"prompt": "Q", "completion": "A", "n": 1, "extra": {"n": 2}}, said(Q, "a:A"), {"n": 1, "extra": {"n": 2}}),
-        ({"prompt": plain("u:1", "a:2", Q), "completion": plain("a:A")}, said("u:1", "a:2", Q, "a:A"), {}),
-        ({"instruction": "Do", "input": "", "output": "A"}, said("u:Do", "a:A"), {"input": ""}),
-        ({"instruction": "Do", "input": "this", "output": "A"}, said("u:Do\n\nthis", "a:A"), {}),
-        ({"instruction": "Do", "context": "this", "response": "A"}, said("u:Do\n\nthis", "a:A"), {}),
-        ({"prompt": "Q", "messages": plain(Q, "a:A")}, said(Q, "a:A"), {"prompt": "Q"}),
-        ({"prompt": "Q", "completion": "A", "label": "sport"}, said(Q, "a:A"), {"label": "sport"}),
+        ({"prompt": "Q", "completion": "A"}, messages_of(Q, "a:A"), {}),
+        ({"prompt": None, "question": "Q", "response": "A"}, messages_of(Q, "a:A"), {"prompt": None}),
+        ({"messages": plain("s:S", Q, "a:A"), "system": "T"}, messages_of("s:S", Q, "a:A"), {"system": "T"}),
+        ({"prompt": "Q", "completion": "A", "n": 1, "extra": {"m": 2}}, messages_of(Q, "a:A"), {"n": 1, "m": 2}),
+        (
+            {"prompt": "Q", "completion": "A", "n": 1, "extra": {"n": 2}},
+            messages_of(Q, "a:A"),
+            {"n": 1, "extra": {"n": 2}},
+        ),
+        ({"prompt": plain("u:1", "a:2", Q), "completion": plain("a:A")}, messages_of("u:1", "a:2", Q, "a:A"), {}),
+        ({"instruction": "Do", "input": "", "output": "A"}, messages_of("u:Do", "a:A"), {"input": ""}),
+        ({"instruction": "Do", "input": "this", "output": "A"}, messages_of("u:Do\n\nthis", "a:A"), {}),
+        ({"instruction": "Do", "context": "this", "response": "A"}, messages_of("u:Do\n\nthis", "a:A"), {}),
+        ({"prompt": "Q", "messages": plain(Q, "a:A")}, messages_of(Q, "a:A"), {"prompt": "Q"}),
+        ({"prompt": "Q", "completion": "A", "label": "sport"}, messages_of(Q, "a:A"), {"label": "sport"}),
     ],
 )
 def test_demonstrations(row: dict[str, Any], messages: Any, extra: dict[str, Any]) -> None:
-    assert one(row) == Demonstration(messages=messages, origin=HERE, extra=extra)
+    assert parse_row(row) == Demonstration(messages=messages, origin=HERE, extra=extra)
 
 
 @pytest.mark.parametrize(
     ("row", "prompt", "answer", "extra"),
     [
-        ({"prompt": "Q"}, said(Q), None, {}),
-        ({"prompt": plain("s:S", Q), "source": "x"}, said("s:S", Q), None, {"source": "x"}),
-        ({"prompt": "Q", "solution": "2+2=4", "answer": "4"}, said(Q), "4", {"solution": "2+2=4"}),
-        ({"problem": "Q", "answer": 4}, said(Q), "4", {}),
-        ({"messages": plain("u:1", "a:2", Q)}, said("u:1", "a:2", Q), None, {}),
-        ({"prompt": f"{HH}\n\nAssistant:"}, said("u:Hi", "a:Yes?", Q), None, {}),
-        ({"prompt": ""}, said("u:"), None, {}),
-        ({"prompt": "Q", "completion": None}, said(Q), None, {"completion": None}),
+        ({"prompt": "Q"}, messages_of(Q), None, {}),
+        ({"prompt": plain("s:S", Q), "source": "x"}, messages_of("s:S", Q), None, {"source": "x"}),
+        ({"prompt": "Q", "solution": "2+2=4", "answer": "4"}, messages_of(Q), "4", {"solution": "2+2=4"}),
+        ({"problem": "Q", "answer": 4}, messages_of(Q), "4", {}),
+        ({"messages": plain("u:1", "a:2", Q)}, messages_of("u:1", "a:2", Q), None, {}),
+        ({"prompt": f"{HH}\n\nAssistant:"}, messages_of("u:Hi", "a:Yes?", Q), None, {}),
+        ({"prompt": ""}, messages_of("u:"), None, {}),
+        ({"prompt": "Q", "completion": None}, messages_of(Q), None, {"completion": None}),
     ],
 )
 def test_prompts(row: dict[str, Any], prompt: Any, answer: str | None, extra: dict[str, Any]) -> None:
-    assert one(row) == Prompt(prompt=prompt, answer=answer, origin=HERE, extra=extra)
+    assert parse_row(row) == Prompt(prompt=prompt, answer=answer, origin=HERE, extra=extra)
 
 
 def test_format_says_what_it_was_recognised_by() -> None:
-    found = recognise([{"question": "Q", "response": "A", "id": 3}])
-    assert (found.kind, found.columns) == ("demonstrations", {"prompt": "question", "completion": "response"})
+    fmt = recognise([{"question": "Q", "response": "A", "id": 3}])
+    assert (fmt.kind, fmt.columns) == ("demonstrations", {"prompt": "question", "completion": "response"})
 
 
 def test_most_rows_decide_and_a_tie_does_not() -> None:
@@ -303,7 +315,9 @@ def test_broken_messages(messages: Any, expected: str) -> None:
 
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    assert one({"prompt": [{"role": "user", "content": parts}]}) == Prompt(prompt=said("u:one two"), origin=HERE)
+    assert parse_row({"prompt": [{"role": "user", "content": parts}]}) == Prompt(
+        prompt=messages_of("u:one two"), origin=HERE
+    )
 
 
 @pytest.mark.parametrize("margin", ["1", True, float("nan")])

@@ -28,9 +28,9 @@ def refusal(source: str | Path) -> str:
 
 def test_json_lines_keep_fields_and_line_numbers(write_lines: Any) -> None:
     path = write_lines("a.jsonl", [THREE[0], "", THREE[1], "   ", THREE[2]])
-    found = list(rows(path))
-    assert [row.fields for row in found] == THREE
-    assert [str(row.origin) for row in found] == [f"{path}:1", f"{path}:3", f"{path}:5"]
+    read_rows = list(rows(path))
+    assert [row.fields for row in read_rows] == THREE
+    assert [str(row.origin) for row in read_rows] == [f"{path}:1", f"{path}:3", f"{path}:5"]
 
 
 def test_gzip_is_told_by_content_not_by_name(tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_gzip_is_told_by_content_not_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrap", [list, lambda items: {"version": 1, "data": items}])
 def test_an_array_is_read_under_any_name(tmp_path: Path, name: str, indent: int | None, wrap: Any) -> None:
     (tmp_path / name).write_text(json.dumps(wrap(THREE), indent=indent))
-    found = list(rows(tmp_path / name))
-    assert [row.fields for row in found] == THREE
-    assert [row.origin.line for row in found] == [1, 2, 3]
+    read_rows = list(rows(tmp_path / name))
+    assert [row.fields for row in read_rows] == THREE
+    assert [row.origin.line for row in read_rows] == [1, 2, 3]
 
 
 def test_json_lines_named_json_are_lines(write_lines: Any) -> None:
@@ -73,8 +73,8 @@ def test_objects_over_several_lines_are_refused(tmp_path: Path) -> None:
 
 def test_text_lines_are_prompts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("\ufeffFirst?\r\n\r\n{not json}\n".encode())
-    found = list(rows(tmp_path / "a.txt"))
-    assert [(row.fields, row.origin.line) for row in found] == [
+    read_rows = list(rows(tmp_path / "a.txt"))
+    assert [(row.fields, row.origin.line) for row in read_rows] == [
         ({"prompt": "First?"}, 1),
         ({"prompt": "{not json}"}, 3),
     ]
@@ -170,9 +170,9 @@ def test_folder_of_shards_in_order_of_name(write_lines: Any, tmp_path: Path) -> 
     write_lines("shards/README.md", ["words"])
     write_lines("shards/.hidden.jsonl", ["words"])
     write_lines("shards/a.broken.jsonl", [{"reason": "set aside"}])
-    found = list(rows(tmp_path / "shards"))
-    assert [row.fields for row in found] == THREE
-    assert [row.origin.line for row in found] == [1, 1, 2]
+    read_rows = list(rows(tmp_path / "shards"))
+    assert [row.fields for row in read_rows] == THREE
+    assert [row.origin.line for row in read_rows] == [1, 1, 2]
 
 
 def test_folder_that_mixes_splits_wants_one_named(write_lines: Any, tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     st.integers(0, 5),
 )
 def test_assign_holds_out_the_nearest_number_whatever_the_order(keys: list[int], heldout: float, seed: int) -> None:
-    held = assign(keys, heldout, seed).tolist()
-    assert set(held) < set(keys)
-    assert held == assign([*reversed(keys), keys[0]], heldout, seed).tolist() == sorted(held)
+    heldout_keys = assign(keys, heldout, seed).tolist()
+    assert set(heldout_keys) < set(keys)
+    assert heldout_keys == assign([*reversed(keys), keys[0]], heldout, seed).tolist() == sorted(heldout_keys)
     exact = heldout * len(keys)
-    assert abs(len(held) - exact) <= 0.5 or len(held) in (1, len(keys) - 1)
+    assert abs(len(heldout_keys) - exact) <= 0.5 or len(heldout_keys) in (1, len(keys) - 1)
 
 
 def test_assign_golden() -> None:
@@ -55,9 +55,9 @@ def held_by_hand(keys: range, count: int, seed: int) -> list[int]:
 
 
 def test_assign_spreads_over_the_keys() -> None:
-    held = assign(range(100_000), 0.1, 3)
-    assert len(held) == 10_000
-    by_tenth = np.histogram(held, bins=10, range=(0, 100_000))[0]
+    heldout_keys = assign(range(100_000), 0.1, 3)
+    assert len(heldout_keys) == 10_000
+    by_tenth = np.histogram(heldout_keys, bins=10, range=(0, 100_000))[0]
     assert by_tenth.min() > 850  # 1000 expected, standard deviation 28
     assert by_tenth.max() < 1150
 
@@ -89,14 +89,14 @@ def test_no_prompt_on_both_sides_even_across_files_and_kinds(write_lines: Any, t
     first, second = done.files
     assert (first.train.name, first.heldout.name) == ("pairs.train.jsonl", "pairs.heldout.jsonl")
     held_pairs, held_demos = rows_of(first.heldout), rows_of(second.heldout)
-    held = {row["prompt"].strip().lower() for row in held_pairs} | {
+    heldout_prompts = {row["prompt"].strip().lower() for row in held_pairs} | {
         row["messages"][0]["content"].lower() for row in held_demos
     }
     trained = {row["prompt"].strip().lower() for row in rows_of(first.train)} | {
         row["messages"][0]["content"].lower() for row in rows_of(second.train)
     }
-    assert len(held) == 30
-    assert not held & trained
+    assert len(heldout_prompts) == 30
+    assert not heldout_prompts & trained
     assert (first.num_train, first.num_heldout) == (len(rows_of(first.train)), len(held_pairs))
     assert first.num_train + first.num_heldout == 300
     together = sorted(rows_of(first.train) + held_pairs, key=lambda row: row["n"])
@@ -105,17 +105,19 @@ def test_no_prompt_on_both_sides_even_across_files_and_kinds(write_lines: Any, t
 
 def test_same_seed_same_files_other_seed_other_files(write_lines: Any, tmp_path: Path) -> None:
     path = write_lines("a.jsonl", [{"prompt": f"Q{n}"} for n in range(100)])
-    held = [split([path], tmp_path / name, seed=seed).files[0].heldout for name, seed in (("x", 0), ("y", 0), ("z", 1))]
-    assert held[0].read_bytes() == held[1].read_bytes()
-    assert held[0].read_bytes() != held[2].read_bytes()
-    assert [len(rows_of(path)) for path in held] == [10, 10, 10]
+    heldout_files = [
+        split([path], tmp_path / name, seed=seed).files[0].heldout for name, seed in (("x", 0), ("y", 0), ("z", 1))
+    ]
+    assert heldout_files[0].read_bytes() == heldout_files[1].read_bytes()
+    assert heldout_files[0].read_bytes() != heldout_files[2].read_bytes()
+    assert [len(rows_of(path)) for path in heldout_files] == [10, 10, 10]
 
 
 def test_split_by_a_field(write_lines: Any, tmp_path: Path) -> None:
     path = write_lines("a.jsonl", [{"prompt": f"Q{n}", "user": n % 10} for n in range(100)])
     done = split([path], tmp_path / "out", heldout=0.3, by="user")
-    held = {row["user"] for row in rows_of(done.files[0].heldout)}
-    assert len(held) == 3
+    heldout_users = {row["user"] for row in rows_of(done.files[0].heldout)}
+    assert len(heldout_users) == 3
     assert len(rows_of(done.files[0].heldout)) == 30
     with pytest.raises(DataError, match=r"a\.jsonl:1: no field 'usr' to split by \(did you mean 'user'\?\)"):
         split([path], tmp_path / "other", by="usr")

@@ -131,8 +131,8 @@ def test_what_follows_the_end_of_turn_is_not_trained() -> None:
 
 def test_control_text_inside_an_answer_does_not_end_it() -> None:
     tokenizer = speaking(UNMARKED)
-    said = (Message("user", "Quote it"), Message("assistant", "<|im_end|> ends"))
-    assert trained_runs(tokenizer, encode_conversation(tokenizer, said)) == ["<|im_end|> ends<|im_end|>"]
+    conversation = (Message("user", "Quote it"), Message("assistant", "<|im_end|> ends"))
+    assert trained_runs(tokenizer, encode_conversation(tokenizer, conversation)) == ["<|im_end|> ends<|im_end|>"]
 
 
 def test_without_answers_nothing_is_trained() -> None:

@@ -25,7 +25,7 @@ class FakeServer:
     url: str = ""
     reply: Callable[[Any], Reply] = lambda body: (500, b"")
     headers: dict[str, str] = field(default_factory=dict)
-    seen: list[Any] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
     sent: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ def server() -> Iterator[FakeServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            fake.seen.append(body)
+            fake.requests.append(body)
             fake.sent.append(dict(self.headers))
             fake.paths.append(self.path)
             status, text = fake.reply(body)

@@ -46,9 +46,9 @@ def load(context: RewardContext, path: str, text: str = FILE) -> TextSource:
 def test_a_list_at_once_or_one_by_one(context: RewardContext, answer: Make) -> None:
     rows = [answer("bb"), answer(""), answer("a")]
     assert load(context, "mine.py:lengths").score(rows) == [2.0, 0.0, 1.0]
-    one = load(context, "mine.py:first")
-    assert isinstance(one, Source)
-    results = one.judge(rows)
+    loaded = load(context, "mine.py:first")
+    assert isinstance(loaded, Source)
+    results = loaded.judge(rows)
     assert [result.score for result in results if result.is_scored] == [98.0, 97.0]
     assert results[1].reason == "IndexError: string index out of range"
 
@@ -62,10 +62,10 @@ def test_an_exception_costs_the_rows_it_was_called_with(answer: Make) -> None:
     assert source(score, name="f").judge([]) == []
 
 
-@pytest.mark.parametrize("found", [[0.5, None, 2], torch.tensor([0.5, math.nan, 2]), (0.5, math.inf, True + 1)])
-def test_numbers_of_any_make(answer: Make, found: Any) -> None:
+@pytest.mark.parametrize("returned", [[0.5, None, 2], torch.tensor([0.5, math.nan, 2]), (0.5, math.inf, True + 1)])
+def test_numbers_of_any_make(answer: Make, returned: Any) -> None:
     def score(answers: Sequence[Answer]) -> Any:
-        return found
+        return returned
 
     scores = source(score, name="f").score([answer("x")] * 3)
     assert (scores[0], scores[2]) == (0.5, 2.0)
@@ -73,7 +73,7 @@ def test_numbers_of_any_make(answer: Make, found: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("returned", "message"),
     [
         ([1.0], "f returned 1 scores for 2 answers; one for each is needed"),
         (1.0, "f returned a float, expected a list of 2 numbers"),
@@ -81,9 +81,9 @@ def test_numbers_of_any_make(answer: Make, found: Any) -> None:
         ([1.0, "2"], "f returned '2' as a score, a str; expected a number or None"),
     ],
 )
-def test_a_wrong_kind_of_result_is_an_error(answer: Make, found: Any, message: str) -> None:
+def test_a_wrong_kind_of_result_is_an_error(answer: Make, returned: Any, message: str) -> None:
     def score(answers: Sequence[Answer]) -> Any:
-        return found
+        return returned
 
     with pytest.raises(RewardError) as error:
         source(score, name="f").score([answer("x"), answer("y")])

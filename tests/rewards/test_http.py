@@ -33,8 +33,8 @@ def lengths(body: Any) -> tuple[int, bytes]:
     return 200, json.dumps({"scores": [len(row["answer"]) for row in body["answers"]]}).encode()
 
 
-def reasons(found: Source, answers: list[Answer]) -> list[str]:
-    results = found.judge(answers)
+def reasons(source: Source, answers: list[Answer]) -> list[str]:
+    results = source.judge(answers)
     assert all(math.isnan(result.score) for result in results)
     return [result.reason for result in results]
 
@@ -43,7 +43,7 @@ def test_batches_keep_their_order(server: Any, context: RewardContext, answer: M
     server.reply = lengths
     texts = ["a", "bbb", "", "日本", "ccccc"]
     assert source(server, context).score([answer(text) for text in texts]) == [1.0, 3.0, 0.0, 2.0, 5.0]
-    assert sorted(len(body["answers"]) for body in server.seen) == [1, 2, 2]
+    assert sorted(len(body["answers"]) for body in server.requests) == [1, 2, 2]
 
 
 def test_what_is_sent(server: Any, context: RewardContext, answer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_what_is_sent(server: Any, context: RewardContext, answer: Make, monkeyp
         "solution": "y",
         "extra": {"level": 3},
     }
-    assert server.seen == [{"answers": [row]}]
+    assert server.requests == [{"answers": [row]}]
     assert server.sent[0]["Authorization"] == "Bearer s3cret"
 
 
@@ -68,17 +68,17 @@ def test_a_missing_key_is_said_before_anything_is_sent(server: Any, context: Rew
 
 def test_a_batch_that_fails_costs_its_own_rows(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: (503, b"") if body["answers"][0]["answer"] == "bad" else lengths(body)
-    found = source(server, context).judge([answer("aa"), answer("b"), answer("bad"), answer("x"), answer("yyy")])
-    assert [result.score for result in found if result.is_scored] == [2.0, 1.0, 3.0]
-    assert [result.is_scored for result in found] == [True, True, False, False, True]
-    assert found[2].reason == found[3].reason == f"{server.url}: HTTP 503 Service Unavailable (tried 3 times)"
+    results = source(server, context).judge([answer("aa"), answer("b"), answer("bad"), answer("x"), answer("yyy")])
+    assert [result.score for result in results if result.is_scored] == [2.0, 1.0, 3.0]
+    assert [result.is_scored for result in results] == [True, True, False, False, True]
+    assert results[2].reason == results[3].reason == f"{server.url}: HTTP 503 Service Unavailable (tried 3 times)"
 
 
 def test_it_tries_again(server: Any, context: RewardContext, answer: Make) -> None:
     replies = [(500, b""), (200, b"{"), (200, b'{"scores": [4]}')]
-    server.reply = lambda body: replies[len(server.seen) - 1]
+    server.reply = lambda body: replies[len(server.requests) - 1]
     assert source(server, context).score([answer("x")]) == [4.0]
-    assert len(server.seen) == 3
+    assert len(server.requests) == 3
 
 
 def test_redirections_are_not_followed(server: Any, context: RewardContext, answer: Make) -> None:
@@ -94,7 +94,7 @@ def test_the_key_is_not_shown() -> None:
 def test_a_refusal_is_final(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: (404, b"")
     assert reasons(source(server, context), [answer("x")]) == [f"{server.url}: HTTP 404 Not Found"]
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_replies_that_cannot_be_used(server: Any, context: RewardContext, answer
 
 def test_single_rows_without_a_score(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: (200, b'{"scores": [null, "7", true, NaN, 0.5]}')
-    found = source(server, context, batch=5).judge([answer("x")] * 5)
-    assert [result.reason for result in found] == [
+    results = source(server, context, batch=5).judge([answer("x")] * 5)
+    assert [result.reason for result in results] == [
         "the server gave no score",
         "the server's score is not a number: 7",
         "the server's score is not a number: True",
         "the server's score is not a number: nan",
         "",
     ]
-    assert found[4].score == 0.5
+    assert results[4].score == 0.5
 
 
 def test_a_slow_server_is_left(server: Any, context: RewardContext, answer: Make) -> None:
@@ -164,8 +164,8 @@ def test_a_trickle_is_left() -> None:
 def test_nobody_there(context: RewardContext, answer: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    found = make(HttpSource(kind="http", url=url, retries=1, backoff_s=0.001), context)
-    assert reasons(found, [answer("x")]) == [f"{url}: [Errno 111] Connection refused (tried 2 times)"]
+    unreachable = make(HttpSource(kind="http", url=url, retries=1, backoff_s=0.001), context)
+    assert reasons(unreachable, [answer("x")]) == [f"{url}: [Errno 111] Connection refused (tried 2 times)"]
 
 
 def test_waits_double_with_jitter_from_the_seed(server: Any) -> None:
@@ -193,6 +193,6 @@ def test_the_server_may_ask_for_a_longer_wait(server: Any) -> None:
 
 def test_facts_that_json_cannot_hold_cost_their_batch(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lengths
-    found = source(server, context, batch=1).judge([answer("x", thing=object()), answer("yy")])
-    assert "not JSON serializable" in found[0].reason
-    assert found[1].score == 2.0
+    results = source(server, context, batch=1).judge([answer("x", thing=object()), answer("yy")])
+    assert "not JSON serializable" in results[0].reason
+    assert results[1].score == 2.0

@@ -27,19 +27,19 @@ def says(text: str) -> tuple[int, bytes]:
     return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
 
 
-def asked(body: Any) -> str:
+def request_text(body: Any) -> str:
     return body["messages"][0]["content"]
 
 
 def test_grades_in_order(server: Any, context: RewardContext, answer: Make) -> None:
     grades = {"good": 9, "bad": 2, "fair": 5.5}
     server.reply = lambda body: says(
-        next(f'{{"reason": "r", "score": {n}}}' for word, n in grades.items() if f"\n{word}\n" in asked(body))
+        next(f'{{"reason": "r", "score": {n}}}' for word, n in grades.items() if f"\n{word}\n" in request_text(body))
     )
     source = make(settings(server), context)
     assert source.score([answer(word) for word in ("bad", "good", "fair", "bad")]) == [2.0, 9.0, 5.5, 2.0]
     assert set(server.paths) == {"/v1/chat/completions"}
-    assert {key: server.seen[0][key] for key in ("model", "temperature", "max_tokens")} == {
+    assert {key: server.requests[0][key] for key in ("model", "temperature", "max_tokens")} == {
         "model": "m",
         "temperature": 0.0,
         "max_tokens": 512,
@@ -49,13 +49,13 @@ def test_grades_in_order(server: Any, context: RewardContext, answer: Make) -> N
 def test_the_rubric_shows_prompt_solution_and_bounds(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says("Score: 3")
     make(settings(server, lowest=0, highest=4), context).score([answer("{{ 7 * 7 }}", "42")])
-    text = asked(server.seen[0])
+    text = request_text(server.requests[0])
     assert "user: Why?\n</conversation>\n<reference>\n42\n</reference>\n<answer>\n{{ 7 * 7 }}\n</answer>" in text
     assert text.endswith("a number from 0 to 4}")
 
 
 def test_a_rubric_of_ones_own(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says(f"Score: {len(asked(body))}")
+    server.reply = lambda body: says(f"Score: {len(request_text(body))}")
     rubric = "{{ answer }}{% if extra.n is defined %}{{ extra.n }}{% endif %}"
     assert make(settings(server, rubric=rubric), context).score([answer("abc", n=12), answer("x")]) == [5.0, 1.0]
 
@@ -74,7 +74,7 @@ def test_a_rubric_that_cannot_work_is_refused_at_once(
     with pytest.raises(ConfigError) as error:
         make(settings(server, rubric=rubric), context)
     assert why in str(error.value)
-    assert server.seen == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_a_rubric_that_fails_costs_its_row(
 ) -> None:
     (result,) = make(settings(server, rubric=rubric), context).judge([answer("x")])
     assert (result.is_scored, result.reason) == (False, f"judge.rubric: {why}")
-    assert server.seen == []
+    assert server.requests == []
 
 
 def test_a_bad_reply_is_asked_again(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says("hm" if len(server.seen) == 1 else "Score: 8")
+    server.reply = lambda body: says("hm" if len(server.requests) == 1 else "Score: 8")
     assert make(settings(server), context).score([answer("x")]) == [8.0]
 
 
@@ -144,7 +144,7 @@ def test_winners_are_read_from_many_shapes() -> None:
 
 
 def shown(body: Any) -> tuple[str, str]:
-    text = asked(body)
+    text = request_text(body)
     return text.split("<answer_a>\n")[1].split("\n")[0], text.split("<answer_b>\n")[1].split("\n")[0]
 
 
@@ -155,7 +155,7 @@ def test_a_fair_judge_is_consistent(server: Any, context: RewardContext, answer:
         Preference(first=1.0, is_consistent=True),
         Preference(first=0.0, is_consistent=True),
     ]
-    assert [shown(body) for body in server.seen[:2]] == [("long one", "short"), ("short", "long one")]
+    assert [shown(body) for body in server.requests[:2]] == [("long one", "short"), ("short", "long one")]
 
 
 def test_a_judge_that_likes_the_first_place_says_nothing(server: Any, context: RewardContext, answer: Make) -> None:
@@ -167,9 +167,9 @@ def test_a_judge_that_likes_the_first_place_says_nothing(server: Any, context: R
 
 def test_a_comparison_that_fails_has_no_number(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says("pass")
-    (found,) = compare([(answer("x"), answer("y"))], settings(server), context)
-    assert math.isnan(found.first)
-    assert "no winner in 'pass'" in found.reason
+    (preference,) = compare([(answer("x"), answer("y"))], settings(server), context)
+    assert math.isnan(preference.first)
+    assert "no winner in 'pass'" in preference.reason
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_extraction(how: NamedPart, text: str, expected: str | None) -> None:
 
 
 def test_extraction_by_pattern_takes_the_last_match() -> None:
-    found = extract_all(["so A: 3. No, A: 4", "none", "A: ß"], Pattern(pattern=r"A: (\w)", group=1))
-    assert found == [Extracted("4"), Extracted(None), Extracted("ß")]
+    parts = extract_all(["so A: 3. No, A: 4", "none", "A: ß"], Pattern(pattern=r"A: (\w)", group=1))
+    assert parts == [Extracted("4"), Extracted(None), Extracted("ß")]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_hostile_number_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "relative", "absolute", "expected"),
+    ("answer", "solution", "relative", "absolute", "expected"),
     [
         ("10000001", "10000000", 1e-12, 0.0, False),
         ("0.3333333333333333", "1/3", 1e-12, 0.0, True),
@@ -116,11 +116,11 @@ def test_a_hostile_number_takes_no_time() -> None:
         ("5%", "50%", 0.0, 0.0, False),
     ],
 )
-def test_equality(found: str, wanted: str, relative: float, absolute: float, expected: bool) -> None:
-    one, other = last_number(found), last_number(wanted)
-    assert one is not None
-    assert other is not None
-    assert are_equal(one, other, relative=relative, absolute=absolute) is expected
+def test_equality(answer: str, solution: str, relative: float, absolute: float, expected: bool) -> None:
+    given, correct = last_number(answer), last_number(solution)
+    assert given is not None
+    assert correct is not None
+    assert are_equal(given, correct, relative=relative, absolute=absolute) is expected
 
 
 def judge(source: Source, answers: Sequence[Answer]) -> list[tuple[float | None, str]]:
@@ -217,10 +217,10 @@ def test_math_names_its_extra(context: RewardContext) -> None:
 
 
 def test_math_gives_the_verifier_solution_then_answer(answer: Make) -> None:
-    asked: list[tuple[str, str]] = []
+    verified: list[tuple[str, str]] = []
 
     def verify(pairs: Sequence[tuple[str, str]], timeout_s: float) -> list[bool | None]:
-        asked.extend(pairs)
+        verified.extend(pairs)
         return [None if found == "?" else gold == found[::-1] for gold, found in pairs]
 
     source = maths.source(MathSource(kind="math", extract="boxed"), verify)
@@ -234,7 +234,7 @@ def test_math_gives_the_verifier_solution_then_answer(answer: Make) -> None:
     reason = "math-verify could not compare the answer with the solution"
     assert source.judge(rows)[:2] == [ScoreResult(1.0), ScoreResult(0.0)]
     assert judge(source, rows)[2:] == [(None, reason), (None, NO_SOLUTION), (0.0, "")]
-    assert asked[:3] == [("12", "21"), ("12", "?"), ("12", "12")]
+    assert verified[:3] == [("12", "21"), ("12", "?"), ("12", "12")]
 
 
 def test_math_in_a_child_without_the_package_knows_nothing() -> None:

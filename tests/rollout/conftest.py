@@ -41,18 +41,18 @@ def _allowed(logits: Sequence[float], top_k: int | None, top_p: float) -> set[in
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:top_k]
     top = max(logits)
     weights = [math.exp(logits[token] - top) for token in order]
-    kept, mass = set[int](), 0.0
+    allowed_tokens, mass = set[int](), 0.0
     for token in order:
         if mass >= top_p * math.fsum(weights) and top_p < 1:
             break
-        kept.add(token)
-        mass = math.fsum(weights[: len(kept)])
-    return kept
+        allowed_tokens.add(token)
+        mass = math.fsum(weights[: len(allowed_tokens)])
+    return allowed_tokens
 
 
 def _draw(logits: Sequence[float], key: int, top_k: int | None, top_p: float) -> int:
-    kept = _allowed(logits, top_k, top_p)
-    return max(kept, key=lambda token: logits[token] - math.log(_wait(key, token)))
+    allowed_tokens = _allowed(logits, top_k, top_p)
+    return max(allowed_tokens, key=lambda token: logits[token] - math.log(_wait(key, token)))
 
 
 @torch.no_grad()
@@ -69,23 +69,23 @@ def _answer(
     top_p: float = 1.0,
 ) -> list[int]:
     """No cache, no batch, no padding: the whole text is read again for every token. `key`: seed, group, answer."""
-    found: list[int] = []
-    while len(found) < max_new and not (found and found[-1] in stop_ids):
-        logits = (model(input_ids=torch.tensor([[*prompt, *found]])).logits[0, -1].double() / temperature).tolist()
-        if len(found) < min_new:
+    answer: list[int] = []
+    while len(answer) < max_new and not (answer and answer[-1] in stop_ids):
+        logits = (model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, -1].double() / temperature).tolist()
+        if len(answer) < min_new:
             logits = [-math.inf if token in stop_ids else logit for token, logit in enumerate(logits)]
-        found.append(_draw(logits, _key(*key, len(found)), top_k, top_p))
-    return found
+        answer.append(_draw(logits, _key(*key, len(answer)), top_k, top_p))
+    return answer
 
 
 @pytest.fixture(scope="session")
 def model() -> LlamaForCausalLM:
     """Weights larger than usual, so that what a token is likely to be depends on all that is before it."""
-    made = tiny_model(seed=3, hidden=32)
+    model = tiny_model(seed=3, hidden=32)
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in model.parameters():
             weight.mul_(4.0 if weight.ndim == 2 else 1.0)
-    return made
+    return model
 
 
 @pytest.fixture(scope="session")

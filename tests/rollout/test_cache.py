@@ -49,7 +49,7 @@ def test_a_moved_row_takes_its_past_along_in_every_layer() -> None:
         assert values[:, 0, :, 0].tolist() == [[104 + shift, 105 + shift, 90], [102 + shift, 103 + shift, 91]]
 
 
-def _slow_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float) -> Tensor:
+def _slow_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float) -> Tensor:
     """(rows, length, heads, width), head by head; `seen[row, t, s]`."""
     rows, heads, length, _ = query.shape
     out = torch.zeros(rows, length, heads, value.shape[-1], dtype=query.dtype)
@@ -58,7 +58,7 @@ def _slow_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sca
             shared = head // (heads // key.shape[1])
             for t in range(length):
                 score = key[row, shared] @ query[row, head, t] * scale
-                weight = score.masked_fill(~seen[row, t], -torch.inf).softmax(0)
+                weight = score.masked_fill(~visible[row, t], -torch.inf).softmax(0)
                 out[row, t, head] = weight @ value[row, shared]
     return out
 
@@ -71,18 +71,18 @@ def test_grouped_attention_is_attention(length: int) -> None:
         for heads, columns in ((6, length), (2, 5), (2, 5))
     )
     if length == 1:
-        seen = torch.arange(5) <= torch.tensor([0, 3, 4])[:, None, None]
-        mask = torch.zeros(3, 1, 1, 5, dtype=torch.float64).masked_fill(~seen[:, None], -torch.inf)
+        visible = torch.arange(5) <= torch.tensor([0, 3, 4])[:, None, None]
+        mask = torch.zeros(3, 1, 1, 5, dtype=torch.float64).masked_fill(~visible[:, None], -torch.inf)
     else:
-        seen, mask = torch.ones(5, 5, dtype=torch.bool).tril().expand(3, 5, 5), None
-    found, _ = grouped_attention(nn.Identity(), query, key, value, mask, scaling=0.3)
-    torch.testing.assert_close(found, _slow_attention(query, key, value, seen, 0.3))
+        visible, mask = torch.ones(5, 5, dtype=torch.bool).tril().expand(3, 5, 5), None
+    attended, _ = grouped_attention(nn.Identity(), query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(attended, _slow_attention(query, key, value, visible, 0.3))
 
 
 def test_attention_that_is_more_than_a_softmax_is_refused() -> None:
-    one = torch.ones(1, 1, 1, 2)
+    ones = torch.ones(1, 1, 1, 2)
     with pytest.raises(ModelError, match="Identity uses soft-capped attention"):
-        grouped_attention(nn.Identity(), one, one, one, None, softcap=30.0)
+        grouped_attention(nn.Identity(), ones, ones, ones, None, softcap=30.0)
 
 
 def _attention_of(model: LlamaForCausalLM) -> str:

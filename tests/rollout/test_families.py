@@ -43,12 +43,12 @@ def test_what_the_kernels_do_not_compute_is_named(changes: dict[str, Any], expec
 def test_adapters_are_supported_unless_they_are_more_than_a_sum() -> None:
     assert unsupported_reason(base_of(with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0))) is None
     unusual: dict[str, dict[str, Any]] = {"DoRA": {"use_dora": True}, "bias": {"lora_bias": True}}
-    found: dict[str, str | None] = {}
+    reasons: dict[str, str | None] = {}
     for name, changes in unusual.items():
         config = LoraConfig(r=2, target_modules=["q_proj"], **changes)
         model: Any = get_peft_model(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS)), config)
-        found[name] = unsupported_reason(base_of(model))
-    assert found == {
+        reasons[name] = unsupported_reason(base_of(model))
+    assert reasons == {
         "DoRA": "model.layers.0.self_attn.q_proj has an adapter of another kind than plain LoRA",
         "bias": "model.layers.0.self_attn.q_proj has an adapter with a bias",
     }

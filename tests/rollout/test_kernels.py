@@ -180,10 +180,10 @@ def test_the_fused_path_samples_what_the_eager_path_samples() -> None:
         LocalGenerator(model, settings, stop_ids=stops, pad=256, max_rows=3, path=path, look_every=3)
         for path in ("eager", "fused")
     )
-    expected, found = eager.generate(prompts, 11), fused.generate(prompts, 11)
+    expected, rollouts = eager.generate(prompts, 11), fused.generate(prompts, 11)
     assert isinstance(fused._graphs, GraphSteps)  # pyright: ignore[reportPrivateUsage]: it must not have been eager
-    assert torch.equal(found.tokens_BT, expected.tokens_BT)
-    torch.testing.assert_close(found.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-5, rtol=0)
+    assert torch.equal(rollouts.tokens_BT, expected.tokens_BT)
+    torch.testing.assert_close(rollouts.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-5, rtol=0)
 
 
 def _with_adapter(model: Any) -> Any:
@@ -220,8 +220,8 @@ def test_adapters_are_sampled_on_the_fused_path_as_their_sum_with_the_base() -> 
         for name, weight in adapted.named_parameters():
             weight.data.mul_(scale if ".lora_B." in name else 1.0)
         _add_adapter(plain, adapted)
-        expected, found = on_sum.generate(prompts, 11), with_adapters.generate(prompts, 11)
-        assert torch.equal(found.tokens_BT, expected.tokens_BT)
-        torch.testing.assert_close(found.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-6, rtol=0)
+        expected, rollouts = on_sum.generate(prompts, 11), with_adapters.generate(prompts, 11)
+        assert torch.equal(rollouts.tokens_BT, expected.tokens_BT)
+        torch.testing.assert_close(rollouts.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-6, rtol=0)
         assert not torch.equal(expected.behaviour_logp_BT, before.behaviour_logp_BT)
         before = expected

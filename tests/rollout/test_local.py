@@ -249,17 +249,17 @@ def test_a_stop_string_ends_the_answer_with_the_token_that_completes_it(model: L
     assert stop not in _text(free[1])
     settings = SamplingSettings(max_new_tokens=NEW, stop=("not there", stop))
     generator = LocalGenerator(model, settings, stop_ids=(), pad=PAD, max_rows=2, decode=_text)
-    found = generator.generate(prompts, SEED)
-    assert _answers(found) == [free[0][:8], free[1]]
-    assert found.finished_B.tolist() == [True, False]
+    rollouts = generator.generate(prompts, SEED)
+    assert _answers(rollouts) == [free[0][:8], free[1]]
+    assert rollouts.finished_B.tolist() == [True, False]
 
 
 def test_a_stop_string_waits_for_the_least_number_of_tokens(model: LlamaForCausalLM) -> None:
     prompts = _rows(PROMPTS, [0])
     free = _answers(_generator(model, min_new_tokens=NEW).generate(prompts, SEED))[0]
-    found = _generator(model, min_new_tokens=NEW - 2, stop=[_text(free)[5:8]]).generate(prompts, SEED)
-    assert _answers(found) == [free[: NEW - 2]]
-    assert found.finished_B.tolist() == [True]
+    rollouts = _generator(model, min_new_tokens=NEW - 2, stop=[_text(free)[5:8]]).generate(prompts, SEED)
+    assert _answers(rollouts) == [free[: NEW - 2]]
+    assert rollouts.finished_B.tolist() == [True]
 
 
 def test_weights_are_the_trainers_own_and_only_the_version_is_loaded() -> None:

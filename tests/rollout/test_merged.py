@@ -53,11 +53,11 @@ def test_answers_and_log_probs_are_those_of_the_adapters() -> None:
     expected = _sampled(base_of(model))
     with MergedLayers().within(base_of(model)):
         assert type(_query(model)) is nn.Linear
-        found = _sampled(base_of(model))
+        rollouts = _sampled(base_of(model))
     with model.disable_adapter():
         unadapted = _sampled(base_of(model))
-    assert torch.equal(found.tokens_BT, expected.tokens_BT)
-    torch.testing.assert_close(found.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-5, rtol=0)
+    assert torch.equal(rollouts.tokens_BT, expected.tokens_BT)
+    torch.testing.assert_close(rollouts.behaviour_logp_BT, expected.behaviour_logp_BT, atol=1e-5, rtol=0)
     assert not torch.equal(unadapted.tokens_BT, expected.tokens_BT), "an adapter that changes nothing proves nothing"
 
 
@@ -100,17 +100,18 @@ def test_the_model_is_as_it_was_even_after_an_error() -> None:
     model = _adapted()
     names = [name for name, _ in model.named_parameters()]
     before = {
-        name: (one, one.data_ptr(), one.requires_grad, one.detach().clone()) for name, one in model.named_parameters()
+        name: (parameter, parameter.data_ptr(), parameter.requires_grad, parameter.detach().clone())
+        for name, parameter in model.named_parameters()
     }
     layer, remembered = _query(model), weights_identity(base_of(model))
     with pytest.raises(ValueError, match="half way"), MergedLayers().within(base_of(model)):
         raise ValueError("half way")
     assert _query(model) is layer
     assert [name for name, _ in model.named_parameters()] == names
-    for name, one in model.named_parameters():
+    for name, parameter in model.named_parameters():
         old, address, is_trainable, numbers = before[name]
-        assert (one is old, one.data_ptr(), one.requires_grad) == (True, address, is_trainable)
-        assert torch.equal(one, numbers)
+        assert (parameter is old, parameter.data_ptr(), parameter.requires_grad) == (True, address, is_trainable)
+        assert torch.equal(parameter, numbers)
     assert weights_identity(base_of(model)) == remembered
 
 

@@ -63,11 +63,11 @@ def test_tokens_are_those_of_the_slow_decoder(
 @pytest.mark.parametrize(("path", "look"), WAYS)
 def test_all_of_the_record_is_that_of_one_step_at_a_time(model: LlamaForCausalLM, path: Path, look: int) -> None:
     plain = _generator(model, "eager", 1).generate(PROMPTS, SEED)
-    found = _generator(model, path, look).generate(PROMPTS, SEED)
+    rollouts = _generator(model, path, look).generate(PROMPTS, SEED)
     for name in ("tokens_BT", "attention_mask_BT", "response_mask_BT", "group_B", "finished_B"):
-        assert torch.equal(getattr(found, name), getattr(plain, name)), name
-    torch.testing.assert_close(found.behaviour_logp_BT, plain.behaviour_logp_BT, atol=1e-5, rtol=0)
-    assert not found.behaviour_logp_BT[~found.response_mask_BT].any()
+        assert torch.equal(getattr(rollouts, name), getattr(plain, name)), name
+    torch.testing.assert_close(rollouts.behaviour_logp_BT, plain.behaviour_logp_BT, atol=1e-5, rtol=0)
+    assert not rollouts.behaviour_logp_BT[~rollouts.response_mask_BT].any()
 
 
 @pytest.mark.parametrize(("path", "look"), WAYS)
@@ -75,11 +75,11 @@ def test_what_was_drawn_after_a_stop_string_is_thrown_away(model: LlamaForCausal
     free = _answers(_generator(model, "eager", 1, min_new_tokens=NEW).generate(PROMPTS, SEED))
     stop = _text(free[0])[5:7]
     plain = _generator(model, "eager", 1, min_new_tokens=4, stop=[stop]).generate(PROMPTS, SEED)
-    found = _generator(model, path, look, min_new_tokens=4, stop=[stop]).generate(PROMPTS, SEED)
+    rollouts = _generator(model, path, look, min_new_tokens=4, stop=[stop]).generate(PROMPTS, SEED)
     assert stop in _text(_answers(plain)[0])
-    assert _answers(found) == _answers(plain)
-    assert torch.equal(found.tokens_BT, plain.tokens_BT)
-    assert torch.equal(found.finished_B, plain.finished_B)
+    assert _answers(rollouts) == _answers(plain)
+    assert torch.equal(rollouts.tokens_BT, plain.tokens_BT)
+    assert torch.equal(rollouts.finished_B, plain.finished_B)
 
 
 def _graphs(generator: LocalGenerator) -> Any:

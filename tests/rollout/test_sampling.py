@@ -17,15 +17,15 @@ from kedge.rollout.sampling import allowed, draw, folded, log_waits, row_keys
 def test_the_numbers_of_a_key_are_the_published_ones_of_splitmix64() -> None:
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]  # seed 1234567
     expected = [math.log(-math.log1p(-(number >> 11) / 2**53)) for number in published]
-    found = log_waits(torch.tensor([1234567]), 4)[0].tolist()
-    assert found == pytest.approx(expected, rel=1e-5)
+    waits = log_waits(torch.tensor([1234567]), 4)[0].tolist()
+    assert waits == pytest.approx(expected, rel=1e-5)
 
 
 def test_keys_are_those_of_the_slow_reference(slow_key: Callable[..., int]) -> None:
     for seed in (0, 7, -3, 2**63 - 1, 2**63 + 5):
-        found = row_keys(seed, torch.tensor([4, 0, -9]), torch.tensor([0, 2, 1])).tolist()
+        keys = row_keys(seed, torch.tensor([4, 0, -9]), torch.tensor([0, 2, 1])).tolist()
         expected = [slow_key(seed, 4, 0), slow_key(seed, 0, 2), slow_key(seed, -9, 1)]
-        assert [key % 2**64 for key in found] == expected
+        assert [key % 2**64 for key in keys] == expected
 
 
 def test_no_two_places_share_a_key() -> None:
@@ -82,9 +82,9 @@ def test_a_forbidden_token_is_never_drawn() -> None:
     assert set(tokens.tolist()) == {1, 3}
 
 
-def _chi_square(found: Counter[int], probabilities: dict[int, float], draws: int) -> float:
-    assert set(found) <= set(probabilities)
-    return sum((found[token] - draws * p) ** 2 / (draws * p) for token, p in probabilities.items())
+def _chi_square(drawn: Counter[int], probabilities: dict[int, float], draws: int) -> float:
+    assert set(drawn) <= set(probabilities)
+    return sum((drawn[token] - draws * p) ** 2 / (draws * p) for token, p in probabilities.items())
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(
     draws = 20_000
     scaled_BV = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2]).log().expand(draws, 5) + 3.0
     key_B = folded(row_keys(5, torch.arange(draws) // 100, torch.arange(draws) % 10), torch.arange(draws) % 100 // 10)
-    found = Counter(draw(scaled_BV, key_B, top_k=top_k, top_p=top_p).tolist())
-    assert _chi_square(found, probabilities, draws) < limit
+    drawn = Counter(draw(scaled_BV, key_B, top_k=top_k, top_p=top_p).tolist())
+    assert _chi_square(drawn, probabilities, draws) < limit
 
 
 def test_neighbouring_places_are_independent() -> None:

@@ -43,11 +43,11 @@ class _Recorder:
 
 def _train(lag: int) -> list[tuple[int, int]]:
     """(batch, version that sampled it) of four batches, with new weights after each."""
-    generator, seen = _Recorder(), list[tuple[int, int]]()
+    generator, versions = _Recorder(), list[tuple[int, int]]()
     for step, rollouts in enumerate(stream(generator, _batches(4), lag=lag, seed=9)):
-        seen.append((int(rollouts.group_B[0]), rollouts.version))
+        versions.append((int(rollouts.group_B[0]), rollouts.version))
         generator.load_weights({}, version=step + 1)
-    return seen
+    return versions
 
 
 def _batches(count: int) -> list[Prompts]:

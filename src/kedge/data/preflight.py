@@ -223,13 +223,13 @@ def _additions(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
 def _default_system(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The system message that the template writes by itself when none is given."""
     try:
-        given = render(tokenizer, (Message("system", _SYSTEM), _ASK), add_generation_prompt=False)
+        with_system = render(tokenizer, (Message("system", _SYSTEM), _ASK), add_generation_prompt=False)
     except KedgeError:
         return None
-    own = render(tokenizer, (_ASK,), add_generation_prompt=False)
-    head, system, tail = given.partition(_SYSTEM)
-    is_wrapped = bool(system) and own.startswith(head) and own.endswith(tail)
-    return own[len(head) : len(own) - len(tail)] or None if is_wrapped else None
+    without = render(tokenizer, (_ASK,), add_generation_prompt=False)
+    head, system, tail = with_system.partition(_SYSTEM)
+    is_wrapped = bool(system) and without.startswith(head) and without.endswith(tail)
+    return without[len(head) : len(without) - len(tail)] or None if is_wrapped else None
 
 
 def _changed_contents(tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
