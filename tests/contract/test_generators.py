@@ -14,6 +14,7 @@ from kedge.core.prompts import Prompts
 from kedge.core.protocols import Generator
 from kedge.core.records import Rollouts
 from kedge.models.loading.tiny import tiny_model
+from kedge.rollout.generators import GeneratorParts, LocalSettings, open_generator
 from kedge.rollout.local import LocalGenerator, Path
 from kedge.rollout.settings import SamplingSettings
 from kedge.testing.contracts import BatchInvariantGeneratorContract
@@ -30,6 +31,13 @@ def small_model() -> PreTrainedModel:
         for weight in model.parameters():
             weight.mul_(4.0 if weight.ndim == 2 else 1.0)
     return model
+
+
+def turn_over(model: PreTrainedModel) -> Mapping[str, Tensor]:
+    """Change the trainer's module, which the local engine samples with: no weights are left to be loaded."""
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.mlp.down_proj.weight").mul_(-1.0)
+    return {}
 
 
 def local(model: PreTrainedModel, *, path: Path = "eager", max_rows: int = 5) -> LocalGenerator:
@@ -49,9 +57,26 @@ class TestLocalGenerator(BatchInvariantGeneratorContract):
         return local(self._model, path=self._path)
 
     def new_weights(self) -> Mapping[str, Tensor]:
-        with torch.no_grad():
-            self._model.get_parameter("model.layers.0.mlp.down_proj.weight").mul_(-1.0)
-        return {}
+        return turn_over(self._model)
+
+
+class TestGeneratorOfTheEntryPoint(BatchInvariantGeneratorContract):
+    vocabulary, stop_ids, max_new_tokens = 256, STOP, NEW
+
+    def make_generator(self) -> Generator:
+        self._model = small_model()
+        parts = GeneratorParts(
+            model=self._model,
+            sampling=SamplingSettings(max_new_tokens=NEW),
+            stop_ids=STOP,
+            pad=256,
+            max_rows=8,
+            decode=lambda tokens: " ".join(map(str, tokens)),
+        )
+        return open_generator(LocalSettings(), parts)
+
+    def new_weights(self) -> Mapping[str, Tensor]:
+        return turn_over(self._model)
 
 
 class Queued:
