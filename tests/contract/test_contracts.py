@@ -45,7 +45,7 @@ class Scores(TextSourceContract):
     def __init__(self, score: Callable[[Sequence[Answer]], list[float]]) -> None:
         self.score = score
 
-    def make_source(self) -> TextSource:
+    def make(self) -> TextSource:
         return self
 
 
@@ -97,7 +97,7 @@ class RolloutScores(RewardSourceContract):
     def __init__(self, score: Callable[[Rollouts], Tensor]) -> None:
         self.score = score
 
-    def make_source(self) -> RewardSource:
+    def make(self) -> RewardSource:
         return self
 
 
@@ -293,7 +293,7 @@ class OfModel(BatchInvariantGeneratorContract):
             for weight in self.start.parameters():
                 weight.mul_(4.0 if weight.ndim == 2 else 1.0)
 
-    def make_generator(self) -> Generator:
+    def make(self) -> Generator:
         return self.kind(copy.deepcopy(self.start))
 
     def new_weights(self) -> Mapping[str, Tensor]:

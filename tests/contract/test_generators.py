@@ -52,7 +52,7 @@ class TestLocalGenerator(BatchInvariantGeneratorContract):
     def _on_path(self, request: pytest.FixtureRequest) -> None:
         self._path = request.param
 
-    def make_generator(self) -> Generator:
+    def make(self) -> Generator:
         self._model = small_model()
         return local(self._model, path=self._path)
 
@@ -63,7 +63,7 @@ class TestLocalGenerator(BatchInvariantGeneratorContract):
 class TestGeneratorOfTheEntryPoint(BatchInvariantGeneratorContract):
     vocabulary, stop_ids, max_new_tokens = 256, STOP, NEW
 
-    def make_generator(self) -> Generator:
+    def make(self) -> Generator:
         self._model = small_model()
         parts = GeneratorParts(
             model=self._model,
@@ -101,7 +101,7 @@ class Queued:
 class TestQueuedGenerator(BatchInvariantGeneratorContract):
     vocabulary, stop_ids, max_new_tokens = 256, STOP, NEW
 
-    def make_generator(self) -> Generator:
+    def make(self) -> Generator:
         return Queued()
 
     def new_weights(self) -> Mapping[str, Tensor]:

@@ -143,7 +143,7 @@ class TestTextSources(TextSourceContract):
         self._factory = SOURCES[request.param]
         self._where = Place(context=RewardContext(folder=tmp_path, seed=3), url=url)
 
-    def make_source(self) -> TextSource:
+    def make(self) -> TextSource:
         return self._factory(self._where)
 
 
@@ -172,7 +172,7 @@ class TestRewardSources(RewardSourceContract):
     def _made_by(self, request: pytest.FixtureRequest) -> None:
         self._factory = request.param
 
-    def make_source(self) -> RewardSource:
+    def make(self) -> RewardSource:
         return self._factory()
 
 

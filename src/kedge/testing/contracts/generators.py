@@ -38,9 +38,9 @@ class GeneratorContract:
     max_new_tokens: int
     """An answer is cut off at so many tokens."""
 
-    def make_generator(self) -> Generator:
+    def make(self) -> Generator:
         """A generator with the same weights each time."""
-        raise NotImplementedError("say how your generator is made: def make_generator(self) -> Generator")
+        raise NotImplementedError("say how your generator is made: def make(self) -> Generator")
 
     def new_weights(self) -> Mapping[str, Tensor]:
         """Weights with which the generator made last samples other answers. One that samples with the trainer's own
@@ -60,7 +60,7 @@ class GeneratorContract:
 
     def test_rows_are_the_prompts_in_their_order_followed_by_an_answer(self) -> None:
         prompts = self.prompts()
-        rollouts = self.generate(self.make_generator(), prompts)
+        rollouts = self.generate(self.make(), prompts)
         rows, width = rollouts.tokens_BT.shape
         assert rows == len(prompts.tokens), f"{rows} rows for {len(prompts.tokens)} prompts"
         assert rollouts.group_B.tolist() == list(prompts.group), "the groups are not those of the prompts"
@@ -77,12 +77,12 @@ class GeneratorContract:
             )
 
     def test_answers_have_at_least_one_token_and_at_most_the_limit(self) -> None:
-        lengths = [len(answer) for answer in _answers(self.generate(self.make_generator(), self.prompts()))]
+        lengths = [len(answer) for answer in _answers(self.generate(self.make(), self.prompts()))]
         assert min(lengths) >= 1, f"an answer has no token: lengths {lengths}"
         assert max(lengths) <= self.max_new_tokens, f"the limit is {self.max_new_tokens} tokens: lengths {lengths}"
 
     def test_log_probs_are_finite_and_never_above_0(self) -> None:
-        rollouts = self.generate(self.make_generator(), self.prompts())
+        rollouts = self.generate(self.make(), self.prompts())
         logp_BT = rollouts.behaviour_logp_BT
         assert logp_BT.isfinite().all(), "a log-prob is not finite; outside of answers it is 0"
         sampled = logp_BT[rollouts.response_mask_BT]
@@ -90,7 +90,7 @@ class GeneratorContract:
         assert (sampled < -_ROUNDING).any(), "every sampled token has probability 1"
 
     def test_an_answer_is_finished_where_a_stop_token_ended_it(self) -> None:
-        rollouts = self.generate(self.make_generator(), self.prompts())
+        rollouts = self.generate(self.make(), self.prompts())
         answers, finished = _answers(rollouts), rollouts.finished_B.tolist()
         for row, (answer, is_finished) in enumerate(zip(answers, finished, strict=True)):
             ends = answer[-1] in self.stop_ids
@@ -102,16 +102,16 @@ class GeneratorContract:
         assert set(finished) == {True, False}, f"finished is {finished[0]} for all rows; {advice}"
 
     def test_the_same_seed_samples_the_same_answers_and_another_seed_others(self) -> None:
-        generator, prompts = self.make_generator(), self.prompts()
+        generator, prompts = self.make(), self.prompts()
         first = self.generate(generator, prompts)
         self._assert_same(self.generate(generator, prompts), first, "the same seed a second time")
-        self._assert_same(self.generate(self.make_generator(), prompts), first, "the same seed, a new generator")
+        self._assert_same(self.generate(self.make(), prompts), first, "the same seed, a new generator")
         other = self.generate(generator, prompts, _SEED + 1)
         assert _answers(other) != _answers(first), "another seed samples the same answers"
 
     def test_answers_to_one_prompt_are_drawn_independently(self) -> None:
         prompts = self.prompts()
-        answers = _answers(self.generate(self.make_generator(), prompts))
+        answers = _answers(self.generate(self.make(), prompts))
         by_group = {
             group: [answer for answer, own in zip(answers, prompts.group, strict=True) if own == group]
             for group in set(prompts.group)
@@ -120,19 +120,19 @@ class GeneratorContract:
         assert differs, "all answers to a prompt are the same: the answer index has no part in the sampling"
 
     def test_rollouts_can_be_trained_on(self) -> None:
-        rollouts = self.generate(self.make_generator(), self.prompts())
+        rollouts = self.generate(self.make(), self.prompts())
         assert not rollouts.behaviour_logp_BT.requires_grad, "the log-probs are part of a graph: detach them"
         assert not rollouts.tokens_BT.is_inference(), "made in inference mode, which autograd cannot use: use no_grad"
 
     def test_batches_come_in_the_order_in_which_they_were_submitted(self) -> None:
-        generator, prompts = self.make_generator(), self.prompts()
+        generator, prompts = self.make(), self.prompts()
         batches = [_rows(prompts, rows) for rows in ([0, 1, 2], [5, 3], [9, 10, 11, 6])]
         futures = [generator.submit(batch, _SEED) for batch in batches]
         groups = [future.result().group_B.tolist() for future in futures]
         assert groups == [list(batch.group) for batch in batches], f"the groups of three batches are {groups}"
 
     def test_new_weights_and_their_version_hold_for_what_is_submitted_after_them(self) -> None:
-        generator, prompts = self.make_generator(), self.prompts()
+        generator, prompts = self.make(), self.prompts()
         before = self.generate(generator, prompts)
         generator.load_weights(self.new_weights(), before.version + 5)
         after = self.generate(generator, prompts)
@@ -141,7 +141,7 @@ class GeneratorContract:
         assert not is_same, "the answers are those of the old weights"
 
     def test_a_batch_that_was_submitted_before_new_weights_is_sampled_with_the_old_ones(self) -> None:
-        generator, prompts = self.make_generator(), self.prompts()
+        generator, prompts = self.make(), self.prompts()
         first = self.generate(generator, prompts)
         under_way = generator.submit(prompts, _SEED)
         generator.load_weights(self.new_weights(), first.version + 1)
@@ -161,7 +161,7 @@ class BatchInvariantGeneratorContract(GeneratorContract):
     """Generators whose answer to a row depends on the seed, the row's group and its answer index alone."""
 
     def test_a_row_has_the_same_answer_in_any_batch(self) -> None:
-        generator, prompts = self.make_generator(), self.prompts()
+        generator, prompts = self.make(), self.prompts()
         answers = _answers(self.generate(generator, prompts))
         shuffled = [7, 2, 9, 0, 5, 4, 1, 8, 3, 6, 11, 10]
         for rows in (shuffled, shuffled[:5], [3], [11]):

@@ -38,8 +38,8 @@ _TEXTS = (
 class TextSourceContract:
     """Sources that read answers as text (`kedge.core.answers.TextSource`): what a plugin of `kedge.rewards` makes."""
 
-    def make_source(self) -> TextSource:
-        raise NotImplementedError("say how your source is made: def make_source(self) -> TextSource")
+    def make(self) -> TextSource:
+        raise NotImplementedError("say how your source is made: def make(self) -> TextSource")
 
     def answers(self) -> list[Answer]:
         """Answers that are hard to read: empty, long, not ASCII, cut off, without a prompt. Every other one has a known
@@ -56,41 +56,41 @@ class TextSourceContract:
         ]
 
     def test_no_answers_have_no_scores(self) -> None:
-        scores = self.make_source().score([])
+        scores = self.make().score([])
         assert list(scores) == [], f"no answers were given, and the scores are {scores}"
 
     def test_every_row_has_one_score_that_is_a_float_and_never_infinite(self) -> None:
         answers = self.answers()
-        scores = self.make_source().score(answers)
+        scores = self.make().score(answers)
         assert len(scores) == len(answers), f"{len(scores)} scores for {len(answers)} answers"
         kinds = {type(score).__name__ for score in scores}
         assert kinds == {"float"}, f"a score is a float (NaN where there is none), found {sorted(kinds)}"
         assert not any(math.isinf(score) for score in scores), f"a row without a score has NaN, found {scores}"
 
     def test_scores_differ(self) -> None:
-        scores = self.make_source().score(self.answers())
+        scores = self.make().score(self.answers())
         assert len({str(score) for score in scores}) > 1, f"all answers score {scores[0]}: nothing to learn from"
 
     def test_scores_follow_their_rows(self) -> None:
-        source, answers = self.make_source(), self.answers()
+        source, answers = self.make(), self.answers()
         scores = source.score(answers)
         _assert_same(source.score(answers[::-1]), scores[::-1], "the same rows in reverse order")
         _assert_same(source.score(answers[3:6]), scores[3:6], "rows 3 to 5 alone")
 
     def test_the_same_answers_have_the_same_scores(self) -> None:
-        source = self.make_source()
+        source = self.make()
         _assert_same(source.score(self.answers()), source.score(self.answers()), "the same rows a second time")
 
     def test_any_sequence_of_answers_will_do(self) -> None:
-        source = self.make_source()
+        source = self.make()
         _assert_same(source.score(tuple(self.answers())), source.score(self.answers()), "a tuple instead of a list")
 
 
 class RewardSourceContract:
     """Sources that score rollouts (`kedge.core.protocols.RewardSource`)."""
 
-    def make_source(self) -> RewardSource:
-        raise NotImplementedError("say how your source is made: def make_source(self) -> RewardSource")
+    def make(self) -> RewardSource:
+        raise NotImplementedError("say how your source is made: def make(self) -> RewardSource")
 
     def rollouts(self) -> Rollouts:
         """Two answers to each of two prompts, padded on the right; one was cut off. Give others where your source needs
@@ -112,7 +112,7 @@ class RewardSourceContract:
 
     def test_every_row_has_one_score_and_none_is_infinite(self) -> None:
         rollouts = self.rollouts()
-        scores_B = self.make_source().score(rollouts)
+        scores_B = self.make().score(rollouts)
         assert scores_B.shape == rollouts.group_B.shape, f"scores {tuple(scores_B.shape)}, expected one a row"
         assert scores_B.dtype == torch.float32, f"scores are {scores_B.dtype}, expected torch.float32"
         assert scores_B.device == rollouts.tokens_BT.device, f"scores on {scores_B.device}, not where the rollouts are"
@@ -120,7 +120,7 @@ class RewardSourceContract:
         assert len({str(score) for score in scores_B.tolist()}) > 1, f"all rows score {scores_B[0].item()}"
 
     def test_scores_follow_their_rows(self) -> None:
-        source, rollouts = self.make_source(), self.rollouts()
+        source, rollouts = self.make(), self.rollouts()
         scores_B = source.score(rollouts)
         backwards_B = torch.arange(len(scores_B) - 1, -1, -1)
         _assert_close(source.score(take(rollouts, backwards_B)), scores_B[backwards_B], "the rows in reverse order")
@@ -129,7 +129,7 @@ class RewardSourceContract:
             _assert_close(source.score(take(rollouts, own_B)), scores_B[own_B], f"the answers of group {group} alone")
 
     def test_the_same_rollouts_have_the_same_scores_and_are_not_changed(self) -> None:
-        source, rollouts, expected = self.make_source(), self.rollouts(), self.rollouts()
+        source, rollouts, expected = self.make(), self.rollouts(), self.rollouts()
         scores_B = source.score(rollouts)
         _assert_close(source.score(rollouts), scores_B, "the same rows a second time")
         for name in (
