@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kedge.core.answer_batches import AnswerBatch
-from kedge.core.batches import Batch, Comparisons, pad_rows, pad_tokens
+from kedge.core.batches import AnswerBatch, Batch, Comparisons, pad_rows, pad_tokens
 from kedge.core.seeds import seed_for
 
 Item = TypeVar("Item")

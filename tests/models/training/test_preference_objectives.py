@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
-from kedge.core.answer_batches import AnswerBatch
+from kedge.core.batches import AnswerBatch
 from kedge.core.errors import ConfigError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches

@@ -9,7 +9,7 @@ from kedge.core.errors import ConfigError
 from kedge.data.audit.cross_file import between_training_files, contamination, leakage
 from kedge.data.audit.excerpts import offenders
 from kedge.data.audit.minhash import PERMUTATIONS, SHINGLE, Sketches
-from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap
+from kedge.data.audit.ngrams import GRAM, EvaluationGrams, GramCollector, Overlap
 from kedge.data.audit.result import Audit, Part, worst_first
 from kedge.data.audit.scan import Checks, Distinct, Measure, Scan, Scanner
 from kedge.data.audit.single_file import audit_file
@@ -51,12 +51,7 @@ def audit(
         seed=seed,
     )
     counter = ProgressCounter(progress)
-    collector = GramCollector()
-    evaluation_scans = list[tuple[Scan, int]]()
-    for source in evaluation:
-        first = collector.first_owner = sum(len(scan.prompts.rows) for scan, _ in evaluation_scans)
-        evaluation_scans.append((scan_file(source, "evaluation", checks, counter, grams=collector), first))
-    grams = collector.index() if evaluation else None
+    evaluation_scans, grams = _scan_evaluation(evaluation, checks, counter)
     heldout_scans = [scan_file(source, "heldout", checks, counter) for source in heldout]
     overlaps = [Overlap(grams) if grams else None for _ in files]
     train = [
@@ -84,6 +79,18 @@ def audit(
             "max_broken": max_broken,
         },
     )
+
+
+def _scan_evaluation(
+    evaluation: Sequence[Source], checks: Checks, counter: ProgressCounter
+) -> tuple[list[tuple[Scan, int]], EvaluationGrams | None]:
+    """The scans of the evaluation files, each with the number of its first prompt, and the 13-grams of all of them."""
+    collector = GramCollector()
+    scans = list[tuple[Scan, int]]()
+    for source in evaluation:
+        first = collector.first_owner = sum(len(scan.prompts.rows) for scan, _ in scans)
+        scans.append((scan_file(source, "evaluation", checks, counter, grams=collector), first))
+    return scans, collector.index() if evaluation else None
 
 
 class ProgressCounter:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.algorithms.preference import cpo, dpo, implicit_rewards, kto, orpo_odds, simpo, tdpo
-from kedge.core.answer_batches import AnswerBatch
+from kedge.core.batches import AnswerBatch
 from kedge.core.errors import ConfigError
 from kedge.models.forward import heads
 from kedge.models.forward.lora import Module, base_of

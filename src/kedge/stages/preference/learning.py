@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from kedge.core.answer_batches import AnswerBatch
+from kedge.core.batches import AnswerBatch
 from kedge.core.protocols import Metrics
 from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
 from kedge.models.forward.lora import Module
