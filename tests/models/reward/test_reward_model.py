@@ -121,7 +121,7 @@ def test_saved_and_loaded_here(tiny: Path, tmp_path: Path, dtype: str) -> None:
         template_hash="abc",
         max_length=77,
         truncate="refuse",
-        seen=((-2.0, 3.5), (-1.0, 0.25)),
+        score_ranges=((-2.0, 3.5), (-1.0, 0.25)),
     )
     save(replace(reward, facts=facts), tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["kedge_reward"] == {

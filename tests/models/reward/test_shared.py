@@ -14,15 +14,15 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from kedge.core.errors import ModelError
-from kedge.core.files import hash_folder
 from kedge.models.forward.heads import at_last, hidden_states
 from kedge.models.forward.lora import base_of, using, with_lora
+from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.reward.reward_files import build, load, save
 from kedge.models.reward.reward_model import Normaliser, RewardModel
-from kedge.models.reward.shared import load_body_adapter, load_head, members_on
+from kedge.models.reward.shared import load_backbone_adapter, load_head, members_on
 from kedge.models.settings import LoraSettings, MeanOfMembers, UncertaintyWeighted
 
 TWO = ("helpful", "harmless")
@@ -47,10 +47,6 @@ def members(tiny: Path, count: int) -> tuple[RewardModel, ...]:
     return tuple(replace(one, facts=replace(one.facts, normaliser=n)) for one, n in zip(made, own, strict=True))
 
 
-def weights_hash(folder: Path) -> str:
-    return hash_folder(folder, suffixes=(".safetensors",))
-
-
 def raw_scores(causal: PeftModel, name: str, head_KD: Tensor) -> Tensor:
     with torch.no_grad(), using(causal, name):
         hidden_BTD = hidden_states(base_of(causal), TOKENS_BT, MASK_BT, is_right_padded=True)
@@ -60,14 +56,14 @@ def raw_scores(causal: PeftModel, name: str, head_KD: Tensor) -> Tensor:
 def test_one_model_on_a_causal_base(tiny: Path, tmp_path: Path) -> None:
     (reward,) = members(tiny, 1)
     save(reward, tmp_path / "reward")
-    found = members_on(tmp_path / "reward", weights_hash(tiny))
+    found = members_on(tmp_path / "reward", folder_hash(tiny))
     assert found is not None
     assert found.folders == (tmp_path / "reward" / "adapter",)
     assert found.facts == (reward.facts,)
     assert found.combine == MeanOfMembers()
     head_KD = load_head(found.folders[0])
     assert (head_KD.dtype, tuple(head_KD.shape)) == (torch.float32, (2, 96))
-    causal = load_body_adapter(load_causal(tiny, dtype="float32"), found.folders[0], name="judge")
+    causal = load_backbone_adapter(load_causal(tiny, dtype="float32"), found.folders[0], name="judge")
     expected = load(tmp_path / "reward", dtype="float32").score_tokens(TOKENS_BT, MASK_BT, normalised=False)
     assert expected.std(dim=0).min() > 1e-3
     torch.testing.assert_close(raw_scores(causal, "judge", head_KD), expected, rtol=1e-5, atol=1e-5)
@@ -76,13 +72,13 @@ def test_one_model_on_a_causal_base(tiny: Path, tmp_path: Path) -> None:
 def test_an_ensemble_beside_a_policy_on_one_base(tiny: Path, tmp_path: Path) -> None:
     made = members(tiny, 3)
     save_ensemble(Ensemble(members=made, combine=UncertaintyWeighted(coef=2.0)), tmp_path / "reward")
-    found = members_on(tmp_path / "reward", weights_hash(tiny))
+    found = members_on(tmp_path / "reward", folder_hash(tiny))
     assert found is not None
     assert found.combine == UncertaintyWeighted(coef=2.0)
     assert found.facts == tuple(one.facts for one in made)
     causal = with_lora(load_causal(tiny, dtype="float32"), LoraSettings(rank=2), name="policy", seed=3)
     for index, folder in enumerate(found.folders):
-        causal = load_body_adapter(causal, folder, name=f"judge-{index}")
+        causal = load_backbone_adapter(causal, folder, name=f"judge-{index}")
     for index, (folder, member) in enumerate(zip(found.folders, made, strict=True)):
         expected = member.score_tokens(TOKENS_BT, MASK_BT, normalised=False)
         torch.testing.assert_close(
@@ -96,11 +92,11 @@ def test_other_bases_and_full_models_share_nothing(tiny: Path, tmp_path: Path) -
     save(build(tiny, seed=1, dtype="float32"), tmp_path / "full")
     whole = tuple(build(tiny, seed=seed, dtype="float32") for seed in (1, 2))
     save_ensemble(Ensemble(members=whole, combine=MeanOfMembers()), tmp_path / "full-ensemble")
-    other = weights_hash(make_tiny(tmp_path / "other", seed=1))
+    other = folder_hash(make_tiny(tmp_path / "other", seed=1))
     assert members_on(tmp_path / "one", other) is None
     assert members_on(tmp_path / "several", other) is None
     for name in ("full", "full-ensemble"):
-        assert members_on(tmp_path / name, weights_hash(tiny)) is None
+        assert members_on(tmp_path / name, folder_hash(tiny)) is None
 
 
 def test_the_folder_keeps_the_adapter_and_is_a_plain_model(tiny: Path, tmp_path: Path) -> None:
@@ -115,7 +111,7 @@ def test_the_folder_keeps_the_adapter_and_is_a_plain_model(tiny: Path, tmp_path:
     ]
     about = json.loads((folder / "adapter" / "base.json").read_text())
     assert (folder / "adapter" / about["relative"]).resolve() == tiny
-    assert (about["source"], about["hash"]) == (str(tiny), weights_hash(tiny))
+    assert (about["source"], about["hash"]) == (str(tiny), folder_hash(tiny))
     raw_BK = reward.score_tokens(TOKENS_BT, MASK_BT, normalised=False)
     whole = AutoModelForSequenceClassification.from_pretrained(folder)
     base = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=2)
@@ -134,10 +130,10 @@ def test_damaged_adapters_are_refused(tiny: Path, tmp_path: Path) -> None:
     key = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
     save_file({name: one for name, one in weights.items() if name != key}, file)
     with pytest.raises(ModelError, match=rf"weight '{key}' is not in the file and would start as random"):
-        load_body_adapter(load_causal(tiny, dtype="float32"), adapter, name="judge")
+        load_backbone_adapter(load_causal(tiny, dtype="float32"), adapter, name="judge")
     save_file({name: one for name, one in weights.items() if "score" not in name}, file)
     with pytest.raises(ModelError, match=r"no score head .*not the adapter of a reward model"):
         load_head(adapter)
     (adapter / "kedge_reward.json").unlink()
     with pytest.raises(ModelError, match=r"not a whole .*kedge_reward\.json"):
-        members_on(tmp_path / "reward", weights_hash(tiny))
+        members_on(tmp_path / "reward", folder_hash(tiny))

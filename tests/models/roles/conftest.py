@@ -22,7 +22,7 @@ from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
 
 LAYERS = 3
-HOLD = {"separate": separate, "lora": lora, "trunk": trunk}
+BUILDERS = {"separate": separate, "lora": lora, "trunk": trunk}
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +57,7 @@ def _saved(member: RewardModel, folder: Path, *, moving: str) -> Path:
 
 
 @pytest.fixture
-def wanted(base: Path) -> RoleSpec:
+def spec(base: Path) -> RoleSpec:
     optimiser = OptimiserSettings(lr=3e-3, eps=1e-5, schedule="constant", warmup=0.0)
     return RoleSpec(
         base=str(base),
@@ -81,9 +81,9 @@ def wanted(base: Path) -> RoleSpec:
     )
 
 
-@pytest.fixture(params=list(HOLD))
-def hold(request: pytest.FixtureRequest) -> Callable[[RoleSpec], RoleSet]:
-    return HOLD[request.param]
+@pytest.fixture(params=list(BUILDERS))
+def build_roles(request: pytest.FixtureRequest) -> Callable[[RoleSpec], RoleSet]:
+    return BUILDERS[request.param]
 
 
 @pytest.fixture(scope="session")

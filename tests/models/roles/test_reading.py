@@ -38,7 +38,7 @@ from kedge.models.loading.tiny import tiny_model
 from kedge.models.roles.backbones import FullBackbone
 from kedge.models.roles.build import RoleSet, RoleSpec
 
-Hold = Callable[[RoleSpec], RoleSet]
+BuildRoles = Callable[[RoleSpec], RoleSet]
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -80,31 +80,31 @@ def squared(values_BT: Tensor, targets: ValueTargets) -> ItemLoss:
     return ItemLoss(loss_BT=(values_BT - targets.returns_BT).square(), stats_BT={})
 
 
-def gradients(held: RoleSet, rollouts: Rollouts) -> dict[str, Tensor]:
+def gradients(roles: RoleSet, rollouts: Rollouts) -> dict[str, Tensor]:
     """Of one step of the policy and of two of the critic: its head starts at zero and lets nothing through at first."""
     zeros_BT = torch.zeros(rollouts.tokens_BT.shape)
     wish_BT = torch.linspace(-1, 2, zeros_BT.numel()).reshape(zeros_BT.shape)
     experience = Experience(rollouts=rollouts, old_logp_BT=zeros_BT, ref_logp_BT=zeros_BT, advantages_BT=wish_BT)
-    held.policy.update(experience, likelihood, per="token")
+    roles.policy.update(experience, likelihood, per="token")
     for _ in range(2):
         targets = ValueTargets(rollouts=rollouts, old_values_BT=zeros_BT, returns_BT=wish_BT)
-        held.critic.update(targets, squared, per="token")
-    named = [*held.policy.stepper.named, *held.critic.stepper.named]
+        roles.critic.update(targets, squared, per="token")
+    named = [*roles.policy.train_step.named, *roles.critic.train_step.named]
     return {f"{index}.{name}": one.grad for index, (name, one) in enumerate(named) if one.grad is not None}
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_packed_and_padded_roles_say_and_learn_the_same(
-    hold: Hold, wanted: RoleSpec, ragged: Rollouts, recompute: bool, monkeypatch: pytest.MonkeyPatch
+    build_roles: BuildRoles, spec: RoleSpec, ragged: Rollouts, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = wanted.actor.model_copy(update={"clip": 1e9})
-    wanted = replace(wanted, recompute=recompute, actor=wide, critic=wide)
-    packed = hold(wanted)
+    wide = spec.actor.model_copy(update={"clip": 1e9})
+    spec = replace(spec, recompute=recompute, actor=wide, critic=wide)
+    packed = build_roles(spec)
     monkeypatch.setattr(reading, "_agree", lambda *_: False)
-    padded = hold(wanted)
-    for held, is_fast in ((packed, True), (padded, False)):
-        reader: Any = held.policy._body._reader  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        assert (reader.is_packed, reader.has_tail) == (is_fast, is_fast)
+    padded = build_roles(spec)
+    for roles, is_fast in ((packed, True), (padded, False)):
+        reader: Any = roles.policy._backbone._reader  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        assert (reader.is_packed, reader.has_partial_last_layer) == (is_fast, is_fast)
     assert_close(packed.policy.logprobs(ragged), padded.policy.logprobs(ragged), rtol=1e-5, atol=1e-5)
     mine, theirs = gradients(packed, ragged), gradients(padded, ragged)
     assert mine
@@ -148,7 +148,7 @@ def test_every_way_reads_what_transformers_computes(
 ) -> None:
     model = seeded(make)
     reader = reader_of(model.get_decoder())
-    assert (reader.is_packed, reader.has_tail) == way
+    assert (reader.is_packed, reader.has_partial_last_layer) == way
     read_BT = ragged.response_mask_BT
     layout = lay_out(read_BT)
     with torch.no_grad(), reader.active():
@@ -168,7 +168,7 @@ def test_a_gpu_reads_in_bfloat16_what_float32_would_within_what_bfloat16_explain
         compile_layers(narrow)
     body = FullBackbone(narrow)
     reader: Any = body._reader
-    assert (reader.is_packed, reader.has_tail) == (True, True)
+    assert (reader.is_packed, reader.has_partial_last_layer) == (True, True)
     given = [x.cuda() for x in (ragged.tokens_BT, ragged.attention_mask_BT, ragged.response_mask_BT)]
     with torch.no_grad(), body.active():
         found_RD = body.hidden(*given).float().cpu()
@@ -180,7 +180,7 @@ def test_rows_of_equal_length_are_computed_as_before_to_the_last_bit() -> None:
     model = tiny_model(hidden=32)
     tokens_BT = torch.randint(0, 250, (5, 11), generator=torch.Generator().manual_seed(8))
     layout = lay_out(torch.ones_like(tokens_BT, dtype=torch.bool))
-    reader = reader_of(model.get_decoder(), with_tail=False)
+    reader = reader_of(model.get_decoder(), partial_last_layer=False)
     with torch.no_grad(), reader.active():
         found_RD = reader(tokens_BT.flatten()[layout.place_N], layout)
     with torch.no_grad():

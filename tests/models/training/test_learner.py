@@ -104,7 +104,7 @@ def test_the_rate_follows_the_schedule_and_the_step_counts() -> None:
     found = [learner.update(batches(seed))["lr"] for seed in range(3)]
     assert found == pytest.approx([1e-3, 2e-3, 3e-3])
     assert learner.step == 3
-    assert learning_rate(learner.stepper.settings, 10, 20) == 1e-2
+    assert learning_rate(learner.train_step.settings, 10, 20) == 1e-2
 
 
 # Refusing
@@ -143,7 +143,7 @@ def test_a_step_that_is_not_finite_is_refused_by_name_and_counted(where: str, me
     assert learner.step == 2
     assert str(learner.state()["optimiser"]["state"]) == str(moments["state"])
     learner.objective = good
-    learner.stepper.settings = learner.stepper.settings.model_copy(update={"lr": 0.1})
+    learner.train_step.settings = learner.train_step.settings.model_copy(update={"lr": 0.1})
     assert learner.update([1.0])["grad_norm"] == pytest.approx(5.0)  # nothing of the bad gradient is left
     assert not torch.equal(module.matrix, before["matrix"])
 

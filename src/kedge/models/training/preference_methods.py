@@ -19,7 +19,7 @@ DPOLoss = Literal[
 SMOOTHED: Final = ("sigmoid", "robust", "exo_pair", "aot", "aot_pair")
 """The losses of DPO that read `label_smoothing`."""
 SORTED: Final = ("aot", "aot_pair")
-"""The losses of DPO that sort over a whole step, so that it cannot be cut into parts."""
+"""The losses of DPO that sort over a whole step, so that it cannot be cut into micro-batches."""
 
 
 class DPO(Section):
@@ -122,7 +122,7 @@ NAMES: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto", "tdpo")
 
 
 def method_name(value: Any) -> Any:
-    """What a recipe calls its method, rightly or wrongly; None where it has no name."""
+    """The name that a recipe gives its method, known or not; None where it gives none."""
     return cast("dict[str, Any]", value).get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
 
 
