@@ -72,9 +72,9 @@ def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
 def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
     """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
     plain = _merged(model) if isinstance(model, PeftModel) else model
-    with whole_folder(folder) as beside, no_bars():
-        plain.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
+    with whole_folder(folder) as partial, no_bars():
+        plain.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     return folder
 
 
