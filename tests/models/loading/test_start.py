@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
 
 from kedge.core.errors import ModelError
 from kedge.models.forward.lora import base_of, trainable_names, with_lora
 from kedge.models.loading import load
-from kedge.models.loading.start import blocks_of, freeze_lowest, save_causal, start_causal
+from kedge.models.loading.start import blocks_of, freeze_lowest, save_causal, start_causal, without_dropout
 from kedge.models.loading.tiny import make_tiny, tiny_model, tiny_tokenizer
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
@@ -57,6 +57,18 @@ def test_a_model_without_dropout_says_the_same_each_time(tmp_path: Path, lora: L
         own = [one.p for name, one in model.named_modules() if ".lora_dropout" in name and isinstance(one, nn.Dropout)]
         assert bool(own) is (lora is not None)
         assert set(own) <= {0.5}
+
+
+def test_dropout_that_is_a_number_and_not_a_layer_is_turned_off() -> None:
+    config = Starcoder2Config(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, residual_dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5,
+    )  # fmt: skip
+    model = Starcoder2ForCausalLM(config).train()
+    for is_off in (False, True):
+        first, again = (model(input_ids=TOKENS_BT).logits for _ in range(2))
+        assert torch.equal(first, again) is is_off
+        without_dropout(model)
 
 
 def test_one_block_at_least_learns(tiny: Path) -> None:

@@ -39,9 +39,10 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        # Some modules have no layer for it but a number: `attention_dropout`, `residual_dropout`, `hidden_dropout`, …
+        shares = [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]
+        for name in shares:
+            setattr(module, name, 0.0)
 
 
 def freeze_lowest(model: PreTrainedModel, count: int) -> None:
