@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from kedge.core.errors import ModelError
 from kedge.models.forward.compiling import uncompiled
+from kedge.models.forward.modes import evaluating
 
 _ATTENTION = "kedge_grouped"
 _UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}
@@ -86,7 +87,7 @@ class RowCache:
 def for_decoding(model: PreTrainedModel) -> Generator[None]:
     """Within, `model` is in evaluation mode and attends with `grouped_attention`; afterwards it is as it was."""
     config = cast(Any, model.get_decoder()).config
-    before, was_training = config._attn_implementation, model.training
+    before = config._attn_implementation
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(
             f"{type(model).__name__} does not let its attention be chosen, which generation here needs; "
@@ -94,13 +95,11 @@ def for_decoding(model: PreTrainedModel) -> Generator[None]:
         )
     AttentionInterface.register(_ATTENTION, grouped_attention)
     config._attn_implementation = _ATTENTION
-    model.eval()
     try:
-        with uncompiled(model):
+        with evaluating(model), uncompiled(model):
             yield
     finally:
         config._attn_implementation = before
-        model.train(was_training)
 
 
 def grouped_attention(

@@ -25,11 +25,11 @@ def test_generation_runs_the_layers_as_they_are_written() -> None:
         layer._compiled_call_impl = lambda *_, **__: calls.append("compiled")
     prompts = repeated([[70, 71], [80]], ids=[0, 1], answers=2)
     sampling = SamplingSettings(max_new_tokens=5)
-    said = [
-        LocalGenerator(one, sampling, stop_ids=[258], pad=256, max_rows=4).generate(prompts, seed=3).tokens_BT
-        for one in (plain, model)
+    tokens = [
+        LocalGenerator(sampled, sampling, stop_ids=[258], pad=256, max_rows=4).generate(prompts, seed=3).tokens_BT
+        for sampled in (plain, model)
     ]
-    assert torch.equal(*said)
+    assert torch.equal(*tokens)
     assert calls == []
     before = [layer._compiled_call_impl for layer in layers]
     with uncompiled(model):

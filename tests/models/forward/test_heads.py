@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from kedge.core.errors import ModelError
 from kedge.models.forward.heads import (
     at_last,
-    foretold,
     hidden_states,
     last_token,
     lm_head,
     logprobs_and_entropy_of,
-    one_before,
+    predicted,
+    predicting_positions,
     token_logprobs,
     values_of,
 )
@@ -72,9 +72,9 @@ def test_temperature_divides_logits() -> None:
 
 
 def test_entropy_is_of_the_distribution_the_token_came_from() -> None:
-    wanted_BT = torch.tensor([[False, True, True]])
+    predicted_BT = torch.tensor([[False, True, True]])
     logp_BT, entropy_BT = logprobs_and_entropy_of(
-        HEAD_VD, torch.tensor([ONE, ZERO]), torch.tensor([[2, 0, 1]]), wanted_BT
+        HEAD_VD, torch.tensor([ONE, ZERO]), torch.tensor([[2, 0, 1]]), predicted_BT
     )
     torch.testing.assert_close(logp_BT.exp(), torch.tensor([[1.0, 1 / 2, 2 / 8]]))
     of_zero = -(1 / 8 * math.log(1 / 8) + 2 / 8 * math.log(2 / 8) + 5 / 8 * math.log(5 / 8))
@@ -128,8 +128,8 @@ def test_value_is_of_the_prefix_before_the_token(scalar_head: nn.Linear) -> None
     hidden_BTD = torch.tensor([[[1.0, 0.0], [2.0, 0.0], [3.0, 4.0], [9.0, 9.0]]])
 
     def values(segment_BT: Tensor) -> list[list[float]]:
-        wanted_BT = foretold(segment_BT)
-        return values_of(hidden_BTD[one_before(wanted_BT)], scalar_head, wanted_BT).tolist()
+        predicted_BT = predicted(segment_BT)
+        return values_of(hidden_BTD[predicting_positions(predicted_BT)], scalar_head, predicted_BT).tolist()
 
     assert values(torch.tensor([[True, True, True, False]])) == [[0.0, 10.5, 20.5, 0.0]]
     assert values(torch.tensor([[False, True, True, True]])) == [[0.0, 0.0, 20.5, 34.5]]
@@ -141,7 +141,7 @@ def test_value_is_of_the_prefix_before_the_token(scalar_head: nn.Linear) -> None
 def test_foretold_tokens_may_be_a_choice_and_the_first_of_a_sequence_never_is() -> None:
     segment_BT = torch.tensor([[1, 1, 1, 2, 2, 0]])
     only_BT = torch.tensor([[True, False, True, True, True, True]])
-    assert foretold(segment_BT, only_BT).tolist() == [[False, False, True, False, True, False]]
+    assert predicted(segment_BT, only_BT).tolist() == [[False, False, True, False, True, False]]
 
 
 def test_the_last_token_of_rows_padded_on_the_right() -> None:

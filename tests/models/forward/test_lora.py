@@ -38,14 +38,16 @@ def logits(model: nn.Module) -> torch.Tensor:
 def fill_b(model: nn.Module, adapter: str, value: float) -> None:
     """B starts as zero; an adapter that does something needs another one."""
     with torch.no_grad():
-        for name, one in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if f"lora_B.{adapter}." in name:
-                one.copy_(value * torch.sin(torch.arange(one.numel(), dtype=torch.float32)).view_as(one))
+                parameter.copy_(
+                    value * torch.sin(torch.arange(parameter.numel(), dtype=torch.float32)).view_as(parameter)
+                )
 
 
 def test_all_linears_of_the_blocks_learn_and_nothing_else() -> None:
     model = with_lora(tiny_model(), SMALL, name="policy", seed=3)
-    shapes = {name: tuple(one.shape) for name, one in model.named_parameters() if one.requires_grad}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert list(shapes) == trainable_names(model)
     inputs = {"q_proj": WIDTH, "k_proj": WIDTH, "v_proj": WIDTH, "o_proj": WIDTH}
     inputs |= {"gate_proj": WIDTH, "up_proj": WIDTH, "down_proj": MLP_WIDTH}
@@ -65,11 +67,11 @@ def test_a_new_adapter_changes_nothing_and_a_trained_one_adds_scaled_b_times_a()
     expected = tiny_model()
     weights = dict(model.named_parameters())
     with torch.no_grad():
-        for name, one in expected.named_parameters():
+        for name, parameter in expected.named_parameters():
             if "_proj" in name:
                 at = f"base_model.model.{name.removesuffix('.weight')}"
                 change = weights[f"{at}.lora_B.policy.weight"] @ weights[f"{at}.lora_A.policy.weight"]
-                one.add_(change, alpha=8.0 / 4)
+                parameter.add_(change, alpha=8.0 / 4)
     assert not torch.allclose(logits(model), plain, rtol=1e-2)
     torch.testing.assert_close(logits(model), logits(expected), rtol=1e-4, atol=1e-5)
 
@@ -132,7 +134,7 @@ def test_merging_leaves_the_model_as_it_is() -> None:
     model = with_lora(model, SMALL, name="second", seed=2)
     fill_b(model, "second", 0.4)
     second = logits(model)
-    before = {name: one.clone() for name, one in model.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     trainable = trainable_names(model)
 
     merged = {name: merge(model, name=name) for name in ("first", "second")}
@@ -145,7 +147,7 @@ def test_merging_leaves_the_model_as_it_is() -> None:
     torch.testing.assert_close(logits(merge(model)), second, rtol=1e-5, atol=1e-5)
 
     assert torch.equal(logits(model), second)
-    assert all(torch.equal(one, before[name]) for name, one in model.named_parameters())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert trainable_names(model) == trainable
     embedding = merged["first"].get_parameter("model.embed_tokens.weight")
     assert embedding.data_ptr() == base_of(model).get_parameter("model.embed_tokens.weight").data_ptr()
@@ -195,7 +197,7 @@ def test_adapters_that_cannot_be_loaded(tmp_path: Path) -> None:
     weights = load_file(file)
     key = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
 
-    save_file({name: one for name, one in weights.items() if name != key}, file)
+    save_file({name: weight for name, weight in weights.items() if name != key}, file)
     with pytest.raises(ModelError, match=r"up_proj\.lora_B\.weight' is not in the file and would start as random"):
         load_adapter(tiny_model(), folder, name="first")
     save_file(weights | {"base_model.model.model.layers.7.q_proj.lora_A.weight": torch.zeros(1)}, file)

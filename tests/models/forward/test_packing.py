@@ -23,28 +23,28 @@ LENGTHS, TAILS = [5, 5, 2, 7, 7], [3, 3, 1, 7, 2]
 
 def test_a_row_ends_where_it_is_last_read_and_its_tail_begins_where_it_is_first_read() -> None:
     read_BT = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 0, 0]]).bool()
-    found = lay_out(read_BT)
-    assert found.shape == (4, 5)
-    assert found.lengths == (4, 1, 1, 3)  # nothing is read of the second row, and its first token stays
-    assert found.place_N.tolist() == [0, 1, 2, 3, 5, 10, 15, 16, 17]
-    assert found.position_N.tolist() == [0, 1, 2, 3, 0, 0, 0, 1, 2]
-    assert (found.rows.ends_S1.tolist(), found.rows.longest) == ([0, 4, 5, 6, 9], 4)
-    assert found.tail_M.tolist() == [1, 2, 3, 4, 5, 8]
-    assert (found.tails.ends_S1.tolist(), found.tails.longest) == ([0, 3, 4, 5, 6], 3)
-    assert found.read_of_rows is not None
-    assert found.read_of_rows.tolist() == [1, 3, 5, 8]
-    assert found.read_of_tails is not None
-    assert found.read_of_tails.tolist() == [0, 2, 4, 5]
-    assert found.rows.ends_S1.dtype == torch.int32
-    assert not found.rows.is_even
+    layout = lay_out(read_BT)
+    assert layout.shape == (4, 5)
+    assert layout.lengths == (4, 1, 1, 3)  # nothing is read of the second row, and its first token stays
+    assert layout.place_N.tolist() == [0, 1, 2, 3, 5, 10, 15, 16, 17]
+    assert layout.position_N.tolist() == [0, 1, 2, 3, 0, 0, 0, 1, 2]
+    assert (layout.rows.ends_S1.tolist(), layout.rows.longest) == ([0, 4, 5, 6, 9], 4)
+    assert layout.tail_M.tolist() == [1, 2, 3, 4, 5, 8]
+    assert (layout.tails.ends_S1.tolist(), layout.tails.longest) == ([0, 3, 4, 5, 6], 3)
+    assert layout.read_of_rows is not None
+    assert layout.read_of_rows.tolist() == [1, 3, 5, 8]
+    assert layout.read_of_tails is not None
+    assert layout.read_of_tails.tolist() == [0, 2, 4, 5]
+    assert layout.rows.ends_S1.dtype == torch.int32
+    assert not layout.rows.is_even
     assert lay_out(read_BT[[0, 0]]).rows.is_even
 
 
 def test_what_is_read_whole_needs_no_choice() -> None:
-    found = lay_out(torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
-    assert found.read_of_rows is None
-    assert found.read_of_tails is None
-    assert found.tail_M.tolist() == [0, 1, 2, 3, 4]
+    layout = lay_out(torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
+    assert layout.read_of_rows is None
+    assert layout.read_of_tails is None
+    assert layout.tail_M.tolist() == [0, 1, 2, 3, 4]
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -59,31 +59,33 @@ def spans(lengths: list[int], device: str = "cpu") -> Spans:
 def written_out(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails: Spans, rows: Spans) -> Tensor:
     """Query by query: the i-th last of a sequence sees all of its keys but the last i."""
     group = query_MHE.shape[1] // key_NKE.shape[1]
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     for (start, end), (first, last) in zip(
         pairwise(tails.ends_S1.tolist()), pairwise(rows.ends_S1.tolist()), strict=True
     ):
         for at in range(start, end):
-            seen = slice(first, last - (end - 1 - at))
-            key_HLE, value_HLE = (x[seen].repeat_interleave(group, dim=1).transpose(0, 1) for x in (key_NKE, value_NKE))
+            visible = slice(first, last - (end - 1 - at))
+            key_HLE, value_HLE = (
+                x[visible].repeat_interleave(group, dim=1).transpose(0, 1) for x in (key_NKE, value_NKE)
+            )
             score_HL = (key_HLE @ query_MHE[at][:, :, None])[:, :, 0] / query_MHE.shape[-1] ** 0.5
-            found.append((score_HL.softmax(-1)[:, None] @ value_HLE)[:, 0])
-    return torch.stack(found)
+            outputs.append((score_HL.softmax(-1)[:, None] @ value_HLE)[:, 0])
+    return torch.stack(outputs)
 
 
 @pytest.mark.parametrize(("lengths", "tails"), [(LENGTHS, TAILS), (LENGTHS, LENGTHS), ([4, 4, 4], [4, 4, 4])])
 @pytest.mark.parametrize("key_heads", [2, 4])
 def test_packed_attention_stays_within_sequences(lengths: list[int], tails: list[int], key_heads: int) -> None:
     shapes = (sum(tails), 4, 8), (sum(lengths), key_heads, 8), (sum(lengths), key_heads, 8)
-    mine = [random(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
-    theirs = [x.detach().clone().requires_grad_() for x in mine]
+    inputs = [random(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
+    expected_inputs = [x.detach().clone().requires_grad_() for x in inputs]
     weight_MHE = random(*shapes[0], seed=9)
-    found = packed_attention(*mine, spans(tails), spans(lengths))
-    expected = written_out(*theirs, spans(tails), spans(lengths))
-    assert_close(found, expected)
-    for one in (found, expected):
-        (one * weight_MHE).sum().backward()
-    for x, y in zip(mine, theirs, strict=True):
+    output = packed_attention(*inputs, spans(tails), spans(lengths))
+    expected = written_out(*expected_inputs, spans(tails), spans(lengths))
+    assert_close(output, expected)
+    for result in (output, expected):
+        (result * weight_MHE).sum().backward()
+    for x, y in zip(inputs, expected_inputs, strict=True):
         assert_close(x.grad, y.grad)
 
 
@@ -93,18 +95,18 @@ def test_packed_attention_stays_within_sequences(lengths: list[int], tails: list
 def test_the_kernel_of_the_gpu_stays_within_sequences(tails: list[int], is_compiled: bool) -> None:
     shapes = (sum(tails), 4, 64), (sum(LENGTHS), 2, 64), (sum(LENGTHS), 2, 64)
     # Rounded first, so that both compute from the same numbers.
-    mine = [random(*shape, seed=seed).bfloat16().cuda().requires_grad_() for seed, shape in enumerate(shapes)]
-    theirs = [x.detach().cpu().double().requires_grad_() for x in mine]
+    inputs = [random(*shape, seed=seed).bfloat16().cuda().requires_grad_() for seed, shape in enumerate(shapes)]
+    expected_inputs = [x.detach().cpu().double().requires_grad_() for x in inputs]
     weight_MHE = random(*shapes[0], seed=9).bfloat16().double()
     attend: Any = torch.compile(packed_attention) if is_compiled else packed_attention
-    found = attend(*mine, spans(tails, "cuda"), spans(LENGTHS, "cuda"))
-    expected = written_out(*theirs, spans(tails), spans(LENGTHS))
-    assert found.dtype == torch.bfloat16
-    (found * weight_MHE.cuda()).sum().backward()
+    output = attend(*inputs, spans(tails, "cuda"), spans(LENGTHS, "cuda"))
+    expected = written_out(*expected_inputs, spans(tails), spans(LENGTHS))
+    assert output.dtype == torch.bfloat16
+    (output * weight_MHE.cuda()).sum().backward()
     (expected * weight_MHE).sum().backward()
     # bfloat16 has 8 bits: results of size 1 are off by some 2^-8.
-    assert_close(found.double().cpu(), expected, rtol=0, atol=0.02)
-    for x, y in zip(mine, theirs, strict=True):
+    assert_close(output.double().cpu(), expected, rtol=0, atol=0.02)
+    for x, y in zip(inputs, expected_inputs, strict=True):
         assert x.grad is not None
         assert y.grad is not None
         assert (x.grad.double().cpu() - y.grad).abs().mean() < 0.01 * y.grad.abs().mean()
@@ -112,19 +114,19 @@ def test_the_kernel_of_the_gpu_stays_within_sequences(tails: list[int], is_compi
 
 def test_without_a_layout_it_is_the_attention_of_transformers() -> None:
     query, key, value = (random(2, 4, 6, 8, seed=seed) for seed in range(3))
-    found, _ = attention_of_transformers(nn.Module(), query, key, value, None, scaling=0.2)
+    output, _ = attention_of_transformers(nn.Module(), query, key, value, None, scaling=0.2)
     score = (query @ key.mT * 0.2).masked_fill(~torch.ones(6, 6).tril().bool(), -torch.inf)
-    assert_close(found, (score.softmax(-1) @ value).transpose(1, 2))
+    assert_close(output, (score.softmax(-1) @ value).transpose(1, 2))
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"), [({"sliding_window": 3}, "sliding_window"), ({"scaling": 0.2}, "scale of 0.2")]
+    ("unsupported", "reason"), [({"sliding_window": 3}, "sliding_window"), ({"scaling": 0.2}, "scale of 0.2")]
 )
-def test_what_packed_attention_does_not_know_is_refused(asked: dict[str, Any], said: str) -> None:
+def test_what_packed_attention_does_not_know_is_refused(unsupported: dict[str, Any], reason: str) -> None:
     x = random(1, 4, 3, 8, seed=1)
     given: dict[str, Any] = {"scaling": 8**-0.5, "layout": lay_out(torch.ones(1, 3).bool())}
-    with pytest.raises(ModelError, match=f"packed attention knows no {said}"):
-        attention_of_transformers(nn.Module(), x, x, x, None, **given | asked)
+    with pytest.raises(ModelError, match=f"packed attention knows no {reason}"):
+        attention_of_transformers(nn.Module(), x, x, x, None, **given | unsupported)
 
 
 def test_settings_are_as_before_afterwards_whatever_happened() -> None:

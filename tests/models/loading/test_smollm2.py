@@ -151,12 +151,12 @@ def test_conversion_is_bit_identical_and_answers(source: Path, cache: Path) -> N
     assert (folder / "model.safetensors").stat().st_mtime_ns == changed
 
     model = load_causal("smollm2-135m", dtype="float32")
-    theirs = AutoModelForCausalLM.from_pretrained(
+    by_transformers = AutoModelForCausalLM.from_pretrained(
         source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     ).state_dict()
     ours = model.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert ours.keys() == by_transformers.keys()
+    assert [name for name in ours if not torch.equal(ours[name], by_transformers[name])] == []
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
 
 from kedge.core.errors import ModelError
 from kedge.models.forward.lora import base_of, trainable_names, with_lora
 from kedge.models.loading import load
-from kedge.models.loading.start import blocks_of, freeze_lowest, save_causal, start_causal
+from kedge.models.loading.start import blocks_of, freeze_lowest, save_causal, start_causal, without_dropout
 from kedge.models.loading.tiny import make_tiny, tiny_model, tiny_tokenizer
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
@@ -33,9 +33,9 @@ def test_the_lowest_blocks_and_the_embeddings_are_frozen() -> None:
     freeze_lowest(model, 0)
     assert trainable_names(model) == everything
     freeze_lowest(model, 1)
-    kept = [name for name in everything if name.startswith(("model.layers.1.", "model.norm."))]
-    assert trainable_names(model) == kept
-    assert len(kept) == 7 + 2 + 1
+    expected = [name for name in everything if name.startswith(("model.layers.1.", "model.norm."))]
+    assert trainable_names(model) == expected
+    assert len(expected) == 7 + 2 + 1
 
 
 def test_positions_that_are_learnt_are_embeddings_too() -> None:
@@ -43,7 +43,7 @@ def test_positions_that_are_learnt_are_embeddings_too() -> None:
     freeze_lowest(model, 2)
     assert {name.split(".")[1] for name in trainable_names(model)} == {"h", "ln_f"}
     assert {name.split(".")[2] for name in trainable_names(model) if ".h." in name} == {"2"}
-    assert [id(one) for one in blocks_of(model)] == [id(one) for one in model.transformer.h]
+    assert [id(block) for block in blocks_of(model)] == [id(block) for block in model.transformer.h]
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, dropout=0.5)], ids=["full", "lora"])
@@ -54,9 +54,25 @@ def test_a_model_without_dropout_says_the_same_each_time(tmp_path: Path, lora: L
         model = start_causal(str(tmp_path), lora=lora, device="cpu", seed=1, keeps_dropout=keeps_dropout).train()
         first, again = (model(input_ids=TOKENS_BT).logits for _ in range(2))
         assert torch.equal(first, again) is not keeps_dropout  # that of adapters too: they begin as nothing
-        own = [one.p for name, one in model.named_modules() if ".lora_dropout" in name and isinstance(one, nn.Dropout)]
+        own = [
+            module.p
+            for name, module in model.named_modules()
+            if ".lora_dropout" in name and isinstance(module, nn.Dropout)
+        ]
         assert bool(own) is (lora is not None)
         assert set(own) <= {0.5}
+
+
+def test_dropout_that_is_a_number_and_not_a_layer_is_turned_off() -> None:
+    config = Starcoder2Config(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, residual_dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5,
+    )  # fmt: skip
+    model = Starcoder2ForCausalLM(config).train()
+    for is_off in (False, True):
+        first, again = (model(input_ids=TOKENS_BT).logits for _ in range(2))
+        assert torch.equal(first, again) is is_off
+        without_dropout(model)
 
 
 def test_one_block_at_least_learns(tiny: Path) -> None:
@@ -77,11 +93,13 @@ def test_a_quantised_base_needs_cuda(tiny: Path, bits: int) -> None:
 def rounded_base(model: torch.nn.Module) -> None:
     """As a quantised base: marked as one, with other weights than those on disk."""
     with torch.no_grad():
-        for name, one in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if "base_layer" in name:
-                one.copy_((one * 8).round() / 8)
+                parameter.copy_((parameter * 8).round() / 8)
             if "lora_B" in name:
-                one.copy_(0.05 * torch.sin(torch.arange(one.numel(), dtype=torch.float32)).view_as(one))
+                parameter.copy_(
+                    0.05 * torch.sin(torch.arange(parameter.numel(), dtype=torch.float32)).view_as(parameter)
+                )
 
 
 def test_a_quantised_base_is_saved_as_it_is_on_disk_with_the_adapter(
@@ -101,10 +119,10 @@ def test_a_quantised_base_is_saved_as_it_is_on_disk_with_the_adapter(
     for name, adapted, folder in (("policy", model, "saved"), ("judge", judge, "reward")):
         learnt = dict(adapted.named_parameters())
         saved = load_weights(tmp_path / folder)
-        for at, one in tiny_model().named_parameters():
+        for at, parameter in tiny_model().named_parameters():
             if at == "lm_head.weight":
                 continue
-            expected = one.detach()
+            expected = parameter.detach()
             if "_proj" in at:
                 lora = f"base_model.model.{at.removesuffix('.weight')}.lora"
                 change = learnt[f"{lora}_B.{name}.weight"] @ learnt[f"{lora}_A.{name}.weight"]

@@ -52,9 +52,9 @@ def test_size() -> None:
 def test_folder_is_read_by_plain_transformers(tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "model", seed=3, hidden=64, layers=3)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
-    made = tiny_model(seed=3, hidden=64, layers=3)
-    assert loaded.state_dict().keys() == made.state_dict().keys()
-    assert all(torch.equal(tensor, made.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    in_memory = tiny_model(seed=3, hidden=64, layers=3)
+    assert loaded.state_dict().keys() == in_memory.state_dict().keys()
+    assert all(torch.equal(tensor, in_memory.state_dict()[name]) for name, tensor in loaded.state_dict().items())
     assert (loaded.generation_config.eos_token_id, loaded.generation_config.pad_token_id) == (258, 256)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer("é1 2<|im_end|>")["input_ids"] == [195, 169, 49, 32, 50, 258]

@@ -46,9 +46,9 @@ def three(tiny: Path) -> Ensemble[RewardModel]:
     members = lora_members(base, LoraSettings(rank=4), count=3, seed=7)
     with torch.no_grad():
         for index in range(3):
-            for name, one in members[0].model.named_parameters():
+            for name, parameter in members[0].model.named_parameters():
                 if f"lora_B.member-{index}." in name:
-                    one.copy_(0.03 * torch.sin(torch.arange(one.numel()) + 5.0 * index).view_as(one))
+                    parameter.copy_(0.03 * torch.sin(torch.arange(parameter.numel()) + 5.0 * index).view_as(parameter))
     own = [Normaliser(mean=(0.1 * i, 1.0), std=(1.0 + i, 0.5)) for i in range(3)]
     changed = [replace(m, facts=replace(m.facts, normaliser=n)) for m, n in zip(members, own, strict=True)]
     return Ensemble(members=tuple(changed), combine=WorstMember())
@@ -61,13 +61,13 @@ def full(tiny: Path) -> Ensemble[RewardModel]:
 
 def one_by_one(ensemble: Ensemble[RewardModel]) -> Tensor:
     """Raw scores of each member as a plain model of its own, in plain transformers."""
-    found: list[Tensor] = []
+    scores: list[Tensor] = []
     for member in ensemble.members:
         model = member.model
         plain = merge(model, name=member.adapter) if isinstance(model, PeftModel) else model
         with torch.no_grad():
-            found.append(plain(TOKENS_BT, attention_mask=MASK_BT.long()).logits)
-    return torch.stack(found)
+            scores.append(plain(TOKENS_BT, attention_mask=MASK_BT.long()).logits)
+    return torch.stack(scores)
 
 
 def test_members_share_one_base_and_score_as_if_alone(tiny: Path) -> None:
@@ -76,8 +76,8 @@ def test_members_share_one_base_and_score_as_if_alone(tiny: Path) -> None:
     raw_MBK = one_by_one(ensemble)
     spread = (raw_MBK[0] - raw_MBK[1]).abs().min(), (raw_MBK[1] - raw_MBK[2]).abs().min()
     assert min(spread) > 1e-3
-    found = ensemble.member_scores(TOKENS_BT, MASK_BT, normalised=False)
-    torch.testing.assert_close(found, raw_MBK, rtol=1e-5, atol=1e-5)
+    scores = ensemble.member_scores(TOKENS_BT, MASK_BT, normalised=False)
+    torch.testing.assert_close(scores, raw_MBK, rtol=1e-5, atol=1e-5)
     expected = torch.stack(
         [(raw_MBK[i] - torch.tensor([0.1 * i, 1.0])) / torch.tensor([1.0 + i, 0.5]) for i in range(3)]
     )
@@ -100,9 +100,9 @@ def test_scoring_leaves_the_base_and_the_training_as_they_were(tiny: Path) -> No
     assert model.training
     assert trainable_names(model) == trainable
     weights = dict(base_of(model).named_parameters())
-    for name, one in tiny_model().model.named_parameters():
+    for name, parameter in tiny_model().model.named_parameters():
         at = name.replace("_proj.weight", "_proj.base_layer.weight")
-        assert torch.equal(weights[f"model.{at}"], one)
+        assert torch.equal(weights[f"model.{at}"], parameter)
 
 
 def test_members_start_from_their_seeds(tiny: Path) -> None:
@@ -150,8 +150,8 @@ def test_the_order_of_members_is_theirs_whatever_the_adapters_are_called(tiny: P
     save_ensemble(turned, tmp_path / "saved")
     again = load_ensemble(tmp_path / "saved", dtype="float32")
     expected = one_by_one(ensemble).flip(0)
-    found = again.member_scores(TOKENS_BT, MASK_BT, normalised=False)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    scores = again.member_scores(TOKENS_BT, MASK_BT, normalised=False)
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_plain_peft_loads_a_member(tiny: Path, tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_plain_peft_loads_a_member(tiny: Path, tmp_path: Path) -> None:
     base = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=2)
     model = PeftModel.from_pretrained(base, tmp_path / "saved" / "member-1").eval()
     with torch.no_grad():
-        found = model(TOKENS_BT, attention_mask=MASK_BT.long()).logits
-    torch.testing.assert_close(found, one_by_one(ensemble)[1], rtol=1e-5, atol=1e-5)
+        scores = model(TOKENS_BT, attention_mask=MASK_BT.long()).logits
+    torch.testing.assert_close(scores, one_by_one(ensemble)[1], rtol=1e-5, atol=1e-5)
 
 
 def test_an_ensemble_in_full_is_saved_and_loaded(tiny: Path, tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_an_ensemble_in_full_is_saved_and_loaded(tiny: Path, tmp_path: Path) -> 
     raw_MBK = one_by_one(ensemble)
     torch.testing.assert_close(again.member_scores(TOKENS_BT, MASK_BT), raw_MBK, rtol=1e-5, atol=1e-5)
     mean_BK, gap_BK = raw_MBK.mean(0), (raw_MBK[0] - raw_MBK[1]) / 2  # the variance of two is half their gap, squared
-    found = again.score_tokens(TOKENS_BT, MASK_BT)
-    torch.testing.assert_close(found, mean_BK - 2.0 * gap_BK**2, rtol=1e-4, atol=1e-5)
+    scores = again.score_tokens(TOKENS_BT, MASK_BT)
+    torch.testing.assert_close(scores, mean_BK - 2.0 * gap_BK**2, rtol=1e-4, atol=1e-5)
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved" / "member-1")
     with torch.no_grad():
         logits = plain(TOKENS_BT, attention_mask=MASK_BT.long()).logits
@@ -278,5 +278,5 @@ def test_as_reward_roles_the_members_say_the_same_and_learn_no_more(
     roles = tuple(reward_role(member, compiled=False) for member in ensemble.members)
     found_MBK = Ensemble(members=roles, combine=ensemble.combine).member_scores(TOKENS_BT, MASK_BT)
     torch.testing.assert_close(found_MBK, expected_MBK, rtol=1e-4, atol=1e-6)
-    assert not any(one.requires_grad for member in ensemble.members for one in member.model.parameters())
+    assert not any(parameter.requires_grad for member in ensemble.members for parameter in member.model.parameters())
     assert [role.facts for role in roles] == [member.facts for member in ensemble.members]

@@ -72,7 +72,7 @@ def by_hand(backbone: LlamaModel, head_KD: Tensor, rows: tuple[list[int], ...] =
     """Every row alone and without padding: the last hidden state times the head."""
     with torch.no_grad():
         last = [backbone(torch.tensor([row])).last_hidden_state[0, -1] for row in rows]
-    return torch.stack([head_KD @ one for one in last])
+    return torch.stack([head_KD @ hidden_D for hidden_D in last])
 
 
 def drawn_head(objectives: int, width: int, seed: int) -> Tensor:
@@ -85,8 +85,8 @@ def test_scores_are_read_at_the_last_token_whatever_the_padding(tiny: Path, side
     reward = build(tiny, objectives=TWO, seed=11, dtype="float32")
     tokens_BT, mask_BT = laid_out(side, pad)
     expected = by_hand(tiny_model().model, drawn_head(2, 96, 11))
-    found = reward.score_tokens(tokens_BT, mask_BT, normalised=False)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    scores_BK = reward.score_tokens(tokens_BT, mask_BT, normalised=False)
+    torch.testing.assert_close(scores_BK, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(reward.score_tokens(tokens_BT, mask_BT.long()), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -96,8 +96,8 @@ def test_the_head_is_new_and_everything_else_is_the_model_s(tiny: Path) -> None:
     assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(1)))
     assert head_of(reward.model).weight.dtype == torch.float32
     assert torch.equal(head_of(reward.model).weight, drawn_head(2, 96, 11))
-    for name, one in tiny_model().model.named_parameters():
-        assert torch.equal(dict(reward.model.model.named_parameters())[name], one.bfloat16())
+    for name, parameter in tiny_model().model.named_parameters():
+        assert torch.equal(dict(reward.model.model.named_parameters())[name], parameter.bfloat16())
     assert not torch.equal(head_of(build(tiny, objectives=TWO, seed=12).model).weight, drawn_head(2, 96, 11))
     config = reward.model.config
     assert config.num_labels == 2
@@ -121,7 +121,7 @@ def test_saved_and_loaded_here(tiny: Path, tmp_path: Path, dtype: str) -> None:
         template_hash="abc",
         max_length=77,
         truncate="refuse",
-        seen=((-2.0, 3.5), (-1.0, 0.25)),
+        score_ranges=((-2.0, 3.5), (-1.0, 0.25)),
     )
     save(replace(reward, facts=facts), tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["kedge_reward"] == {
@@ -230,11 +230,11 @@ def test_plain_transformers_loads_a_half_precision_one(tiny: Path, tmp_path: Pat
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     tokens_BT, mask_BT = laid_out("right", 256)
     with torch.no_grad():
-        found = plain(tokens_BT, attention_mask=mask_BT.long()).logits
+        scores_BK = plain(tokens_BT, attention_mask=mask_BT.long()).logits
     assert plain.dtype == torch.bfloat16
-    assert found.shape == (3, 1)
+    assert scores_BK.shape == (3, 1)
     expected = load(tmp_path / "saved", dtype="bfloat16").score_tokens(tokens_BT, mask_BT)
-    assert (found.float() - expected).abs().max() < 0.05 * expected.abs().max()  # bfloat16 keeps 8 bits
+    assert (scores_BK.float() - expected).abs().max() < 0.05 * expected.abs().max()  # bfloat16 keeps 8 bits
 
 
 def test_pad_tokens() -> None:
@@ -264,14 +264,14 @@ def test_pad_tokens_without_one_named_so() -> None:
 
 def test_adapters_are_merged_for_saving(tiny: Path, tmp_path: Path) -> None:
     reward = build(tiny, objectives=TWO, seed=4, dtype="float32")
-    base = {name: one.clone() for name, one in reward.model.model.named_parameters()}
+    base = {name: parameter.clone() for name, parameter in reward.model.model.named_parameters()}
     model = with_lora(reward.model, LoraSettings(rank=4), name="judge", seed=5)
     assert trainable_names(model)[-1] == "base_model.model.score.modules_to_save.judge.weight"
     assert sum("lora_" not in name for name in trainable_names(model)) == 1
     with torch.no_grad():
-        for name, one in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                one.fill_(0.01)
+                parameter.fill_(0.01)
         head_of(model).weight.mul_(2.0)
     adapted = replace(reward, model=model, adapter="judge")
     before = adapted.score_tokens(*laid_out("right", 256))
@@ -280,8 +280,8 @@ def test_adapters_are_merged_for_saving(tiny: Path, tmp_path: Path) -> None:
     again = load(tmp_path / "saved", dtype="float32")
     torch.testing.assert_close(again.score_tokens(*laid_out("right", 256)), before, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(head_of(again.model).weight, 2 * drawn_head(2, 96, 4))
-    moved = dict(again.model.model.named_parameters())
-    assert {name for name, one in base.items() if not torch.equal(one, moved[name])} == {
+    loaded = dict(again.model.model.named_parameters())
+    assert {name for name, weight in base.items() if not torch.equal(weight, loaded[name])} == {
         name for name in base if "_proj" in name
     }
 
@@ -290,14 +290,14 @@ def test_scores_carry_gradient_and_are_float32_under_autocast(tiny: Path) -> Non
     reward = build(tiny, seed=4, dtype="float32")
     tokens_BT, mask_BT = laid_out("right", 256)
     with torch.autocast("cpu", torch.bfloat16):
-        found = scores(reward.model, tokens_BT, mask_BT)
-    assert found.dtype == torch.float32
+        scores_BK = scores(reward.model, tokens_BT, mask_BT)
+    assert scores_BK.dtype == torch.float32
     # The head multiplies in float32: the same last hidden states, which bfloat16 products made.
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         hidden_BTD = reward.model.model(tokens_BT, attention_mask=mask_BT.long()).last_hidden_state
     last = torch.stack([hidden_BTD[b, len(row) - 1] for b, row in enumerate(ROWS)]).float()
-    torch.testing.assert_close(found, last @ drawn_head(1, 96, 4).T, rtol=1e-3, atol=1e-3)
-    found.sum().backward()
+    torch.testing.assert_close(scores_BK, last @ drawn_head(1, 96, 4).T, rtol=1e-3, atol=1e-3)
+    scores_BK.sum().backward()
     gradient = head_of(reward.model).weight.grad
     assert gradient is not None
     torch.testing.assert_close(gradient, last.sum(dim=0, keepdim=True), rtol=1e-3, atol=1e-3)
@@ -326,19 +326,19 @@ def test_it_learns_in_full_and_by_adapters(tiny: Path, is_full: bool) -> None:
 def test_scores_are_constants_that_autograd_may_use(tiny: Path) -> None:
     reward = build(tiny, seed=4)
     for normalised in (True, False):
-        found = reward.score_tokens(*laid_out("right", 256), normalised=normalised)
+        scores_BK = reward.score_tokens(*laid_out("right", 256), normalised=normalised)
         factor = torch.tensor(2.0, requires_grad=True)
-        (factor * found).sum().backward()
-        torch.testing.assert_close(factor.grad, found.sum())
+        (factor * scores_BK).sum().backward()
+        torch.testing.assert_close(factor.grad, scores_BK.sum())
 
 
 def test_dropout_is_off_when_scoring(tiny: Path) -> None:
     reward = build(tiny, seed=4, dtype="float32")
     model = with_lora(reward.model, LoraSettings(rank=4, dropout=0.9), name="judge", seed=5)
     with torch.no_grad():
-        for name, one in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                one.fill_(0.1)
+                parameter.fill_(0.1)
     judge = replace(reward, model=model, adapter="judge")
     expected = judge.score_tokens(*laid_out("right", 256))
     model.train()
@@ -397,10 +397,10 @@ def test_reward_models_of_others_are_welcome(tiny: Path, tmp_path: Path) -> None
     model = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=1)
     model.save_pretrained(tmp_path / "theirs")
     tiny_tokenizer().save_pretrained(tmp_path / "theirs")
-    theirs = load(tmp_path / "theirs", dtype="float32")
-    assert theirs.facts == RewardFacts(objectives=("reward",), normaliser=Normaliser(mean=(0.0,), std=(1.0,)))
+    foreign = load(tmp_path / "theirs", dtype="float32")
+    assert foreign.facts == RewardFacts(objectives=("reward",), normaliser=Normaliser(mean=(0.0,), std=(1.0,)))
     expected = by_hand(tiny_model().model, model.score.weight.detach())
-    torch.testing.assert_close(theirs.score_tokens(*laid_out("left", 3)), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(foreign.score_tokens(*laid_out("left", 3)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_objectives_have_different_names(tiny: Path) -> None:

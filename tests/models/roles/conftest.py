@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts
 from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import lora_members
@@ -20,9 +19,10 @@ from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
+from kedge.testing.contracts.roles import example_spec
 
 LAYERS = 3
-HOLD = {"separate": separate, "lora": lora, "trunk": trunk}
+BUILDERS = {"separate": separate, "lora": lora, "trunk": trunk}
 
 
 @pytest.fixture(scope="session")
@@ -48,42 +48,22 @@ def frozen_reward(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _saved(member: RewardModel, folder: Path, *, moving: str) -> Path:
     rng = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for name, one in member.model.named_parameters():
+        for name, parameter in member.model.named_parameters():
             if moving in name:
-                one.add_(0.05 * torch.randn(one.shape, generator=rng))
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=rng))
     facts = replace(member.facts, normaliser=Normaliser(mean=(0.25,), std=(1.7,)))
     save(replace(member, facts=facts), folder)
     return folder
 
 
 @pytest.fixture
-def wanted(base: Path) -> RoleSpec:
-    optimiser = OptimiserSettings(lr=3e-3, eps=1e-5, schedule="constant", warmup=0.0)
-    return RoleSpec(
-        base=str(base),
-        reward=None,
-        objective=None,
-        critic_from_reward=True,
-        device="cpu",
-        dtype="float32",
-        lora=LoraSettings(rank=4, alpha=8),
-        trunk_layers=1,
-        actor=optimiser,
-        critic=optimiser,
-        actor_steps=100,
-        critic_steps=100,
-        temperature=0.7,
-        rows=4,
-        recompute=False,
-        ema=None,
-        imitation=None,
-        seed=3,
-    )
+def spec(base: Path) -> RoleSpec:
+    return replace(example_spec(base), critic_from_reward=True)
 
 
-@pytest.fixture(params=list(HOLD))
-def hold(request: pytest.FixtureRequest) -> Callable[[RoleSpec], RoleSet]:
-    return HOLD[request.param]
+@pytest.fixture(params=list(BUILDERS))
+def build_roles(request: pytest.FixtureRequest) -> Callable[[RoleSpec], RoleSet]:
+    return BUILDERS[request.param]
 
 
 @pytest.fixture(scope="session")

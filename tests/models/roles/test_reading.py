@@ -1,4 +1,4 @@
-"""Packed and with a tail against padded, and against plain transformers on each row alone."""
+"""Packed and with a partial last layer against padded, and against plain transformers on each row alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from kedge.core.loss import ItemLoss
-from kedge.core.records import Experience, Rollouts, ValueTargets
+from kedge.core.records import Rollouts
 from kedge.models.forward import reader as reading
 from kedge.models.forward.compiling import compile_layers
 from kedge.models.forward.packed_attention import NAME, attention_of_transformers
@@ -37,8 +36,9 @@ from kedge.models.forward.reader import reader_of
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.roles.backbones import FullBackbone
 from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.testing.contracts.roles import update_both
 
-Hold = Callable[[RoleSpec], RoleSet]
+BuildRoles = Callable[[RoleSpec], RoleSet]
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -72,45 +72,32 @@ def ragged() -> Rollouts:
     )
 
 
-def likelihood(logp_BT: Tensor, entropy_BT: Tensor, experience: Experience) -> ItemLoss:
-    return ItemLoss(loss_BT=-logp_BT * experience.advantages_BT - 0.1 * entropy_BT, stats_BT={})
-
-
-def squared(values_BT: Tensor, targets: ValueTargets) -> ItemLoss:
-    return ItemLoss(loss_BT=(values_BT - targets.returns_BT).square(), stats_BT={})
-
-
-def gradients(held: RoleSet, rollouts: Rollouts) -> dict[str, Tensor]:
+def gradients(roles: RoleSet, rollouts: Rollouts) -> dict[str, Tensor]:
     """Of one step of the policy and of two of the critic: its head starts at zero and lets nothing through at first."""
-    zeros_BT = torch.zeros(rollouts.tokens_BT.shape)
-    wish_BT = torch.linspace(-1, 2, zeros_BT.numel()).reshape(zeros_BT.shape)
-    experience = Experience(rollouts=rollouts, old_logp_BT=zeros_BT, ref_logp_BT=zeros_BT, advantages_BT=wish_BT)
-    held.policy.update(experience, likelihood, per="token")
-    for _ in range(2):
-        targets = ValueTargets(rollouts=rollouts, old_values_BT=zeros_BT, returns_BT=wish_BT)
-        held.critic.update(targets, squared, per="token")
-    named = [*held.policy.stepper.named, *held.critic.stepper.named]
-    return {f"{index}.{name}": one.grad for index, (name, one) in enumerate(named) if one.grad is not None}
+    update_both(roles, rollouts)
+    named = [*roles.policy.train_step.named, *roles.critic.train_step.named]
+    grads = {f"{index}.{name}": parameter.grad for index, (name, parameter) in enumerate(named)}
+    return {name: grad for name, grad in grads.items() if grad is not None}
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_packed_and_padded_roles_say_and_learn_the_same(
-    hold: Hold, wanted: RoleSpec, ragged: Rollouts, recompute: bool, monkeypatch: pytest.MonkeyPatch
+def test_packed_and_padded_roles_compute_and_learn_the_same(
+    build_roles: BuildRoles, spec: RoleSpec, ragged: Rollouts, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = wanted.actor.model_copy(update={"clip": 1e9})
-    wanted = replace(wanted, recompute=recompute, actor=wide, critic=wide)
-    packed = hold(wanted)
+    wide = spec.actor.model_copy(update={"clip": 1e9})
+    spec = replace(spec, recompute=recompute, actor=wide, critic=wide)
+    packed = build_roles(spec)
     monkeypatch.setattr(reading, "_agree", lambda *_: False)
-    padded = hold(wanted)
-    for held, is_fast in ((packed, True), (padded, False)):
-        reader: Any = held.policy._body._reader  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        assert (reader.is_packed, reader.has_tail) == (is_fast, is_fast)
+    padded = build_roles(spec)
+    for roles, is_fast in ((packed, True), (padded, False)):
+        reader: Any = roles.policy._backbone._reader  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        assert (reader.is_packed, reader.has_partial_last_layer) == (is_fast, is_fast)
     assert_close(packed.policy.logprobs(ragged), padded.policy.logprobs(ragged), rtol=1e-5, atol=1e-5)
-    mine, theirs = gradients(packed, ragged), gradients(padded, ragged)
-    assert mine
-    assert mine.keys() == theirs.keys()
-    for name, grad in theirs.items():
-        assert_close(mine[name], grad, rtol=1e-4, atol=1e-6)
+    packed_grads, padded_grads = gradients(packed, ragged), gradients(padded, ragged)
+    assert packed_grads
+    assert packed_grads.keys() == padded_grads.keys()
+    for name, grad in padded_grads.items():
+        assert_close(packed_grads[name], grad, rtol=1e-4, atol=1e-6)
     assert_close(packed.critic.values(ragged), padded.critic.values(ragged), rtol=1e-4, atol=1e-5)
     assert packed.critic.values(ragged).ne(0).equal(ragged.response_mask_BT)
 
@@ -118,11 +105,11 @@ def test_packed_and_padded_roles_say_and_learn_the_same(
 @torch.no_grad()
 def alone(model: PreTrainedModel, tokens_BT: Tensor, read_BT: Tensor) -> Tensor:
     """Plain transformers on each row by itself, cut where it ends."""
-    found: list[Tensor] = []
+    rows: list[Tensor] = []
     for tokens_T, read_T, length in zip(tokens_BT, read_BT, LENGTHS, strict=True):
         hidden_TD = model.get_decoder()(input_ids=tokens_T[None, :length], use_cache=False).last_hidden_state[0]
-        found.append(hidden_TD[read_T[:length]])
-    return torch.cat(found)
+        rows.append(hidden_TD[read_T[:length]])
+    return torch.cat(rows)
 
 
 def seeded(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
@@ -148,12 +135,12 @@ def test_every_way_reads_what_transformers_computes(
 ) -> None:
     model = seeded(make)
     reader = reader_of(model.get_decoder())
-    assert (reader.is_packed, reader.has_tail) == way
+    assert (reader.is_packed, reader.has_partial_last_layer) == way
     read_BT = ragged.response_mask_BT
     layout = lay_out(read_BT)
     with torch.no_grad(), reader.active():
-        found_RD = reader(ragged.tokens_BT.flatten()[layout.place_N], layout)
-    assert_close(found_RD, alone(model, ragged.tokens_BT, read_BT), rtol=1e-5, atol=1e-5)
+        hidden_RD = reader(ragged.tokens_BT.flatten()[layout.place_N], layout)
+    assert_close(hidden_RD, alone(model, ragged.tokens_BT, read_BT), rtol=1e-5, atol=1e-5)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -166,26 +153,26 @@ def test_a_gpu_reads_in_bfloat16_what_float32_would_within_what_bfloat16_explain
     narrow = deepcopy(model).bfloat16().cuda()
     if is_compiled:
         compile_layers(narrow)
-    body = FullBackbone(narrow)
-    reader: Any = body._reader
-    assert (reader.is_packed, reader.has_tail) == (True, True)
+    backbone = FullBackbone(narrow)
+    reader: Any = backbone._reader
+    assert (reader.is_packed, reader.has_partial_last_layer) == (True, True)
     given = [x.cuda() for x in (ragged.tokens_BT, ragged.attention_mask_BT, ragged.response_mask_BT)]
-    with torch.no_grad(), body.active():
-        found_RD = body.hidden(*given).float().cpu()
+    with torch.no_grad(), backbone.active():
+        hidden_RD = backbone.hidden(*given).float().cpu()
     expected_RD = alone(model, ragged.tokens_BT, ragged.response_mask_BT)
-    assert (found_RD - expected_RD).abs().mean() < 0.02 * expected_RD.abs().mean()
+    assert (hidden_RD - expected_RD).abs().mean() < 0.02 * expected_RD.abs().mean()
 
 
 def test_rows_of_equal_length_are_computed_as_before_to_the_last_bit() -> None:
     model = tiny_model(hidden=32)
     tokens_BT = torch.randint(0, 250, (5, 11), generator=torch.Generator().manual_seed(8))
     layout = lay_out(torch.ones_like(tokens_BT, dtype=torch.bool))
-    reader = reader_of(model.get_decoder(), with_tail=False)
+    reader = reader_of(model.get_decoder(), partial_last_layer=False)
     with torch.no_grad(), reader.active():
-        found_RD = reader(tokens_BT.flatten()[layout.place_N], layout)
+        hidden_RD = reader(tokens_BT.flatten()[layout.place_N], layout)
     with torch.no_grad():
         expected_BTD = model.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
-    assert torch.equal(found_RD, expected_BTD.flatten(0, 1))
+    assert torch.equal(hidden_RD, expected_BTD.flatten(0, 1))
 
 
 def test_a_model_that_attends_in_another_way_is_left_to_it() -> None:
@@ -224,24 +211,23 @@ def test_compiled_layers_say_the_same_and_new_lengths_need_no_new_program(
     counters.clear()
     plain, model = tiny_model(hidden=32), tiny_model(hidden=32)
     compile_layers(model)
-    bodies = FullBackbone(plain), FullBackbone(model)
-    made: list[int] = []
+    backbones = FullBackbone(plain), FullBackbone(model)
+    programs: list[int] = []
     for number, lengths in enumerate(batches):
         rng = torch.Generator().manual_seed(number)
         index_T = torch.arange(max(lengths))
         mask_BT = index_T < torch.tensor(lengths)[:, None]
         tokens_BT = torch.randint(0, 250, mask_BT.shape, generator=rng)
         read_BT = mask_BT if batches is ALIKE else mask_BT & (index_T > number % 2)
-        for body in bodies:
-            body.model.zero_grad()
-            with body.active():
-                body.hidden(tokens_BT, mask_BT, read_BT).square().sum().backward()
-        pairs = zip(plain.parameters(), model.parameters(), strict=True)
-        for mine, theirs in pairs:
-            assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-5)
-        made.append(counters["stats"]["unique_graphs"])
+        for backbone in backbones:
+            backbone.model.zero_grad()
+            with backbone.active():
+                backbone.hidden(tokens_BT, mask_BT, read_BT).square().sum().backward()
+        for expected, compiled in zip(plain.parameters(), model.parameters(), strict=True):
+            assert_close(compiled.grad, expected.grad, rtol=1e-4, atol=1e-5)
+        programs.append(counters["stats"]["unique_graphs"])
     is_broken = bool(counters["graph_break"])
     torch._dynamo.reset()
-    assert made[0] > 0
-    assert made[2] == made[-1] <= 3 * made[0]
+    assert programs[0] > 0
+    assert programs[2] == programs[-1] <= 3 * programs[0]
     assert is_broken is (batches is UNLIKE)  # on the CPU, attention over unlike lengths is not compiled

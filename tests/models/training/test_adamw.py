@@ -1,8 +1,8 @@
-"""From losses to weights: torch's way against AdamW by hand, and the way in one pass against torch's.
+"""AdamW: the backend of torch against the formula by hand, and the fused kernel against torch.
 
 The kernel needs a GPU, or Triton's interpreter, which rounds bfloat16 otherwise and is given float32 alone:
 
-TRITON_INTERPRET=1 pytest -m gpu tests/models/test_adamw.py        # with triton >= 3.8 installed
+TRITON_INTERPRET=1 pytest -m gpu tests/models/training/test_adamw.py        # with triton >= 3.8 installed
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Setup:
 
     def __init__(self, dtype: torch.dtype, device: str = "cpu") -> None:
         generator = torch.Generator().manual_seed(1)
-        first = [torch.randn(shape, generator=generator).to(device, dtype) for shape in SHAPES]
-        self.weights = [nn.Parameter(one) for one in first]
+        values = [torch.randn(shape, generator=generator).to(device, dtype) for shape in SHAPES]
+        self.weights = [nn.Parameter(weight) for weight in values]
         is_wide = dtype == torch.float32
-        self.masters = [one if is_wide else nn.Parameter(one.detach().float()) for one in self.weights]
+        self.masters = [weight if is_wide else nn.Parameter(weight.detach().float()) for weight in self.weights]
         groups = [
-            {"params": [one for one in self.masters if one.ndim > 1], "weight_decay": DECAY},
-            {"params": [one for one in self.masters if one.ndim < 2], "weight_decay": 0.0},
+            {"params": [weight for weight in self.masters if weight.ndim > 1], "weight_decay": DECAY},
+            {"params": [weight for weight in self.masters if weight.ndim < 2], "weight_decay": 0.0},
         ]
         self.optimiser = torch.optim.AdamW(groups, lr=1.0, betas=BETAS, eps=EPS)
 
@@ -38,8 +38,8 @@ class Setup:
         """Whose gradients differ from call to call, and from weight to weight."""
         generator = torch.Generator().manual_seed(number)
         parts = [
-            (one.float() * torch.randn(one.shape, generator=generator).to(one.device)).square().sum()
-            for one in self.weights
+            (weight.float() * torch.randn(weight.shape, generator=generator).to(weight.device)).square().sum()
+            for weight in self.weights
         ]
         return torch.stack(parts).sum()
 
@@ -47,56 +47,60 @@ class Setup:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_first_step_by_hand(dtype: torch.dtype) -> None:
     setup = Setup(dtype)
-    before = [one.detach().clone() for one in setup.masters]
-    way = adamw_backend(setup.weights, setup.masters, setup.optimiser)
-    way.clear()
-    way.add(setup.loss())
-    gradients = [one.clone() for one in way.gradients() if one is not None]
-    assert way.norm().item() == pytest.approx(math.sqrt(sum(one.square().sum().item() for one in gradients)), rel=1e-5)
-    way.step(rate=RATE, scale=0.5)
+    before = [tensor.detach().clone() for tensor in setup.masters]
+    backend = adamw_backend(setup.weights, setup.masters, setup.optimiser)
+    backend.clear()
+    backend.add(setup.loss())
+    gradients = [tensor.clone() for tensor in backend.gradients() if tensor is not None]
+    assert backend.norm().item() == pytest.approx(
+        math.sqrt(sum(tensor.square().sum().item() for tensor in gradients)), rel=1e-5
+    )
+    backend.step(rate=RATE, scale=0.5)
     for master, old, gradient in zip(setup.masters, before, gradients, strict=True):
         # The moments of one step, corrected, are the gradient and its square.
         decayed = old * (1 - RATE * DECAY) if old.ndim > 1 else old
         expected = decayed - RATE * gradient / 2 / ((gradient / 2).abs() + EPS)
         torch.testing.assert_close(master.detach(), expected, rtol=1e-5, atol=1e-6)
-    assert all(torch.equal(one, master.to(dtype)) for one, master in zip(setup.weights, setup.masters, strict=True))
+    assert all(
+        torch.equal(tensor, master.to(dtype)) for tensor, master in zip(setup.weights, setup.masters, strict=True)
+    )
 
 
-@pytest.mark.parametrize("way", [TorchAdamW, FusedAdamW])
-def test_gradients_of_narrow_weights_are_added_in_float32(way: type[TorchAdamW] | type[FusedAdamW]) -> None:
+@pytest.mark.parametrize("kind", [TorchAdamW, FusedAdamW])
+def test_gradients_of_narrow_weights_are_added_in_float32(kind: type[TorchAdamW] | type[FusedAdamW]) -> None:
     setup = Setup(torch.bfloat16)
-    added = way(setup.weights, setup.masters, setup.optimiser)
-    added.clear()
+    backend = kind(setup.weights, setup.masters, setup.optimiser)
+    backend.clear()
     expected: list[Tensor] = [torch.zeros(shape) for shape in SHAPES]
     for number in range(3):
-        added.add(setup.loss(number))
-        found = torch.autograd.grad(setup.loss(number), setup.weights)
-        expected = [total + one.float() for total, one in zip(expected, found, strict=True)]
-    assert_same(added.gradients(), expected)
-    added.clear()
-    assert added.gradients() == [None] * len(SHAPES)
+        backend.add(setup.loss(number))
+        gradients = torch.autograd.grad(setup.loss(number), setup.weights)
+        expected = [total + gradient.float() for total, gradient in zip(expected, gradients, strict=True)]
+    assert_same(backend.gradients(), expected)
+    backend.clear()
+    assert backend.gradients() == [None] * len(SHAPES)
 
 
-@pytest.mark.parametrize("way", [TorchAdamW, FusedAdamW])
-def test_gradients_that_share_memory_are_not_added_twice(way: type[TorchAdamW] | type[FusedAdamW]) -> None:
+@pytest.mark.parametrize("kind", [TorchAdamW, FusedAdamW])
+def test_gradients_that_share_memory_are_not_added_twice(kind: type[TorchAdamW] | type[FusedAdamW]) -> None:
     both = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
-    added = way(both, both, torch.optim.AdamW(both))
-    added.clear()
+    backend = kind(both, both, torch.optim.AdamW(both))
+    backend.clear()
     for _ in range(2):
-        added.add((both[0] + both[1]).sum())
-    assert_same(added.gradients(), [torch.full((3,), 2.0)] * 2)
+        backend.add((both[0] + both[1]).sum())
+    assert_same(backend.gradients(), [torch.full((3,), 2.0)] * 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_weight_that_no_loss_reaches_stays(dtype: torch.dtype) -> None:
     setup = Setup(dtype)
-    before = [one.detach().clone() for one in setup.masters]
-    way = TorchAdamW(setup.weights, setup.masters, setup.optimiser)
-    way.clear()
-    way.add(setup.weights[0].float().square().sum())
-    assert [one is None for one in way.gradients()] == [False, True, True, True]
-    way.step(rate=RATE, scale=1.0)
-    is_changed = [not torch.equal(one, old) for one, old in zip(setup.masters, before, strict=True)]
+    before = [tensor.detach().clone() for tensor in setup.masters]
+    backend = TorchAdamW(setup.weights, setup.masters, setup.optimiser)
+    backend.clear()
+    backend.add(setup.weights[0].float().square().sum())
+    assert [tensor is None for tensor in backend.gradients()] == [False, True, True, True]
+    backend.step(rate=RATE, scale=1.0)
+    is_changed = [not torch.equal(tensor, old) for tensor, old in zip(setup.masters, before, strict=True)]
     assert is_changed == [True, False, False, False]
 
 
@@ -106,29 +110,33 @@ def test_one_pass_is_what_torch_does_and_goes_on_from_its_state(dtype: torch.dty
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("the interpreter cuts bfloat16 off instead of rounding it")
-    one, other = Setup(dtype, device), Setup(dtype, device)
-    ways: list[AdamWBackend] = [
-        way(x.weights, x.masters, x.optimiser) for way, x in ((TorchAdamW, one), (FusedAdamW, other))
+    by_torch, fused = Setup(dtype, device), Setup(dtype, device)
+    backends: list[AdamWBackend] = [
+        backend(setup.weights, setup.masters, setup.optimiser)
+        for backend, setup in ((TorchAdamW, by_torch), (FusedAdamW, fused))
     ]
     for number in range(6):
         if number == 4:  # from here on each goes on with what the other has kept
-            kept = [x.optimiser.state_dict() for x in (other, one)]
-            for x, state in zip((one, other), kept, strict=True):
-                x.optimiser.load_state_dict(state)
-        for way, x in zip(ways, (one, other), strict=True):
-            way.clear()
+            states = [setup.optimiser.state_dict() for setup in (fused, by_torch)]
+            for setup, state in zip((by_torch, fused), states, strict=True):
+                setup.optimiser.load_state_dict(state)
+        for backend, setup in zip(backends, (by_torch, fused), strict=True):
+            backend.clear()
             for part in range(1 + number % 2):
-                way.add(x.loss(10 * number + part) if number != 3 else x.weights[0].float().square().sum())
-            way.step(rate=RATE * (number + 1), scale=0.5)
-        assert ways[0].norm().isfinite()
-        assert_same(other.masters, one.masters, atol=2e-6 if dtype == torch.float32 else 1e-5)
+                backend.add(setup.loss(10 * number + part) if number != 3 else setup.weights[0].float().square().sum())
+            backend.step(rate=RATE * (number + 1), scale=0.5)
+        assert backends[0].norm().isfinite()
+        assert_same(fused.masters, by_torch.masters, atol=2e-6 if dtype == torch.float32 else 1e-5)
         if dtype == torch.bfloat16:
-            assert all(torch.equal(x, y.to(dtype)) for x, y in zip(other.weights, other.masters, strict=True))
+            assert all(
+                torch.equal(weight, master.to(dtype))
+                for weight, master in zip(fused.weights, fused.masters, strict=True)
+            )
 
 
 def assert_same(
-    found: list[Tensor | None] | list[nn.Parameter], expected: list[Tensor] | list[nn.Parameter], atol: float = 1e-6
+    tensors: list[Tensor | None] | list[nn.Parameter], expected: list[Tensor] | list[nn.Parameter], atol: float = 1e-6
 ) -> None:
-    for x, y in zip(found, expected, strict=True):
-        assert x is not None
-        torch.testing.assert_close(x.detach().float(), y.detach().float(), rtol=1e-5, atol=atol)
+    for tensor, other in zip(tensors, expected, strict=True):
+        assert tensor is not None
+        torch.testing.assert_close(tensor.detach().float(), other.detach().float(), rtol=1e-5, atol=atol)

@@ -27,23 +27,25 @@ from kedge.runs.state import load_state, save_state
 
 def batches(seed: int, *, rows: int = 2) -> list[Batch]:
     rng = Random(seed)
-    made = [[rng.randrange(256) for _ in range(rng.randrange(3, 12))] for _ in range(5)]
-    return padded_batches([TokenSequence(tokens=one, counted=[True] * len(one)) for one in made], rows=rows, pad=256)
+    rows_of_tokens = [[rng.randrange(256) for _ in range(rng.randrange(3, 12))] for _ in range(5)]
+    return padded_batches(
+        [TokenSequence(tokens=tokens, counted=[True] * len(tokens)) for tokens in rows_of_tokens], rows=rows, pad=256
+    )
 
 
 def causal_learner(**settings: float) -> Learner[Batch]:
     model = tiny_model(hidden=32, layers=1)
-    made = OptimiserSettings.model_validate({"lr": 1e-2, **settings})
-    return Learner(model, imitation(model), made, total_steps=20)
+    optimiser = OptimiserSettings.model_validate({"lr": 1e-2, **settings})
+    return Learner(model, imitation(model), optimiser, total_steps=20)
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    return {name: one.detach().clone() for name, one in module.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
-def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+def assert_same(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
 
 
 # A step by hand: one matrix and one bias, loss = items · (3·matrix + 4·bias)², so that every number is on paper.
@@ -68,15 +70,15 @@ def linear(module: Two) -> Objective[float]:
 
 def hand_learner(**settings: object) -> tuple[Two, Learner[float]]:
     module = Two()
-    made = OptimiserSettings.model_validate({"lr": 0.1, "schedule": "constant", "warmup": 0.0, **settings})
-    return module, Learner(module, linear(module), made, total_steps=4)
+    optimiser = OptimiserSettings.model_validate({"lr": 0.1, "schedule": "constant", "warmup": 0.0, **settings})
+    return module, Learner(module, linear(module), optimiser, total_steps=4)
 
 
 def test_a_step_of_adam_by_hand() -> None:
     module, learner = hand_learner(clip=1e9)
-    found = learner.update([1.0, 2.5])
+    metrics = learner.update([1.0, 2.5])
     # Means: 3·2 − 4 = 2. Gradient (3, 4) has norm 5. Adam's first step moves every weight by lr against its sign.
-    assert found == pytest.approx({"loss": 2.0, "value": 2.0, "grad_norm": 5.0, "lr": 0.1})
+    assert metrics == pytest.approx({"loss": 2.0, "value": 2.0, "grad_norm": 5.0, "lr": 0.1})
     assert (module.matrix.item(), module.bias.item()) == pytest.approx((1.9, -1.1), rel=1e-7)
 
 
@@ -101,10 +103,10 @@ def test_a_gradient_longer_than_clip_is_scaled_down_to_it_and_told_as_it_was() -
 
 def test_the_rate_follows_the_schedule_and_the_step_counts() -> None:
     learner = causal_learner(warmup=0.5)
-    found = [learner.update(batches(seed))["lr"] for seed in range(3)]
-    assert found == pytest.approx([1e-3, 2e-3, 3e-3])
+    rates = [learner.update(batches(seed))["lr"] for seed in range(3)]
+    assert rates == pytest.approx([1e-3, 2e-3, 3e-3])
     assert learner.step == 3
-    assert learning_rate(learner.stepper.settings, 10, 20) == 1e-2
+    assert learning_rate(learner.train_step.settings, 10, 20) == 1e-2
 
 
 # Refusing
@@ -143,7 +145,7 @@ def test_a_step_that_is_not_finite_is_refused_by_name_and_counted(where: str, me
     assert learner.step == 2
     assert str(learner.state()["optimiser"]["state"]) == str(moments["state"])
     learner.objective = good
-    learner.stepper.settings = learner.stepper.settings.model_copy(update={"lr": 0.1})
+    learner.train_step.settings = learner.train_step.settings.model_copy(update={"lr": 0.1})
     assert learner.update([1.0])["grad_norm"] == pytest.approx(5.0)  # nothing of the bad gradient is left
     assert not torch.equal(module.matrix, before["matrix"])
 
@@ -163,15 +165,15 @@ def test_a_step_in_which_nothing_counts_is_refused() -> None:
 def test_a_learner_goes_on_from_its_state_to_the_last_bit(tmp_path: Path) -> None:
     whole, first = causal_learner(weight_decay=0.1), causal_learner(weight_decay=0.1)
     expected = [whole.update(batches(seed)) for seed in range(6)]
-    found = [first.update(batches(seed)) for seed in range(3)]
+    metrics = [first.update(batches(seed)) for seed in range(3)]
     save_state(tmp_path, first.state())
 
     second = causal_learner(weight_decay=0.1)
     second.update(batches(99))  # whatever it was before
     second.load(load_state(tmp_path))
     assert second.step == 3
-    found += [second.update(batches(seed)) for seed in range(3, 6)]
-    assert found == expected
+    metrics += [second.update(batches(seed)) for seed in range(3, 6)]
+    assert metrics == expected
     assert_same(weights(second.module), weights(whole.module))
 
 
@@ -185,19 +187,25 @@ def test_measuring_changes_nothing_and_is_the_mean_over_everything() -> None:
     learner = causal_learner()
     learner.update(batches(1))
     before, moments = weights(learner.module), str(learner.state()["optimiser"])
-    gradients = {name: one.grad.clone() for name, one in learner.module.named_parameters() if one.grad is not None}
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in learner.module.named_parameters()
+        if parameter.grad is not None
+    }
     state = torch.get_rng_state()
 
-    found = learner.measure(batches(2))
+    metrics = learner.measure(batches(2))
     assert_same(weights(learner.module), before)
     assert str(learner.state()["optimiser"]) == moments
     assert learner.step == 1
     assert torch.equal(torch.get_rng_state(), state)
-    after = {name: one.grad for name, one in learner.module.named_parameters() if one.grad is not None}
+    after = {
+        name: parameter.grad for name, parameter in learner.module.named_parameters() if parameter.grad is not None
+    }
     assert_same(after, gradients)
     # Cut otherwise it is the same, and it is the loss that a step on the same batches would begin with.
-    assert learner.measure(batches(2, rows=1)) == pytest.approx(found, rel=1e-5)
-    assert learner.update(batches(2))["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    assert learner.measure(batches(2, rows=1)) == pytest.approx(metrics, rel=1e-5)
+    assert learner.update(batches(2))["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
 
 
 # Adapters
@@ -211,7 +219,7 @@ def test_a_learner_over_adapters_trains_them_alone(tmp_path: Path) -> None:
     learner = Learner(model, imitation(base_of(model)), OptimiserSettings(lr=1e-2), total_steps=3)
     for seed in range(3):
         learner.update(batches(seed))
-    changed = {name for name, one in weights(model).items() if not torch.equal(one, before[name])}
+    changed = {name for name, weight in weights(model).items() if not torch.equal(weight, before[name])}
     adapters = {name for name in before if ".lora_A.policy." in name or ".lora_B.policy." in name}
     assert changed == adapters
     assert len(adapters) == 14  # A and B of seven matrices in one layer
@@ -224,7 +232,7 @@ def test_dropout_is_on_in_a_step_and_off_in_a_measurement() -> None:
     model = with_lora(tiny_model(hidden=32, layers=1), LoraSettings(rank=4, dropout=0.5), name="policy", seed=1)
     learner = Learner(model, imitation(base_of(model)), OptimiserSettings(lr=1e-2), total_steps=3)
     learner.update(batches(1))  # B is no longer zero, so that dropout on the way to A can be seen
-    held: Sequence[Batch] = batches(2)
-    first, again = learner.measure(held), learner.measure(held)
+    held_out: Sequence[Batch] = batches(2)
+    first, again = learner.measure(held_out), learner.measure(held_out)
     assert first == again
-    assert learner.update(held)["loss"] != pytest.approx(first["loss"], rel=1e-5)
+    assert learner.update(held_out)["loss"] != pytest.approx(first["loss"], rel=1e-5)

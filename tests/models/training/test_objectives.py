@@ -32,11 +32,11 @@ Gradients = dict[str, Tensor]
 def sequences() -> list[TokenSequence]:
     """Seven of unequal lengths; the share of counted tokens differs much between them, and one has none."""
     rng = Random(4)
-    made: list[TokenSequence] = []
+    result: list[TokenSequence] = []
     for length, share in ((13, 0.9), (2, 1.0), (21, 0.2), (5, 0.6), (9, 0.0), (17, 0.8), (3, 0.5)):
         tokens = [rng.randrange(256) for _ in range(length)]
-        made.append(TokenSequence(tokens=tokens, counted=[rng.random() < share for _ in range(length)]))
-    return made
+        result.append(TokenSequence(tokens=tokens, counted=[rng.random() < share for _ in range(length)]))
+    return result
 
 
 def ranked() -> list[RankedAnswers]:
@@ -63,14 +63,18 @@ def after_one_step(
     """The gradient that the step was made of: nothing is clipped, and a step leaves it in place."""
     learner = Learner(module, objective, OptimiserSettings(lr=1e-9, clip=1e9), total_steps=10)
     facts = learner.update(batches)
-    return {name: one.grad.clone() for name, one in module.named_parameters() if one.grad is not None}, facts
+    return {
+        name: parameter.grad.clone() for name, parameter in module.named_parameters() if parameter.grad is not None
+    }, facts
 
 
-def expect(found: Gradients, expected: Gradients) -> None:
-    assert found.keys() == expected.keys()
-    assert sum(one.abs().sum() for one in expected.values()) > 0.1
-    for name, one in expected.items():
-        torch.testing.assert_close(found[name], one, rtol=1e-8, atol=1e-12, msg=lambda text, at=name: f"{at}: {text}")
+def expect(gradients: Gradients, expected: Gradients) -> None:
+    assert gradients.keys() == expected.keys()
+    assert sum(gradient.abs().sum() for gradient in expected.values()) > 0.1
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            gradients[name], gradient, rtol=1e-8, atol=1e-12, msg=lambda text, at=name: f"{at}: {text}"
+        )
 
 
 # Imitation
@@ -84,20 +88,22 @@ def small_causal() -> PreTrainedModel:
 def imitation_reference() -> tuple[Gradients, float]:
     model = small_causal()
     total, count = torch.zeros((), dtype=torch.float64), 0
-    for one in sequences():
-        logp_TV = model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)
-        for t in range(1, len(one.tokens)):
-            if one.counted[t]:
-                total, count = total - logp_TV[t - 1, one.tokens[t]], count + 1
+    for sequence in sequences():
+        logp_TV = model(torch.tensor([sequence.tokens])).logits[0].log_softmax(-1)
+        for t in range(1, len(sequence.tokens)):
+            if sequence.counted[t]:
+                total, count = total - logp_TV[t - 1, sequence.tokens[t]], count + 1
     loss = total / count
     loss.backward()
-    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}, loss.item()
+    return {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }, loss.item()
 
 
 def shuffled(seed: int) -> list[TokenSequence]:
-    made = sequences()
-    Random(seed).shuffle(made)
-    return made
+    shuffled = sequences()
+    Random(seed).shuffle(shuffled)
+    return shuffled
 
 
 @pytest.mark.parametrize(
@@ -118,8 +124,8 @@ def test_imitation_has_one_gradient_for_any_layout(
     batches: list[Batch], imitation_reference: tuple[Gradients, float]
 ) -> None:
     model = small_causal()
-    found, facts = after_one_step(model, imitation(model), batches)
-    expect(found, imitation_reference[0])
+    gradients, facts = after_one_step(model, imitation(model), batches)
+    expect(gradients, imitation_reference[0])
     assert facts["loss"] == pytest.approx(imitation_reference[1], rel=1e-6)
 
 
@@ -127,15 +133,15 @@ def test_a_packed_conversation_scores_as_it_does_alone() -> None:
     """What stands before it in the row changes nothing, not even by rounding that accumulates."""
     model = small_causal().eval()
     objective = imitation(model)
-    for one in sequences():
-        if not any(one.counted[1:]):
+    for sequence in sequences():
+        if not any(sequence.counted[1:]):
             continue
-        (alone,) = padded_batches([one], rows=1, pad=PAD)
+        (alone,) = padded_batches([sequence], rows=1, pad=PAD)
         neighbour = TokenSequence(tokens=[200] * 30, counted=[False] * 30)
-        (beside,) = packed_batches([neighbour, one], rows=1, width=100, pad=PAD)
-        assert len(beside.tokens_BT) == 1
-        found, expected = (objective.sums(batch).loss.item() for batch in (beside, alone))
-        assert found == pytest.approx(expected, rel=1e-12)
+        (packed_batch,) = packed_batches([neighbour, sequence], rows=1, width=100, pad=PAD)
+        assert len(packed_batch.tokens_BT) == 1
+        loss, expected = (objective.sums(batch).loss.item() for batch in (packed_batch, alone))
+        assert loss == pytest.approx(expected, rel=1e-12)
 
 
 # Preference
@@ -150,35 +156,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("tiny") / "model", hidden=32, layers=2)
 
 
-def loss_by_hand(scores: Sequence[Tensor], one: RankedAnswers, *, ranking: RankingLoss, centre: float) -> Tensor:
+def loss_by_hand(scores: Sequence[Tensor], comparison: RankedAnswers, *, ranking: RankingLoss, centre: float) -> Tensor:
     """From the papers' formulas, answer by answer."""
     penalty = centre * sum(scores, torch.zeros(())).square()
-    if len(scores) == 2 and one.rank[0] != one.rank[1]:
-        better, worse = scores if one.rank[0] < one.rank[1] else reversed(scores)
-        return penalty - logsigmoid(better - worse - one.margin)
+    if len(scores) == 2 and comparison.rank[0] != comparison.rank[1]:
+        better, worse = scores if comparison.rank[0] < comparison.rank[1] else reversed(scores)
+        return penalty - logsigmoid(better - worse - comparison.margin)
     at = range(len(scores))
     if ranking == "all_pairs":
-        pairs = [-logsigmoid(scores[i] - scores[j]) for i in at for j in at if one.rank[i] < one.rank[j]]
+        pairs = [-logsigmoid(scores[i] - scores[j]) for i in at for j in at if comparison.rank[i] < comparison.rank[j]]
         return penalty + sum(pairs, torch.zeros(())) / max(len(pairs), 1)
-    picks = [torch.stack([scores[j] for j in at if one.rank[j] >= one.rank[i]]).logsumexp(0) - scores[i] for i in at]
+    picks = [
+        torch.stack([scores[j] for j in at if comparison.rank[j] >= comparison.rank[i]]).logsumexp(0) - scores[i]
+        for i in at
+    ]
     return penalty + sum(picks, torch.zeros(()))
 
 
 def preference_reference(model: nn.Module, *, ranking: RankingLoss, centre: float) -> tuple[Gradients, float]:
     total, weight = torch.zeros((), dtype=torch.float64), 0.0
-    for one in ranked():
-        scores = [model(torch.tensor([answer])).logits[0, one.objective] for answer in one.answers]
-        total = total + one.weight * loss_by_hand(scores, one, ranking=ranking, centre=centre)
-        weight += one.weight
+    for comparison in ranked():
+        scores = [model(torch.tensor([answer])).logits[0, comparison.objective] for answer in comparison.answers]
+        total = total + comparison.weight * loss_by_hand(scores, comparison, ranking=ranking, centre=centre)
+        weight += comparison.weight
     loss = total / weight
     loss.backward()
-    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}, loss.item()
+    return {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }, loss.item()
 
 
 def reordered(seed: int) -> list[RankedAnswers]:
-    made = ranked()
-    Random(seed).shuffle(made)
-    return made
+    shuffled = ranked()
+    Random(seed).shuffle(shuffled)
+    return shuffled
 
 
 @pytest.mark.parametrize("ranking", ["plackett_luce", "all_pairs"])
@@ -198,8 +209,8 @@ def test_preference_has_one_gradient_for_any_layout(
 ) -> None:
     expected, loss = preference_reference(small_reward(folder), ranking=ranking, centre=0.01)
     model = small_reward(folder)
-    found, facts = after_one_step(model, preference(model, ranking=ranking, centre=0.01), batches)
-    expect(found, expected)
+    gradients, facts = after_one_step(model, preference(model, ranking=ranking, centre=0.01), batches)
+    expect(gradients, expected)
     assert facts["loss"] == pytest.approx(loss, rel=1e-6)
 
 
@@ -208,14 +219,14 @@ def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
     model = small_reward(folder).eval()
     right, gap, weight = 0.0, 0.0, 0.0
     with torch.no_grad():
-        for one in ranked():
-            s = [model(torch.tensor([answer])).logits[0, one.objective].item() for answer in one.answers]
+        for comparison in ranked():
+            s = [model(torch.tensor([answer])).logits[0, comparison.objective].item() for answer in comparison.answers]
             at = range(len(s))
-            gaps = [s[i] - s[j] for i in at for j in at if one.rank[i] < one.rank[j]]
-            right += one.weight * sum(g > 0 for g in gaps) / max(len(gaps), 1)
-            gap += one.weight * sum(gaps) / max(len(gaps), 1)
-            weight += one.weight
+            gaps = [s[i] - s[j] for i in at for j in at if comparison.rank[i] < comparison.rank[j]]
+            right += comparison.weight * sum(g > 0 for g in gaps) / max(len(gaps), 1)
+            gap += comparison.weight * sum(gaps) / max(len(gaps), 1)
+            weight += comparison.weight
     learner = Learner(model, preference(model, ranking="all_pairs", centre=0.0), OptimiserSettings(), total_steps=1)
-    found = learner.measure(comparison_batches(ranked(), rows=3, pad=PAD))
-    assert (found["accuracy"], found["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
+    metrics = learner.measure(comparison_batches(ranked(), rows=3, pad=PAD))
+    assert (metrics["accuracy"], metrics["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
     assert 0.0 < right / weight < 1.0

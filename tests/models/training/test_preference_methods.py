@@ -53,18 +53,18 @@ def test_every_loss_of_the_mathematics_can_be_asked_for() -> None:
 @pytest.mark.parametrize("loss", DPO_KINDS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 0.5])
 def test_settings_refuse_what_the_mathematics_refuses(loss: str, smoothing: float) -> None:
-    one = torch.ones(1)
+    ones = torch.ones(1)
     try:
-        dpo(one, one, one, one, beta=0.1, kind=loss, label_smoothing=smoothing)
+        dpo(ones, ones, ones, ones, beta=0.1, kind=loss, label_smoothing=smoothing)
         is_refused = False
     except ConfigError:
         is_refused = True
-    made: Any = {"kind": "dpo", "loss": loss, "label_smoothing": smoothing}
+    method: Any = {"kind": "dpo", "loss": loss, "label_smoothing": smoothing}
     if is_refused:
         with pytest.raises(ValidationError, match="label_smoothing"):
-            read(made)
+            read(method)
     else:
-        assert read(made).model_dump()["loss"] == loss
+        assert read(method).model_dump()["loss"] == loss
 
 
 def test_who_asks_the_reference_and_who_averages() -> None:

@@ -51,22 +51,22 @@ def sequence(rng: Random, prompt: int, answer: int) -> TokenSequence:
 
 def pairs() -> list[LabelledAnswers]:
     rng = Random(3)
-    made: list[LabelledAnswers] = []
+    items: list[LabelledAnswers] = []
     for prompt, chosen, rejected in ((4, 9, 2), (1, 3, 12), (7, 5, 6), (2, 1, 4), (5, 7, 1)):
         both = (sequence(rng, prompt, chosen), sequence(rng, prompt, rejected))
         # Near what a random model gives, so that no loss saturates; in eighths, which float32 holds exactly.
-        ref = tuple(-5.5 * sum(one.counted) + rng.randrange(-16, 16) / 8 for one in both)
-        made.append(LabelledAnswers(sequences=both, is_good=(True, False), ref_logp=ref))
-    return made
+        ref = tuple(-5.5 * sum(sequence.counted) + rng.randrange(-16, 16) / 8 for sequence in both)
+        items.append(LabelledAnswers(sequences=both, is_good=(True, False), ref_logp=ref))
+    return items
 
 
 def thumbs() -> list[LabelledAnswers]:
     """Seven single answers; three of them are liked."""
     liked = (True, False, False, True, False, True, False)
-    single = [(one.sequences[side], one.ref_logp[side]) for one in pairs() for side in (0, 1)][:7]
+    single = [(pair.sequences[side], pair.ref_logp[side]) for pair in pairs() for side in (0, 1)][:7]
     return [
-        LabelledAnswers(sequences=(one,), is_good=(good,), ref_logp=(ref,))
-        for (one, ref), good in zip(single, liked, strict=True)
+        LabelledAnswers(sequences=(sequence,), is_good=(good,), ref_logp=(ref,))
+        for (sequence, ref), good in zip(single, liked, strict=True)
     ]
 
 
@@ -92,36 +92,38 @@ def small(seed: int = 0) -> PreTrainedModel:
     return cast(PreTrainedModel, tiny_model(seed=seed, hidden=32, layers=2).double())
 
 
-def log_softmaxes(model: PreTrainedModel, one: TokenSequence) -> list[Tensor]:
+def log_softmaxes(model: PreTrainedModel, sequence: TokenSequence) -> list[Tensor]:
     """The distributions that the counted tokens were outcomes of."""
-    logp_TV = model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)
-    return [logp_TV[t - 1] for t in range(1, len(one.tokens)) if one.counted[t]]
+    logp_TV = model(torch.tensor([sequence.tokens])).logits[0].log_softmax(-1)
+    return [logp_TV[t - 1] for t in range(1, len(sequence.tokens)) if sequence.counted[t]]
 
 
-def picked(rows: Sequence[Tensor], one: TokenSequence) -> Tensor:
-    tokens = [one.tokens[t] for t in range(1, len(one.tokens)) if one.counted[t]]
+def picked(rows: Sequence[Tensor], sequence: TokenSequence) -> Tensor:
+    tokens = [sequence.tokens[t] for t in range(1, len(sequence.tokens)) if sequence.counted[t]]
     return torch.stack([row[token] for row, token in zip(rows, tokens, strict=True)]).sum()
 
 
-def logp(model: PreTrainedModel, one: TokenSequence) -> Tensor:
-    return picked(log_softmaxes(model, one), one)
+def logp(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
+    return picked(log_softmaxes(model, sequence), sequence)
 
 
-def kl(rows: Sequence[Tensor], reference: PreTrainedModel, one: TokenSequence) -> Tensor:
-    both = zip(rows, log_softmaxes(reference, one), strict=True)
+def kl(rows: Sequence[Tensor], reference: PreTrainedModel, sequence: TokenSequence) -> Tensor:
+    both = zip(rows, log_softmaxes(reference, sequence), strict=True)
     return torch.stack([(ref.detach().exp() * (ref.detach() - own)).sum() for own, ref in both]).sum()
 
 
-def length(one: TokenSequence) -> int:
-    return sum(one.counted[1:])
+def length(sequence: TokenSequence) -> int:
+    return sum(sequence.counted[1:])
 
 
-def loss_of_pair(method: AnyMethod, model: PreTrainedModel, reference: PreTrainedModel, one: LabelledAnswers) -> Tensor:
+def loss_of_pair(
+    method: AnyMethod, model: PreTrainedModel, reference: PreTrainedModel, pair: LabelledAnswers
+) -> Tensor:
     # Each answer is read once: gradients go through norms that round to float32, so that two readings add up otherwise.
-    rows = [log_softmaxes(model, side) for side in one.sequences]
-    c, r = (picked(own, side) for own, side in zip(rows, one.sequences, strict=True))
-    lc, lr = (length(side) for side in one.sequences)
-    refc, refr = one.ref_logp
+    rows = [log_softmaxes(model, side) for side in pair.sequences]
+    c, r = (picked(own, side) for own, side in zip(rows, pair.sequences, strict=True))
+    lc, lr = (length(side) for side in pair.sequences)
+    refc, refr = pair.ref_logp
     sft = method.sft_weight * -c / lc
     margin = (c - r) - (refc - refr)
     match method:
@@ -141,7 +143,7 @@ def loss_of_pair(method: AnyMethod, model: PreTrainedModel, reference: PreTraine
         case CPO(beta=b):
             return sft - logsigmoid(b * (c - r))
         case TDPO(beta=b, alpha=a):
-            kc, kr = (kl(own, reference, side) for own, side in zip(rows, one.sequences, strict=True))
+            kc, kr = (kl(own, reference, side) for own, side in zip(rows, pair.sequences, strict=True))
             shift = kr - kc if a is None else a * (kr - kc.detach())
             return -logsigmoid(b * (margin - shift))
         case KTO():
@@ -152,12 +154,12 @@ def loss_of_thumbs(method: KTO, model: PreTrainedModel, items: Sequence[Labelled
     losses: list[Tensor] = []
     nll: list[Tensor] = []
     for item in items:
-        (one,), (good,), (ref,) = item.sequences, item.is_good, item.ref_logp
-        own = logp(model, one)
+        (sequence,), (good,), (ref,) = item.sequences, item.is_good, item.ref_logp
+        own = logp(model, sequence)
         above = method.beta * (own - ref - ANCHOR)
         if good:
             losses.append(method.desirable_weight * (1 - above.sigmoid()))
-            nll.append(-own / length(one))
+            nll.append(-own / length(sequence))
         else:
             losses.append(method.undesirable_weight * (1 - (-above).sigmoid()))
     return torch.stack(losses).mean() + method.sft_weight * torch.stack(nll).mean()
@@ -171,9 +173,11 @@ def expected(name: str) -> tuple[Gradients, float]:
     if isinstance(method, KTO):
         loss = loss_of_thumbs(method, model, items)
     else:
-        loss = torch.stack([loss_of_pair(method, model, reference, one) for one in items]).mean()
+        loss = torch.stack([loss_of_pair(method, model, reference, pair) for pair in items]).mean()
     loss.backward()
-    return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}, loss.item()
+    return {
+        key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None
+    }, loss.item()
 
 
 def shuffled(items: list[LabelledAnswers], seed: int) -> list[LabelledAnswers]:
@@ -196,7 +200,9 @@ def after_one_step(
 ) -> tuple[Gradients, dict[str, float]]:
     learner = Learner(model, objective, OptimiserSettings(lr=1e-9, clip=1e9), total_steps=10)
     facts = learner.update(batches)
-    return {key: one.grad.clone() for key, one in model.named_parameters() if one.grad is not None}, facts
+    return {
+        key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None
+    }, facts
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -207,12 +213,14 @@ def test_a_step_has_one_loss_and_one_gradient_for_any_layout(name: str, layout: 
     if name == "kto":
         batches = [replace(batch, anchor=torch.tensor(ANCHOR)) for batch in batches]
     objective = preference_objective(model, METHODS[name], reference=lambda: nullcontext(reference))
-    found, facts = after_one_step(model, objective, batches)
-    gradients, loss = expected(name)
-    assert found.keys() == gradients.keys()
-    assert sum(one.abs().sum() for one in gradients.values()) > 0.1
-    for key, one in gradients.items():
-        torch.testing.assert_close(found[key], one, rtol=1e-7, atol=1e-11, msg=lambda text, at=key: f"{at}: {text}")
+    gradients, facts = after_one_step(model, objective, batches)
+    expected_gradients, loss = expected(name)
+    assert gradients.keys() == expected_gradients.keys()
+    assert sum(gradient.abs().sum() for gradient in expected_gradients.values()) > 0.1
+    for key, gradient in expected_gradients.items():
+        torch.testing.assert_close(
+            gradients[key], gradient, rtol=1e-7, atol=1e-11, msg=lambda text, at=key: f"{at}: {text}"
+        )
     assert facts["loss"] == pytest.approx(loss, rel=1e-6)
 
 
@@ -228,42 +236,44 @@ def test_rows_are_packed_where_that_was_asked_for() -> None:
 def test_facts_of_pairs_by_hand() -> None:
     model, method = small().eval(), DPO(beta=0.3)
     rewards = [
-        tuple(0.3 * (logp(model, side).item() - ref) for side, ref in zip(one.sequences, one.ref_logp, strict=True))
-        for one in pairs()
+        tuple(0.3 * (logp(model, side).item() - ref) for side, ref in zip(pair.sequences, pair.ref_logp, strict=True))
+        for pair in pairs()
     ]
-    sums = [[logp(model, side).item() for side in one.sequences] for one in pairs()]
+    sums = [[logp(model, side).item() for side in pair.sequences] for pair in pairs()]
     learner = Learner(model, preference_objective(model, method), OptimiserSettings(), total_steps=1)
-    found = learner.measure(answer_batches(pairs(), rows=2, pad=PAD, width=30))
+    metrics = learner.measure(answer_batches(pairs(), rows=2, pad=PAD, width=30))
     right = sum(c > r for c, r in rewards)
     assert 0 < right < 5
-    assert found["accuracy"] == pytest.approx(right / 5)
-    assert found["margin"] == pytest.approx(sum(c - r for c, r in rewards) / 5, rel=1e-5)
-    assert found["chosen"] == pytest.approx(sum(c for c, _ in rewards) / 5, rel=1e-5)
-    assert found["rejected"] == pytest.approx(sum(r for _, r in rewards) / 5, rel=1e-5)
-    assert found["chosen_logp"] == pytest.approx(sum(c for c, _ in sums) / 5, rel=1e-6)
-    assert found["rejected_logp"] == pytest.approx(sum(r for _, r in sums) / 5, rel=1e-6)
-    assert found["chosen_drift"] == pytest.approx(sum(c for c, _ in rewards) / 5 / 0.3, rel=1e-5)
-    assert "nll" not in found
+    assert metrics["accuracy"] == pytest.approx(right / 5)
+    assert metrics["margin"] == pytest.approx(sum(c - r for c, r in rewards) / 5, rel=1e-5)
+    assert metrics["chosen"] == pytest.approx(sum(c for c, _ in rewards) / 5, rel=1e-5)
+    assert metrics["rejected"] == pytest.approx(sum(r for _, r in rewards) / 5, rel=1e-5)
+    assert metrics["chosen_logp"] == pytest.approx(sum(c for c, _ in sums) / 5, rel=1e-6)
+    assert metrics["rejected_logp"] == pytest.approx(sum(r for _, r in sums) / 5, rel=1e-6)
+    assert metrics["chosen_drift"] == pytest.approx(sum(c for c, _ in rewards) / 5 / 0.3, rel=1e-5)
+    assert "nll" not in metrics
 
 
 def test_facts_of_thumbs_are_means_over_the_liked_and_over_the_others() -> None:
     model = small().eval()
-    batches = [replace(one, anchor=torch.tensor(-2.0)) for one in answer_batches(thumbs(), rows=2, pad=PAD, width=None)]
+    batches = [
+        replace(item, anchor=torch.tensor(-2.0)) for item in answer_batches(thumbs(), rows=2, pad=PAD, width=None)
+    ]
     learner = Learner(model, preference_objective(model, KTO(beta=0.3)), OptimiserSettings(), total_steps=1)
-    found = learner.measure(batches)
-    rewards = [(0.3 * (logp(model, one.sequences[0]).item() - one.ref_logp[0]), one.is_good[0]) for one in thumbs()]
+    metrics = learner.measure(batches)
+    rewards = [(0.3 * (logp(model, item.sequences[0]).item() - item.ref_logp[0]), item.is_good[0]) for item in thumbs()]
     liked, others = [x for x, good in rewards if good], [x for x, good in rewards if not good]
-    assert found["chosen"] == pytest.approx(sum(liked) / 3, rel=1e-5)
-    assert found["rejected"] == pytest.approx(sum(others) / 4, rel=1e-5)
+    assert metrics["chosen"] == pytest.approx(sum(liked) / 3, rel=1e-5)
+    assert metrics["rejected"] == pytest.approx(sum(others) / 4, rel=1e-5)
     # A negative reference point counts as 0, and is told as it is.
-    assert found["accuracy"] == pytest.approx((sum(x > 0 for x in liked) + sum(x < 0 for x in others)) / 7)
-    assert found["anchor"] == pytest.approx(-2.0)
+    assert metrics["accuracy"] == pytest.approx((sum(x > 0 for x in liked) + sum(x < 0 for x in others)) / 7)
+    assert metrics["anchor"] == pytest.approx(-2.0)
 
 
 @pytest.mark.parametrize("method", [ORPO(), SimPO(), CPO()])
 def test_methods_without_a_reference_do_not_read_it(method: AnyMethod) -> None:
     model = small()
-    elsewhere = [replace(one, ref_logp=(9.0, -30.0)) for one in pairs()]
+    elsewhere = [replace(pair, ref_logp=(9.0, -30.0)) for pair in pairs()]
     losses = [
         preference_objective(model, method).sums(batch).loss.item()
         for items in (pairs(), elsewhere)
@@ -274,12 +284,12 @@ def test_methods_without_a_reference_do_not_read_it(method: AnyMethod) -> None:
 
 def test_the_reference_point_is_the_mean_log_ratio_over_the_whole_step() -> None:
     model = small()
-    ratios = [logp(model, one.sequences[0]).item() - one.ref_logp[0] for one in thumbs()]
+    ratios = [logp(model, item.sequences[0]).item() - item.ref_logp[0] for item in thumbs()]
     for rows, width in ((7, None), (1, None), (3, 25)):
         model.train()
-        found = anchor_point(model, answer_batches(thumbs(), rows=rows, pad=PAD, width=width))
-        assert found.item() == pytest.approx(sum(ratios) / 7, rel=1e-5)
-        assert not found.requires_grad
+        anchor = anchor_point(model, answer_batches(thumbs(), rows=rows, pad=PAD, width=width))
+        assert anchor.item() == pytest.approx(sum(ratios) / 7, rel=1e-5)
+        assert not anchor.requires_grad
         assert model.training
 
 
@@ -291,9 +301,9 @@ def trained_adapters(dropout: float = 0.0) -> Any:
     torch.manual_seed(0)
     model = with_lora(tiny_model(hidden=32, layers=2), LoraSettings(rank=4, dropout=dropout), name="policy", seed=2)
     with torch.no_grad():
-        for name, one in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if ".lora_B." in name:
-                one.normal_()
+                parameter.normal_()
     return model
 
 
@@ -304,12 +314,12 @@ def test_with_adapters_the_reference_is_the_base_to_the_last_bit() -> None:
     with torch.no_grad():
         expected_S = answer_logprobs(cast(PreTrainedModel, plain), batch)
         assert not torch.equal(answer_logprobs(base_of(adapted), batch), expected_S)
-        before = [name for name, one in adapted.named_parameters() if one.requires_grad]
+        before = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
         with adapters_off(adapted) as base:
             assert torch.equal(answer_logprobs(base, batch), expected_S)
             assert not adapted.training
     assert adapted.training
-    assert [name for name, one in adapted.named_parameters() if one.requires_grad] == before != []
+    assert [name for name, parameter in adapted.named_parameters() if parameter.requires_grad] == before != []
     with torch.no_grad():
         assert not torch.equal(answer_logprobs(base_of(adapted), batch), expected_S)
 
@@ -323,8 +333,8 @@ def test_the_reference_of_tdpo_stays_while_the_policy_learns(has_adapters: bool)
     learner = Learner(
         policy, preference_objective(policy, TDPO(), reference=reference), OptimiserSettings(lr=1e-2), total_steps=3
     )
-    found = [learner.update([batch]) for _ in range(3)]
-    assert found[-1]["chosen_kl"] > 0.01
+    metrics = [learner.update([batch]) for _ in range(3)]
+    assert metrics[-1]["chosen_kl"] > 0.01
     with torch.no_grad(), reference() as model:
         assert torch.equal(answer_logprobs(model, batch), start_S)
 

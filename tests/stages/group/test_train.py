@@ -153,7 +153,7 @@ def test_a_broken_budget_stops_the_run_with_the_last_good_policy(
     events = [one["code"] for one in records(stage / "events.jsonl")]
     assert "kl.limit" in events
     good = Run.open(stage, for_writing=False).checkpoints.pins()["good"]
-    state = load_state(stage / f"checkpoints/step-{good:06d}")["roles"]["policy"]["stepper"]["weights"]
+    state = load_state(stage / f"checkpoints/step-{good:06d}")["roles"]["policy"]["train_step"]["weights"]
     for name, one in weights(stage).items():
         assert_close(one, state[name])
 

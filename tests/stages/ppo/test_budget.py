@@ -190,7 +190,7 @@ def test_the_run_stops_at_the_predicted_peak_of_the_gold_score_if_asked(
 
 
 def assert_is_policy_of(stage: Path, step: int) -> None:
-    kept = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]["policy"]["stepper"]["weights"]
+    kept = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]["policy"]["train_step"]["weights"]
     found = load_file(stage / "model/model.safetensors")
     assert found.keys() == kept.keys()
     for name, one in found.items():

@@ -46,7 +46,7 @@ def while_broken(answers):
 def learnt(stage: Path, step: int) -> dict[str, Tensor]:
     """The weights of policy and critic in a checkpoint."""
     held = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]
-    policy, critic = held["policy"]["stepper"]["weights"], held["critic"]["weights"]
+    policy, critic = held["policy"]["train_step"]["weights"], held["critic"]["weights"]
     return {f"policy.{name}": one for name, one in policy.items()} | {
         f"critic.{name}": one for name, one in critic.items()
     }
@@ -185,8 +185,8 @@ def test_a_broken_weight_of_the_reference_is_named_and_stops_the_run(
 
 
 def reference_weight(held: RoleSet) -> nn.Parameter:
-    body: Any = getattr(held.reference, "_body")  # noqa: B009
-    return body.model.model.norm.weight
+    backbone: Any = getattr(held.reference, "_backbone")  # noqa: B009
+    return backbone.model.model.norm.weight
 
 
 def poison_after(build: Callable[..., RoleSet], pick: Callable[[RoleSet], nn.Parameter]) -> Callable[..., RoleSet]:
@@ -213,9 +213,9 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_no_weight(
 
     def build_hooked(*arguments: Any) -> RoleSet:
         held = build_roles(*arguments)
-        stepper: TrainStep = getattr(held, role).stepper
-        weight: nn.Parameter = dict(stepper.named)["model.layers.1.mlp.up_proj.weight"]
-        weight.register_hook(lambda gradient: gradient * torch.nan if stepper.step == 3 else gradient)
+        train_step: TrainStep = getattr(held, role).train_step
+        weight: nn.Parameter = dict(train_step.named)["model.layers.1.mlp.up_proj.weight"]
+        weight.register_hook(lambda gradient: gradient * torch.nan if train_step.step == 3 else gradient)
         return held
 
     monkeypatch.setattr(rl_run, "build_roles", build_hooked)

@@ -138,7 +138,7 @@ def test_every_part_of_the_state_moves(whole: Whole, records: Records) -> None:
         assert len({one[name] for one in found}) == 5, name
     state = load_state(whole("separate") / "checkpoints/step-000004")
     assert state["shaper"]["moments"]["count"] == 4 * 6
-    assert state["roles"]["policy"]["average"].keys() == state["roles"]["policy"]["stepper"]["weights"].keys()
+    assert state["roles"]["policy"]["ema"].keys() == state["roles"]["policy"]["train_step"]["weights"].keys()
     assert [counter["rows"] for source in state["failures"] for counter in source] == [24, 24, 24]
 
 

@@ -241,7 +241,7 @@ def test_values_are_clipped_where_the_recipe_says(run_ppo: RunPPO, records: Reco
 def steps_done(stage: Path, step: int) -> tuple[int, int]:
     """Optimiser steps of policy and critic."""
     held = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]
-    return held["policy"]["stepper"]["step"], held["critic"]["step"]
+    return held["policy"]["train_step"]["step"], held["critic"]["step"]
 
 
 def test_passes_over_a_batch_end_at_a_kl(run_ppo: RunPPO, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_in_the_warm_up_only_the_critic_learns(
     assert [steps_done(stage, step) for step in (1, 2, 3)] == [(0, 1), (0, 2), (1, 3)]
     start = weights_in(ppo_home / "tiny")
     for step, is_same in ((2, True), (3, False)):
-        state = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]["policy"]["stepper"]["weights"]
+        state = load_state(stage / f"checkpoints/step-{step:06d}")["roles"]["policy"]["train_step"]["weights"]
         assert all(torch.equal(one, start[name]) for name, one in state.items()) is is_same
     found = records(stage / "metrics.jsonl")
     assert [one["kl/mean"] for one in found] == [0.0] * 3

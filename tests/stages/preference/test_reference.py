@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from kedge.core.errors import CheckpointError
 from kedge.data.batching import TokenSequence
 from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.preference_objectives import adapters_off
 from kedge.stages.preference import reference as preference_reference
-from kedge.stages.preference.reference import NAME, reference_logprobs, tokens_hash, weights_hash
+from kedge.stages.preference.reference import NAME, reference_logprobs, tokens_hash
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +114,7 @@ def test_the_reference_of_adapters_is_the_base_and_shares_its_file(count: list[i
         for name, one in adapted.named_parameters():
             if ".lora_B." in name:
                 one.normal_()
-    assert weights_hash(base_of(adapted)) == weights_hash(model())
+    assert module_hash(base_of(adapted)) == module_hash(model())
     assert ask(tmp_path / "adapted", adapted) == found
     assert count == [5]
 
@@ -161,4 +162,4 @@ def test_every_token_and_every_mask_is_in_the_hash() -> None:
     nudged = model()
     with torch.no_grad():
         next(nudged.parameters())[3, 5] += 1e-6
-    assert weights_hash(nudged) != weights_hash(model())
+    assert module_hash(nudged) != module_hash(model())

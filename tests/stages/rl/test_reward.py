@@ -290,7 +290,10 @@ def test_scores_outside_of_what_training_saw_are_counted(tmp_path: Path) -> None
     """Members saw -1 to 2 and -0.5 to 3: together -1 to 3."""
     own = [build(make_tiny(tmp_path / "policy"), seed=seed, dtype="float32") for seed in (1, 2)]
     ranges = ((-1.0, 2.0), (-0.5, 3.0))
-    members = tuple(replace(one, facts=replace(one.facts, seen=(seen,))) for one, seen in zip(own, ranges, strict=True))
+    members = tuple(
+        replace(member, facts=replace(member.facts, score_ranges=(bounds,)))
+        for member, bounds in zip(own, ranges, strict=True)
+    )
     judge = judge_of("here", members, MeanOfMembers(), base=base_of(members[0].model))
     settings = ModelSource.model_validate({"kind": "model", "from": "here"})
     source = ModelOnTokens(judge, settings, FailureCounter("reward", FailureSettings()), ends=frozenset({258}))

@@ -1,6 +1,6 @@
-"""Layers compiled one by one: all of a model's share one program, so that it is made in seconds and once a shape.
+"""Transformer blocks compiled one by one: all blocks of a model share a program, compiled in seconds and once a shape.
 
-Generation runs the layers as they are: it has graphs and kernels of its own, and shapes that change at every prompt.
+Generation runs the blocks uncompiled: it has CUDA graphs and kernels of its own, and its shapes change at every prompt.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-_PROGRAMS = 32
-"""Of one layer, at most: roles that learn or hold still, with gradients or without, rows of one length or of many, each
-first for one shape and then for all. They are a dozen; torch would stop at 8 and run the rest as they are written."""
+_MAX_PROGRAMS = 32
+"""Of one block: roles that learn or are frozen, with gradients or without, rows of equal or of unequal lengths, each
+first for one shape and then for all. They are a dozen; torch would stop at 8 and run the rest uncompiled."""
 
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile every transformer block in place; lengths that change make one more program, not one each."""
     dynamo = cast(Any, torch._dynamo)  # pyright: ignore[reportPrivateUsage]: it has no public settings
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _PROGRAMS)
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _MAX_PROGRAMS)
     for layer in _layers(model):
         layer.compile(dynamic=None)
 
 
 @contextmanager
 def uncompiled(model: PreTrainedModel) -> Generator[None]:
-    """Within, the blocks run as they are written."""
+    """Inside of the block, the layers run uncompiled."""
     layers = _layers(model)
-    before = [layer._compiled_call_impl for layer in layers]
+    compiled_calls = [layer._compiled_call_impl for layer in layers]
     for layer in layers:
         layer._compiled_call_impl = None
     try:
         yield
     finally:
-        for layer, call in zip(layers, before, strict=True):
+        for layer, call in zip(layers, compiled_calls, strict=True):
             layer._compiled_call_impl = call
 
 
 def _layers(model: PreTrainedModel) -> list[Any]:
     """The blocks of a decoder; a model without such a list has none to compile."""
-    found = getattr(cast(Any, model.get_decoder()), "layers", ())
-    return list(found) if isinstance(found, nn.ModuleList) else []
+    layers = getattr(cast(Any, model.get_decoder()), "layers", ())
+    return list(layers) if isinstance(layers, nn.ModuleList) else []

@@ -1,4 +1,7 @@
-"""Plain greedy answers through transformers, for samples that people read. Rollouts for RL have their own engine."""
+"""Greedy answers through transformers' own `generate`, for samples that people read; rollouts have their own engine.
+
+Shape letters: B prompts, T token positions.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from kedge.models.forward.modes import evaluating
+
 
 @torch.no_grad()
 def greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop: Collection[int], pad: int
 ) -> list[list[int]]:
-    """The most likely continuation of each prompt, token by token, without the stop token that ended it."""
-    was_training = model.training
-    model.eval()
+    """The most likely token at every position after each prompt, up to a stop token, which is left out."""
     width = max(len(prompt) for prompt in prompts)
     tokens_BT = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     attention_mask_BT = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -25,13 +28,13 @@ def greedy(
     )
     device = model.device
     generate: Callable[..., Tensor] = cast(Any, model).generate
-    found_BT = generate(
-        input_ids=tokens_BT.to(device), attention_mask=attention_mask_BT.to(device), generation_config=settings
-    )
-    model.train(was_training)
-    return [_until(row[width:].tolist(), stop) for row in found_BT]
+    with evaluating(model):
+        generated_BT = generate(
+            input_ids=tokens_BT.to(device), attention_mask=attention_mask_BT.to(device), generation_config=settings
+        )
+    return [_before_stop(row[width:].tolist(), stop) for row in generated_BT]
 
 
-def _until(tokens: list[int], stop: Collection[int]) -> list[int]:
+def _before_stop(tokens: list[int], stop: Collection[int]) -> list[int]:
     end = next((index for index, token in enumerate(tokens) if token in stop), len(tokens))
     return tokens[:end]

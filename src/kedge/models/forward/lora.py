@@ -1,7 +1,7 @@
-"""LoRA adapters on a frozen base: adding, switching, merging, writing and reading them.
+"""LoRA adapters on a frozen base: adding, switching, merging, saving and loading them.
 
-One base may carry several adapters; one of them answers at a time. A reward model's adapter brings its own score head.
-Left out: other kinds of adapters, and merging into a quantised base, which would round the result to its bits.
+One base may carry several adapters, of which one is active at a time. The adapter of a reward model has its own score
+head. Left out: other kinds of adapters, and merging into a quantised base, which would round the result to its bits.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def with_lora(model: Module, settings: LoraSettings, *, name: str, seed: int) -> PeftModel:
-    """`model` with one more adapter, which is active and, with the score head if there is one, all that is trainable.
+    """`model` with one more adapter, which is active; it and its score head, if any, are all that is trainable.
 
-    The model is changed in place. At first an adapter does nothing: its B is zero, its A comes from the seed.
+    The model is changed in place. A new adapter changes no output: its B is zero, its A is drawn from the seed.
     """
     _check_name(model, name)
     base = base_of(model)
     targets = _targets(base, settings.targets)
     config = LoraConfig(
         r=settings.rank,
-        # peft says int, and multiplies by it.
+        # Annotated as int in peft, which only multiplies by it.
         lora_alpha=cast(int, settings.alpha),
         lora_dropout=settings.dropout,
         target_modules=targets,
@@ -52,7 +52,7 @@ def with_lora(model: Module, settings: LoraSettings, *, name: str, seed: int) ->
 
 
 def base_of(model: Module) -> PreTrainedModel:
-    """The transformers model itself; adapters sit inside of its layers."""
+    """The transformers model itself; adapters are inside of its layers."""
     return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
 
 
@@ -61,30 +61,30 @@ def is_quantised(model: Module) -> bool:
 
 
 def trainable_names(model: nn.Module) -> list[str]:
-    return [name for name, one in model.named_parameters() if one.requires_grad]
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 @contextmanager
 def using(model: PeftModel, name: str) -> Generator[None]:
-    """Adapter `name` answers within; afterwards the one before does, and the same weights are trainable as before."""
-    before = cast(str, model.active_adapter)  # a list only where somebody activated several by hand
-    if before == name:
+    """Adapter `name` is active inside of the block; afterwards, what was active and trainable before is so again."""
+    active = cast(str, model.active_adapter)  # a list only where somebody activated several by hand
+    if active == name:
         yield
         return
-    trainable = [one for one in model.parameters() if one.requires_grad]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.set_adapter(name, inference_mode=True)
     try:
         yield
     finally:
-        model.set_adapter(before, inference_mode=True)
-        for one in trainable:
-            one.requires_grad_(True)
+        model.set_adapter(active, inference_mode=True)
+        for parameter in trainable:
+            parameter.requires_grad_(True)
 
 
 def merge(model: PeftModel, *, name: str | None = None) -> PreTrainedModel:
-    """A plain model with adapter `name` (the active one if None) worked into its weights; `model` stays as it is.
+    """A plain model with adapter `name` (the active one if None) added to its weights; `model` is not changed.
 
-    The weights that no adapter changes are shared with `model`, so a merge costs the memory of the adapted ones.
+    Weights without an adapter are shared with `model`, so a merge takes the memory of the adapted ones alone.
     """
     base = base_of(model)
     if is_quantised(model):
@@ -92,26 +92,28 @@ def merge(model: PeftModel, *, name: str | None = None) -> PreTrainedModel:
             f"{base.name_or_path}: an adapter cannot be merged into a quantised base without rounding it; "
             "save the adapter, load the base in 16 bits, and merge there"
         )
-    # Parameters of its own over the same storage: a safe merge puts new storage under those it changes.
-    shared: dict[int, Any] = {id(one): nn.Parameter(one.detach(), requires_grad=False) for one in model.parameters()}
+    # New parameters over the same storage: a safe merge allocates new storage for those that it changes.
+    shared: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in model.parameters()
+    }
     twin: Any = copy.deepcopy(model, shared)
     twin.set_adapter(name or model.active_adapter, inference_mode=True)
     return twin.merge_and_unload(safe_merge=True)
 
 
 def merge_anew(model: PeftModel, base: PreTrainedModel, *, name: str | None = None) -> PreTrainedModel:
-    """As `merge`, into `base`, which is changed: the base of `model` loaded once more in 16 or 32 bits."""
+    """As `merge`, but into `base`, which is changed in place: the base of `model` loaded again in 16 or 32 bits."""
     name = name or cast(str, model.active_adapter)
     config = copy.deepcopy(cast(LoraConfig, model.peft_config[name]))
-    found = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    weights = {key: one.detach().to(base.device) for key, one in found.items()}
+    learnt = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    weights = {key: tensor.detach().to(base.device) for key, tensor in learnt.items()}
     return merge(fill_adapter(base, config, weights, name=name, where=Path(str(base.name_or_path))))
 
 
 def save_adapters(model: PeftModel, folder: Path, names: Sequence[str]) -> None:
     """Each adapter in a folder of its name below `folder`, in peft's format."""
     model.save_pretrained(str(folder), selected_adapters=list(names), save_embedding_layers=False)
-    (folder / "README.md").unlink()  # peft's empty form of a model card
+    (folder / "README.md").unlink()  # peft's model card with nothing filled in
 
 
 def save_adapter(model: PeftModel, folder: Path, *, name: str) -> None:
@@ -156,8 +158,8 @@ def fill_adapter(
         raise ModelError(f"{where / _WEIGHTS}: weight '{key}' {side}; is this the adapter of another model?")
     for key, tensor in expected.items():
         if tensor.shape != weights[key].shape:
-            found, wanted = tuple(weights[key].shape), tuple(tensor.shape)
-            raise ModelError(f"{where / _WEIGHTS}: weight '{key}' has shape {found}, the base needs {wanted}")
+            shape, expected_shape = tuple(weights[key].shape), tuple(tensor.shape)
+            raise ModelError(f"{where / _WEIGHTS}: weight '{key}' has shape {shape}, the base needs {expected_shape}")
     set_peft_model_state_dict(adapted, weights, adapter_name=name)
     return adapted
 
@@ -182,7 +184,7 @@ def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
 
 
 def _attach(model: Module, config: LoraConfig, *, name: str, seed: int) -> PeftModel:
-    # Adapters are drawn on the CPU, so its generator is the only one to seed and to put back.
+    # Adapters are initialised on the CPU, so its generator is the only one to seed and to restore.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if isinstance(model, PeftModel):
@@ -201,29 +203,30 @@ def _check_name(model: Module, name: str) -> None:
 
 
 def _linears(base: PreTrainedModel) -> dict[str, nn.Module]:
-    """The linear layers of the transformer blocks by the last part of their names; adapted ones count as themselves."""
+    """The linear layers of the transformer blocks by the last part of their names, with or without an adapter."""
     decoder = cast(nn.Module, base.get_decoder())
-    found: dict[str, nn.Module] = {}
+    linears: dict[str, nn.Module] = {}
     for path, module in decoder.named_modules():
         if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in path:
-            found[path.removesuffix(".base_layer").rpartition(".")[2]] = module
-    return found
+            linears[path.removesuffix(".base_layer").rpartition(".")[2]] = module
+    return linears
 
 
-def _targets(base: PreTrainedModel, wanted: str | Sequence[str]) -> list[str]:
+def _targets(base: PreTrainedModel, names: str | Sequence[str]) -> list[str]:
+    """The names of the layers that get an adapter: these, or all of them for a string (`all`)."""
     known = _linears(base)
-    if isinstance(wanted, str):
+    if isinstance(names, str):
         return sorted(known)
-    for name in wanted:
+    for name in names:
         if name not in known:
             raise ModelError(
                 f"LoRA target '{name}': no linear layer of {type(base).__name__} has that name"
                 f"{did_you_mean(name, known)}; there are {', '.join(sorted(known))}"
             )
-    return sorted(wanted)
+    return sorted(names)
 
 
 def _is_transposed(base: PreTrainedModel, targets: Sequence[str]) -> bool:
-    """GPT-2 and its kin keep matrices the other way round, and peft wants to be told."""
+    """Whether the matrices are stored transposed, as GPT-2's are; peft has to know."""
     known = _linears(base)
     return any(isinstance(known[name], Conv1D) for name in targets)

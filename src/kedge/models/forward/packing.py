@@ -1,8 +1,8 @@
-"""Rows of unlike length laid end to end instead of padded: which tokens are computed, where they stand, what is read.
+"""Packing: rows of unequal length end to end instead of padded. Which tokens are computed, and whose outputs are read.
 
-Decoders are causal, so a row ends at the last position that is read, and its last layer begins at the first one.
-Shape letters: B rows, T token positions, N tokens laid end to end, M of them in the tails that the last layer is
-computed at, R of them that are read, S sequences (one a row).
+Decoders are causal, so a row can end at the last position that is read, and its last layer begin at the first one.
+Shape letters: B rows, T token positions, N tokens of packed rows, M of them in the tails that the last layer is
+computed at, R of them whose hidden state is read, S sequences (one a row).
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Sequences that lie end to end."""
+    """The boundaries of packed sequences."""
 
     ends_S1: Tensor
-    """int32: 0, then where each of them ends."""
+    """int32: 0, then the end of each sequence (their cumulative lengths)."""
     longest: int
     is_even: bool
-    """All of them are as long as the longest."""
+    """True where all sequences have the same length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Rows as one; every row keeps at least its first token, whether or not something is read of it."""
+    """How rows are packed into one; every row keeps at least its first token, even if nothing of it is read."""
 
     shape: tuple[int, int]
-    """(B, T) of the rows where they are padded."""
+    """(B, T) of the padded rows."""
     lengths: tuple[int, ...]
-    """Of the rows, in their order."""
+    """Tokens of each row that are computed."""
     place_N: Tensor
-    """Where each token stands in the flattened (B, T)."""
+    """The index of each token in the flattened (B, T)."""
     position_N: Tensor
-    """Where it stands in its row."""
+    """Its position in its row."""
     rows: Spans
     tail_M: Tensor
-    """Which of the N tokens lie between the first and the last that are read of their row."""
+    """Indices into the N tokens: those from the first to the last one that is read of each row."""
     tails: Spans
     read_of_rows: Tensor | None
-    """Which of the N tokens are read; None: all."""
+    """Indices into the N tokens: those that are read; None for all."""
     read_of_tails: Tensor | None
-    """Which of the M tokens are read; None: all, which is so for answers in one piece."""
+    """Indices into the M tokens: those that are read; None for all, as with answers without gaps."""
 
 
 def lay_out(read_BT: Tensor) -> Layout:
-    """The layout for reading where `read_BT` is True, on its device.
+    """The layout for reading hidden states where `read_BT` is True, on its device.
 
-    >>> found = lay_out(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 1]]).bool())
-    >>> found.lengths, found.position_N.tolist(), found.tail_M.tolist(), found.read_of_tails
+    >>> layout = lay_out(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 1]]).bool())
+    >>> layout.lengths, layout.position_N.tolist(), layout.tail_M.tolist(), layout.read_of_tails
     ((3, 4), [0, 1, 2, 0, 1, 2, 3], [1, 2, 6], None)
     """
-    read = read_BT.cpu().numpy()  # the host waits for the device once, and numpy wakes no threads for so little
+    read = read_BT.cpu().numpy()  # one wait for the device, and numpy starts no threads for so little
     width = read.shape[1]
     first = read.argmax(axis=1)
     length = np.where(read.any(axis=1), width - read[:, ::-1].argmax(axis=1), 1)
@@ -83,7 +83,7 @@ def lay_out(read_BT: Tensor) -> Layout:
 
 
 def _counted(length_S: Numbers) -> Numbers:
-    """0, 1, … for each length.
+    """0, 1, … up to each length.
 
     >>> _counted(np.array([2, 3])).tolist()
     [0, 1, 0, 1, 2]

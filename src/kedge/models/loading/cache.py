@@ -1,7 +1,7 @@
 """Folders that are built once and then reused: converted models and the tiny one.
 
-A folder is written beside its place and renamed, so that a reader never sees half of one and two processes may build
-the same one at once. Nothing is ever deleted from the cache here.
+A folder is written under another name and then renamed, so that a reader never sees half of it and two processes may
+build it at the same time. Nothing is ever deleted from the cache here.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def build_once(folder: Path, write: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    beside.mkdir()
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    partial.mkdir()
     try:
-        write(beside)
-        _flush(beside)
-        beside.rename(folder)
+        write(partial)
+        _flush(partial)
+        partial.rename(folder)
     except OSError:
         # A folder cannot be renamed onto a filled one: another process was faster, and its folder is as good as ours.
         if not folder.is_dir():
             raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     fsync_folder(folder.parent)
     return folder
 

@@ -1,4 +1,4 @@
-"""What a model is, without its weights: size, type, window. Built on the meta device, so it costs no memory."""
+"""Facts about a model without loading its weights: size, type, context window. It is built on the meta device."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def describe(
     except (OSError, ValueError) as error:
         raise ModelError(explain(str(source), error)) from error
     text = config.get_text_config()
-    chosen = dtype_for(dtype, device)
+    weights_dtype = dtype_for(dtype, device)
     parameters = sum(parameter.numel() for parameter in empty.parameters())
     return ModelFacts(
         source=str(source),
         architecture=type(empty).__name__,
         parameters=parameters,
-        dtype=str(chosen).removeprefix("torch."),
-        weights_bytes=parameters * chosen.itemsize,
+        dtype=str(weights_dtype).removeprefix("torch."),
+        weights_bytes=parameters * weights_dtype.itemsize,
         window=getattr(text, "max_position_embeddings", None),
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,

@@ -81,7 +81,7 @@ def config_from(reader: GGUFReader) -> LlamaConfig:
         num_attention_heads=_field(reader, "llama.attention.head_count"),
         num_key_value_heads=_field(reader, "llama.attention.head_count_kv"),
         max_position_embeddings=_field(reader, "llama.context_length"),
-        # The file keeps it as float32; the decimal number that was meant is the shortest that rounds to it.
+        # The file stores a float32; the decimal number that was meant is the shortest one that rounds to it.
         rms_norm_eps=float(str(np.float32(_field(reader, "llama.attention.layer_norm_rms_epsilon")))),
         rope_parameters={"rope_type": "default", "rope_theta": _field(reader, "llama.rope.freq_base")},
         tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
@@ -129,11 +129,11 @@ def _weights(reader: GGUFReader, config: LlamaConfig) -> Iterator[tuple[str, tor
 
 def _name_of(name: str) -> tuple[str, str]:
     """The name in transformers, and the part of a layer: `blk.3.attn_q.weight` has the part `attn_q`."""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", name)
-    if found is None or found[2] not in _NAMES:
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", name)
+    if match is None or match[2] not in _NAMES:
         raise ModelError(f"GGUF tensor '{name}' has no place in a Llama model")
-    layer = f"model.layers.{found[1]}." if found[1] else ""
-    return f"{layer}{_NAMES[found[2]]}.weight", found[2]
+    layer = f"model.layers.{match[1]}." if match[1] else ""
+    return f"{layer}{_NAMES[match[2]]}.weight", match[2]
 
 
 def _restore_rope_order(weight: torch.Tensor, heads: int) -> torch.Tensor:

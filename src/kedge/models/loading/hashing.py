@@ -1,21 +1,34 @@
-"""The identity of weights in memory: what a reference is held to."""
+"""Hashes of weights: what tells one reference, base or cached computation from another."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from kedge.core.files import hash_json
+from kedge.core.files import hash_folder
 
 
-def module_hash(module: nn.Module, *, without: str = "\0") -> str:
-    """Hash of the names, types and bits of the parameters, those aside whose name contains `without`."""
-    named = [(name.replace(".base_layer.", "."), one) for name, one in module.named_parameters() if without not in name]
-    return hash_json([[name, str(one.dtype), list(one.shape), _bits(one)] for name, one in sorted(named)])
+def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
+    """Hash of the names, types, shapes and bits of a model's weights.
+
+    LoRA adapters count only with `with_adapters`; without, a model hashes the same whether or not it carries some.
+    """
+    weights = {
+        name.replace(".base_layer", ""): tensor  # peft's name of the layer below an adapter
+        for name, tensor in module.state_dict().items()
+        if with_adapters or ".lora_" not in name
+    }
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(weights.items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
-def _bits(parameter: torch.Tensor) -> str:
-    flat = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return blake2b(flat.numpy().tobytes(), digest_size=16).hexdigest()
+def folder_hash(folder: Path) -> str:
+    """Hash of the safetensors files of a model folder; its tokenizer and settings do not count."""
+    return hash_folder(folder, suffixes=(".safetensors",))

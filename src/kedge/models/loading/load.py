@@ -35,7 +35,7 @@ def load_causal(
     bits: BaseBits = 16,
 ) -> PreTrainedModel:
     """The model, in evaluation mode on `device`. `attn` names an attention of transformers; None lets it choose."""
-    how = quantisation(bits, device)
+    quantised = quantisation(bits, device)
     source = resolve(model)
     loader: Any = AutoModelForCausalLM
     try:
@@ -47,12 +47,12 @@ def load_causal(
                 use_safetensors=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
-                **how,
+                **quantised,
             )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(explain(str(source), error)) from error
     _check_complete(str(source), report)
-    return (loaded if "device_map" in how else loaded.to(device)).eval()
+    return (loaded if "device_map" in quantised else loaded.to(device)).eval()
 
 
 def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:
@@ -60,7 +60,7 @@ def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:
 
 
 def pick_dtype(device: str | torch.device) -> torch.dtype:
-    """The fast type that trains safely: bfloat16 where the hardware multiplies it, float32 elsewhere.
+    """The fastest type that trains safely: bfloat16 where the hardware multiplies it, float32 elsewhere.
 
     On a CPU without AVX512-bf16 or AMX, bfloat16 is emulated and about ten times slower than float32.
     """
@@ -74,7 +74,7 @@ def pick_dtype(device: str | torch.device) -> torch.dtype:
 
 @contextmanager
 def no_bars() -> Generator[None]:
-    """Reading a folder takes seconds, and whoever asked draws the progress of the whole."""
+    """No progress bars of transformers inside of the block: a folder loads in seconds, and stages have their own."""
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -86,7 +86,7 @@ def no_bars() -> Generator[None]:
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    """What this CPU can do, as Linux lists it; empty on other systems."""
+    """The instruction sets of this CPU, as Linux lists them; empty on other systems."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
@@ -102,7 +102,7 @@ def _check_complete(source: str, report: dict[str, Any]) -> None:
 
 
 def explain(source: str, error: Exception) -> str:
-    """What went wrong with loading `source`, in words, with what to do."""
+    """Why `source` could not be loaded, in words, and what to do about it."""
     text = " ".join(str(error).split())
     if "trust_remote_code" in text:
         return f"{source} brings its own Python code, which is not run unless you ask: set trust_remote_code: true"

@@ -1,7 +1,7 @@
 """What a recipe's `model:` means: an alias, a folder, or an id on the model hub. No weights are read here.
 
 A folder is checked for its three parts (config, safetensors weights, tokenizer), so that a missing one is named
-before anything heavy starts. Whether a hub id exists is found out by whoever loads it.
+before anything heavy starts. Whether a hub id exists shows when it is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 
 
 def resolve(model: str | Path) -> Path | str:
-    """The folder of `model`, checked; or, for `organisation/name`, the hub id as it is.
+    """The folder of `model`, checked; or the hub id, unchanged, for `organisation/name`.
 
     An alias may be converted on first use. A folder that exists wins over a hub id of the same spelling.
     """

@@ -1,4 +1,4 @@
-"""A model made ready to learn, and a causal one saved when it has learnt."""
+"""Causal language models before and after training: loaded with what is trainable, frozen in part, and saved."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from kedge.models.settings import LoraSettings
 def start_causal(
     source: str, *, lora: LoraSettings | None, device: str, seed: int, keeps_dropout: bool = True
 ) -> Module:
-    """All weights of a model, or adapters on a frozen base, whose own dropout is in their settings.
+    """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base.
 
-    Weights that learn are float32, whatever they multiply in: in bfloat16 small updates would be rounded away.
+    Without `keeps_dropout` the model's own dropout is off; that of the adapters is in their settings. Trainable weights
+    are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away.
     """
     base = (
         load_causal(source, device=device, bits=lora.base_bits)
@@ -34,17 +35,18 @@ def start_causal(
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Turn dropout off for good: where log-probs are compared, they must be the same each time they are asked for."""
+    """Turn dropout off for good: where log-probs are compared, two computations of them must agree."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        # Some modules have no layer for it but a number: `attention_dropout`, `residual_dropout`, `hidden_dropout`, …
+        shares = [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]
+        for name in shares:
+            setattr(module, name, 0.0)
 
 
 def freeze_lowest(model: PreTrainedModel, count: int) -> None:
-    """The embeddings and the lowest `count` transformer blocks do not learn; with 0, everything does."""
+    """Freeze the embeddings and the lowest `count` transformer blocks; with 0, nothing is frozen."""
     if not count:
         return
     blocks = blocks_of(model)
@@ -54,7 +56,7 @@ def freeze_lowest(model: PreTrainedModel, count: int) -> None:
             f"must learn; use 0 to {len(blocks) - 1}"
         )
     decoder = cast(nn.Module, model.get_decoder())
-    embeddings = [one for one in decoder.children() if isinstance(one, nn.Embedding)]
+    embeddings = [child for child in decoder.children() if isinstance(child, nn.Embedding)]
     for module in (*embeddings, *blocks[:count]):
         module.requires_grad_(False)
 
@@ -62,18 +64,18 @@ def freeze_lowest(model: PreTrainedModel, count: int) -> None:
 def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
     """The transformer blocks, lowest first."""
     decoder, count = cast(nn.Module, model.get_decoder()), model.config.get_text_config().num_hidden_layers
-    for found in decoder.children():
-        if isinstance(found, nn.ModuleList) and len(found) == count:
-            return found
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return child
     raise ModelError(f"{type(decoder).__name__}: no list of its {count} transformer blocks was found in it")
 
 
 def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-    """Write a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
+    """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
     plain = _merged(model) if isinstance(model, PeftModel) else model
-    with whole_folder(folder) as beside, no_bars():
-        plain.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
+    with whole_folder(folder) as partial, no_bars():
+        plain.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     return folder
 
 

@@ -1,8 +1,8 @@
-"""Several reward models as one judge: the score of each member, one combined score, and how much they disagree.
+"""Ensembles of reward models: the score of each member, one combined score, and how much the members disagree.
 
 LoRA members share one base in memory and on disk: the folder holds their adapters and heads in peft's format and names
 the base. `PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, num_labels=K), member)`
-reads one without Kedge. Members trained in full are N folders of reward models.
+loads a member without Kedge. Members trained in full have a folder of a whole reward model each.
 Shape letters: M members, B sequences, T token positions, K objectives.
 """
 
@@ -25,8 +25,17 @@ from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
 from kedge.models.forward.lora import base_of, load_adapter, save_adapters, with_lora
 from kedge.models.loading.load import DTypeName
-from kedge.models.reward.base_link import about_base, find_base
-from kedge.models.reward.reward_files import ENSEMBLE, FACTS, build, load, save, tokenizer_of, whole_folder
+from kedge.models.reward.reward_files import (
+    ENSEMBLE,
+    FACTS,
+    base_record,
+    build,
+    find_base,
+    load,
+    save,
+    tokenizer_of,
+    whole_folder,
+)
 from kedge.models.reward.reward_model import RewardFacts, RewardModel, facts_from, head_of, start_head
 from kedge.models.settings import (
     BaseBits,
@@ -85,9 +94,10 @@ class Ensemble(Generic[MemberT_co]):
         return self.members[0].device
 
     def member_scores(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
-        """`scores_MBK`: what each member says, each normalised by its own moments."""
-        each = [member.score_tokens(tokens_BT, attention_mask_BT, normalised=normalised) for member in self.members]
-        return torch.stack(each)
+        """`scores_MBK`: the scores of each member, normalised by its own moments."""
+        return torch.stack(
+            [member.score_tokens(tokens_BT, attention_mask_BT, normalised=normalised) for member in self.members]
+        )
 
     def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
         """`scores_BK`: the members' scores combined."""
@@ -95,7 +105,8 @@ class Ensemble(Generic[MemberT_co]):
 
 
 def combined(scores_MBK: Tensor, how: Combine) -> Tensor:
-    """
+    """`scores_BK`: one score from those of the members.
+
     >>> combined(torch.tensor([[[1.]], [[3.]]]), WorstMember()).tolist()
     [[1.0]]
     """
@@ -109,7 +120,7 @@ def combined(scores_MBK: Tensor, how: Combine) -> Tensor:
 
 
 def disagreement(scores_MBK: Tensor) -> Tensor:
-    """`std_BK` over the members, of the population; high where they have learned different things.
+    """`std_BK`: the population standard deviation over the members; high where they have learned different things.
 
     >>> disagreement(torch.tensor([[[1., 2.]], [[5., 2.]]])).tolist()
     [[2.0, 0.0]]
@@ -120,7 +131,7 @@ def disagreement(scores_MBK: Tensor) -> Tensor:
 def lora_members(base: RewardModel, lora: LoraSettings, *, count: int, seed: int) -> tuple[RewardModel, ...]:
     """`count` members over the weights of `base`, each with its own adapter and head; the first one is active.
 
-    The model of `base` is changed in place and answers for the members from now on.
+    The model of `base` is changed in place: it carries the adapters of the members from now on.
     """
     model = base.model
     for index in range(count):
@@ -132,24 +143,24 @@ def lora_members(base: RewardModel, lora: LoraSettings, *, count: int, seed: int
 
 
 def save_ensemble(ensemble: Ensemble[RewardModel], folder: Path) -> None:
-    """Write `folder` as a whole: `ensemble.json` and one folder a member."""
+    """Save to `folder`: `ensemble.json` and one folder a member."""
     shared = _shared_model(ensemble)
-    # Adapters keep their names, which may come in another order than they were made in.
-    own = {
+    # Adapters keep their names, whatever the order of the members is.
+    members = {
         (member.adapter if shared else None) or _name(index): member for index, member in enumerate(ensemble.members)
     }
-    about: dict[str, Any] = {"members": list(own), "combine": ensemble.combine.model_dump()}
-    with whole_folder(folder) as beside:
+    record: dict[str, Any] = {"members": list(members), "combine": ensemble.combine.model_dump()}
+    with whole_folder(folder) as partial:
         if shared is None:
-            for name, member in own.items():
-                save(member, beside / name)
+            for name, member in members.items():
+                save(member, partial / name)
         else:
-            about["base"] = about_base(str(base_of(shared).name_or_path), folder)
-            save_adapters(shared, beside, list(own))
-            for name, member in own.items():
-                write_json(beside / name / FACTS, member.facts.as_dict())
-            ensemble.tokenizer.save_pretrained(beside)
-        write_json(beside / ENSEMBLE, about)
+            record["base"] = base_record(str(base_of(shared).name_or_path), folder)
+            save_adapters(shared, partial, list(members))
+            for name, member in members.items():
+                write_json(partial / name / FACTS, member.facts.as_dict())
+            ensemble.tokenizer.save_pretrained(partial)
+        write_json(partial / ENSEMBLE, record)
 
 
 def load_ensemble(
@@ -161,22 +172,21 @@ def load_ensemble(
     bits: BaseBits = 16,
 ) -> Ensemble[RewardModel]:
     """An ensemble from its folder. `base` says where the base of LoRA members is now, if it has moved."""
-    about = read_about(folder / ENSEMBLE)
-    combine: Combine = TypeAdapter[Combine](Combine).validate_python(about["combine"])
-    names: list[str] = about["members"]
-    if "base" not in about:
+    record = read_record(folder / ENSEMBLE)
+    combine: Combine = TypeAdapter[Combine](Combine).validate_python(record["combine"])
+    names: list[str] = record["members"]
+    if "base" not in record:
         members = tuple(load(folder / name, dtype=dtype, device=device) for name in names)
         return Ensemble(members=members, combine=combine)
-    facts = [facts_from(read_about(folder / name / FACTS)) for name in names]
-    source = find_base(folder, about["base"], base)
-    trunk = build(source, objectives=facts[0].objectives, seed=0, dtype=dtype, device=device, bits=bits)
-    model = trunk.model
+    facts = [facts_from(read_record(folder / name / FACTS)) for name in names]
+    source = find_base(folder, record["base"], base)
+    model = build(source, objectives=facts[0].objectives, seed=0, dtype=dtype, device=device, bits=bits).model
     for name in names:
         model = load_adapter(model, folder / name, name=name)
     tokenizer = tokenizer_of(folder)
     members = tuple(
-        RewardModel(model=model, tokenizer=tokenizer, facts=fact, adapter=name)
-        for name, fact in zip(names, facts, strict=True)
+        RewardModel(model=model, tokenizer=tokenizer, facts=member_facts, adapter=name)
+        for name, member_facts in zip(names, facts, strict=True)
     )
     model.eval()
     return Ensemble(members=members, combine=combine)
@@ -191,8 +201,8 @@ def load_reward(
     return load(source, dtype=dtype, device=device)
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """A file beside the weights of a member or an ensemble."""
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON file that was saved with the weights of a member or an ensemble."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -204,7 +214,7 @@ def _name(index: int) -> str:
 
 
 def _shared_model(ensemble: Ensemble[RewardModel]) -> PeftModel | None:
-    """The model whose adapters the members are; None where they do not all live on one."""
+    """The model that carries the adapters of all members; None where they do not share one."""
     model = ensemble.members[0].model
     is_shared = all(member.model is model and member.adapter for member in ensemble.members)
     return model if is_shared and isinstance(model, PeftModel) else None

@@ -1,15 +1,15 @@
-"""Reward models from causal language models and from their own folders, and back to folders.
+"""Reward models built from causal language models, saved to folders and loaded from them.
 
-A saved one is a sequence-classification model in the Hugging Face layout: plain transformers loads it and gives the
-same raw scores. transformers looks for the last token that is not padding, so a reward model's pad token is never one
-that ends a text.
+A saved reward model is a sequence-classification model in the Hugging Face layout: plain transformers loads it and
+gives the same raw scores. It reads them at the last token that is not padding, so the pad token of a reward model is
+never one that ends a text.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -31,9 +31,9 @@ from transformers.utils import logging
 from kedge.core.errors import ModelError
 from kedge.core.files import fsync_folder, write_json
 from kedge.models.forward.lora import base_of, is_quantised, merge, merge_anew, quantisation, save_adapter
+from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars
 from kedge.models.loading.resolve import resolve
-from kedge.models.reward.base_link import about_base
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits
 
@@ -52,7 +52,7 @@ def build(
     bits: BaseBits = 16,
     trust_remote_code: bool = False,
 ) -> RewardModel:
-    """A reward model with the backbone of a causal language model and a new head in float32, drawn from the seed."""
+    """A reward model with the backbone of a causal language model and a new float32 head, initialised from the seed."""
     place = _absolute(resolve(source))
     config = _config(place, trust_remote_code)
     if _is_classifier(config):
@@ -69,36 +69,38 @@ def build(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
-        # Given before the model is made: the embedding of the pad token gets no gradient.
+        # Set before the model is created, so that the embedding of the pad token gets no gradient.
         pad_token_id=tokenizer.pad_token_id,
         id2label=dict(enumerate(objectives)),
         label2id={name: index for index, name in enumerate(objectives)},
         **quantisation(bits, device),
     )
     head = head_of(model)
-    if lost := sorted(missing - {_HEAD}):
-        raise ModelError(f"{place}: {len(lost)} weight(s) of the backbone are not in the files (first: '{lost[0]}')")
+    if absent := sorted(missing - {_HEAD}):
+        raise ModelError(
+            f"{place}: {len(absent)} weight(s) of the backbone are not in the files (first: '{absent[0]}')"
+        )
     start_head(head, seed=seed)
     return RewardModel(model=model, tokenizer=tokenizer, facts=facts)
 
 
 def save(reward: RewardModel, folder: Path) -> None:
-    """Write `folder` as a whole, replacing a model that was there.
+    """Save to `folder`, replacing a model that was there.
 
-    An adapter is merged into its base, so that the folder is a model like any other, and kept in `adapter/` as well:
-    whoever has the base in memory needs nothing else.
+    An adapter is merged into its base, so that the folder is a model like any other, and saved in `adapter/` as well,
+    for those who have the base in memory already.
     """
     model = reward.model
     plain = _merged(reward, model) if isinstance(model, PeftModel) else model
     config: Any = plain.config
     config.kedge_reward = reward.facts.as_dict()
-    with whole_folder(folder) as beside, no_bars():
-        plain.save_pretrained(beside)
-        reward.tokenizer.save_pretrained(beside)
+    with whole_folder(folder) as partial, no_bars():
+        plain.save_pretrained(partial)
+        reward.tokenizer.save_pretrained(partial)
         if isinstance(model, PeftModel):
-            save_adapter(model, beside / ADAPTER, name=_adapter_of(reward, model))
-            write_json(beside / ADAPTER / FACTS, reward.facts.as_dict())
-            write_json(beside / ADAPTER / BASE, about_base(str(base_of(model).name_or_path), folder / ADAPTER))
+            save_adapter(model, partial / ADAPTER, name=_adapter_of(reward, model))
+            write_json(partial / ADAPTER / FACTS, reward.facts.as_dict())
+            write_json(partial / ADAPTER / BASE, base_record(str(base_of(model).name_or_path), folder / ADAPTER))
 
 
 def load(
@@ -108,7 +110,7 @@ def load(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
 ) -> RewardModel:
-    """A saved reward model, or one of somebody else's in the same form; the head is in float32 as it was saved."""
+    """A saved reward model, or anybody's sequence-classification model; the head is float32, as it was saved."""
     if (Path(source) / ENSEMBLE).is_file():
         raise ModelError(f"{source} is an ensemble of reward models; load it with load_reward")
     place = _absolute(resolve(source))
@@ -144,9 +146,9 @@ def tokenizer_of(place: Path | str) -> PreTrainedTokenizerBase:
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase, *, edge_ids: Collection[int], vocab_size: int) -> str:
-    """A control token that never begins or ends a text: the tokenizer's own pad if it is one, else another.
+    """A control token that never begins or ends a text: the tokenizer's own pad token if it is one, else another.
 
-    SmolLM2 pads with its end-of-turn token; plain transformers would then read the score one token too early.
+    SmolLM2 pads with its end-of-turn token, with which plain transformers would read the score one token too early.
     """
     template = str(tokenizer.chat_template or "")
     control = {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -156,7 +158,7 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, *, edge_ids: Collection[in
             f"the tokenizer pads with '{tokenizer.pad_token}', which also ends a text, and has no other control token; "
             "add a pad token of its own to the tokenizer and the model"
         )
-    is_worse = {
+    penalties = {
         i: (
             i != tokenizer.pad_token_id,
             "pad" not in text.lower(),
@@ -165,32 +167,64 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, *, edge_ids: Collection[in
         )
         for i, text in control.items()
     }
-    return control[min(free, key=lambda i: (is_worse[i], i))]
+    return control[min(free, key=lambda i: (penalties[i], i))]
+
+
+def base_record(source: str, folder: Path) -> dict[str, str]:
+    """What is saved with adapters in `folder` about their base: where it is, and the hash of its weights.
+
+    A hub model is recorded by its name alone.
+    """
+    place = Path(source)
+    if not place.is_dir():
+        return {"source": source}
+    # The relative path survives a move of both folders together; the hash tells another model at the same place.
+    return {
+        "source": source,
+        "relative": os.path.relpath(place, folder.absolute()),
+        "hash": folder_hash(place),
+    }
+
+
+def find_base(folder: Path, record: Mapping[str, str], given: str | Path | None) -> str | Path:
+    """The base of the adapters in `folder`, or the one at `given`; it must have the weights that `record` names."""
+    if given is None and "hash" not in record:
+        return record["source"]
+    places = [folder / record["relative"], Path(record["source"])] if given is None else [Path(given)]
+    base = next((place.resolve() for place in places if place.is_dir()), None)
+    if base is None:
+        raise ModelError(
+            f"{folder}: the base of its members is not at {places[-1]}; LoRA members need it: put it back, or give the "
+            "folder where it is now as `base`"
+        )
+    if "hash" in record and folder_hash(base) != record["hash"]:
+        raise ModelError(f"{folder}: the weights in {base} are not those of the base that its members were trained on")
+    return base
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Generator[Path]:
-    """A new folder to write into; it takes the place of `folder` at the end, or vanishes on an error.
+    """A partial folder to write into, which replaces `folder` at the end and is deleted on an error.
 
-    A reader never sees half of one. Only a model may be replaced: anything else that is there is left alone.
+    A reader never sees half a model. Only a model may be replaced: a folder with anything else in it is refused.
     """
     if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE)):
         raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
-    beside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{part}") for part in ("partial", "old"))
+    partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
     for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):
         shutil.rmtree(left_by_a_kill, ignore_errors=True)
-    beside.mkdir(parents=True)
+    partial.mkdir(parents=True)
     try:
-        yield beside
-        for path in beside.rglob("*"):
+        yield partial
+        for path in partial.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
         if folder.exists():
             folder.rename(old)
-        beside.rename(folder)
+        partial.rename(folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     fsync_folder(folder.parent)
 
@@ -203,31 +237,32 @@ def _merged(reward: RewardModel, model: PeftModel) -> PreTrainedModel:
     name = _adapter_of(reward, model)
     if not is_quantised(model):
         return merge(model, name=name)
-    again = build(str(base_of(model).name_or_path), objectives=reward.objectives, seed=0)
-    return merge_anew(model, base_of(again.model), name=name)
+    unquantised = build(str(base_of(model).name_or_path), objectives=reward.objectives, seed=0)
+    return merge_anew(model, base_of(unquantised.model), name=name)
 
 
 def _load_classifier(
-    place: Path | str, *, dtype: DTypeName, device: str | torch.device, **how: Any
+    place: Path | str, *, dtype: DTypeName, device: str | torch.device, **options: Any
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model in evaluation mode, and the names of the weights that were not in the files."""
     loader: Any = AutoModelForSequenceClassification
     try:
-        # A missing head is drawn from the global generator, which is put back; its callers decide what that means.
+        # transformers initialises a missing head from the global generator, which is restored; callers refuse such a
+        # head or replace it.
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = loader.from_pretrained(
-                place, dtype=dtype_for(dtype, device), use_safetensors=True, output_loading_info=True, **how
+                place, dtype=dtype_for(dtype, device), use_safetensors=True, output_loading_info=True, **options
             )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         text = " ".join(str(error).split())
         raise ModelError(f"{place}: cannot be loaded as a sequence-classification model: {text}") from error
-    placed = model if "device_map" in how else model.to(device)
+    placed = model if "device_map" in options else model.to(device)
     return placed.eval(), set(report["missing_keys"])
 
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """No bars, and no table of missing weights: whoever asked knows which ones are new."""
+    """No progress bars, and no table of missing weights: the caller knows which ones are new."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

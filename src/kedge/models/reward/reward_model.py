@@ -1,15 +1,15 @@
 """A reward model: the backbone of a language model, a linear head without bias, and what its scores mean.
 
-The score of a text is read at its last real token, which the mask names; padding and pad ids mean nothing. Building,
-saving and loading are in `reward_files`, several models together in `ensemble`.
+The score of a text is read at its last real token by the attention mask, whatever the padding is. Building, saving and
+loading are in `reward_files`, ensembles of several models in `ensemble`.
 Shape letters: B sequences, T token positions, D width, K objectives, N demonstrations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
 from kedge.core.loss import widen
 from kedge.models.forward.heads import at_last, hidden_states
 from kedge.models.forward.lora import Module, base_of, using
+from kedge.models.forward.modes import evaluating
 from kedge.models.settings import Truncate
 
 _STORED = {"objectives", "mean", "std", "template_hash", "max_length", "truncate"}
@@ -35,8 +36,8 @@ class Normaliser:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        sound = all(map(math.isfinite, self.mean)) and all(0 < one < math.inf for one in self.std)
-        if len(self.mean) != len(self.std) or not sound:
+        is_sound = all(map(math.isfinite, self.mean)) and all(0 < std < math.inf for std in self.std)
+        if len(self.mean) != len(self.std) or not is_sound:
             raise NumericsError(f"a normaliser needs finite means and positive stds, found {self.mean} and {self.std}")
 
     def __call__(self, scores_BK: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ def fit_normaliser(scores_NK: Tensor) -> Normaliser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFacts:
-    """What goes with the weights: stored in a saved model's `config.json` under `kedge_reward`."""
+    """What the scores of a model mean: saved in its `config.json` under `kedge_reward`."""
 
     objectives: tuple[str, ...]
     """What each of the K scores is about (`helpful`, `harmless`)."""
@@ -76,7 +77,7 @@ class RewardFacts:
     """Longest text in tokens that the model was trained on."""
     truncate: Truncate = "left"
     """What was done to longer ones."""
-    seen: tuple[tuple[float, float], ...] = ()
+    score_ranges: tuple[tuple[float, float], ...] = ()
     """The lowest and the highest normalised score of its training answers, for each objective; empty if unknown."""
 
     def __post_init__(self) -> None:
@@ -93,33 +94,33 @@ class RewardFacts:
             "template_hash": self.template_hash,
             "max_length": self.max_length,
             "truncate": self.truncate,
-            "seen": [list(one) for one in self.seen],
+            "seen": [list(bounds) for bounds in self.score_ranges],
         }
 
 
 def facts_from(stored: Mapping[str, Any]) -> RewardFacts:
     """The inverse of `as_dict`."""
-    if lost := _STORED - stored.keys():
-        raise ModelError(f"kedge_reward: {', '.join(sorted(lost))} missing; only {', '.join(sorted(stored))} found")
+    if missing := _STORED - stored.keys():
+        raise ModelError(f"kedge_reward: {', '.join(sorted(missing))} missing; only {', '.join(sorted(stored))} found")
     return RewardFacts(
         objectives=tuple(stored["objectives"]),
         normaliser=Normaliser(mean=tuple(stored["mean"]), std=tuple(stored["std"])),
         template_hash=stored["template_hash"],
         max_length=stored["max_length"],
         truncate=stored["truncate"],
-        seen=tuple((low, high) for low, high in stored.get("seen", ())),
+        score_ranges=tuple((low, high) for low, high in stored.get("seen", ())),
     )
 
 
 def unnormalised(objectives: Sequence[str]) -> RewardFacts:
-    """The facts of a model whose scores stand as they are."""
+    """The facts of a model whose raw scores are used as they are."""
     neutral = Normaliser(mean=(0.0,) * len(objectives), std=(1.0,) * len(objectives))
     return RewardFacts(objectives=tuple(objectives), normaliser=neutral)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModel:
-    """Weights, tokenizer and facts. With `adapter`, the weights are shared and that adapter of them is meant."""
+    """Weights, tokenizer and facts. With `adapter`, it is that adapter on a model that several members share."""
 
     model: Module
     tokenizer: PreTrainedTokenizerBase
@@ -135,30 +136,30 @@ class RewardModel:
         return next(self.model.parameters()).device
 
     def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
-        """`scores_BK` in float32 without gradient, dropout off; plain transformers gives those that are not normalised.
+        """`scores_BK` in float32, without gradient or dropout; raw scores are those that plain transformers gives.
 
-        The weights may be in the middle of training: what is active and trainable is left as it was.
+        It may be called in the middle of training: the active adapter, what is trainable and the mode are restored.
         """
         if tokens_BT.shape != attention_mask_BT.shape or not attention_mask_BT.any(dim=1).all():
             raise ShapeError(
                 f"tokens_BT {tuple(tokens_BT.shape)} and attention_mask_BT {tuple(attention_mask_BT.shape)} must have "
                 "one shape, and every row a real token"
             )
-        answering = (
+        with_adapter = (
             using(self.model, self.adapter) if isinstance(self.model, PeftModel) and self.adapter else nullcontext()
         )
-        with answering, _evaluating(self.model), torch.inference_mode():
+        with with_adapter, evaluating(self.model), torch.inference_mode():
             scores_BK = scores(
                 self.model,
                 tokens_BT.to(self.device),
                 attention_mask_BT.to(self.device),
                 is_right_padded=bool(attention_mask_BT[:, 0].all()) and _has_no_holes(attention_mask_BT),
             )
-        # Computed outside of inference mode, where autograd may use the result as a constant.
+        # Made outside of inference mode, so that autograd may use the result as a constant.
         return self.facts.normaliser(scores_BK) if normalised else scores_BK.clone()
 
     def activate(self) -> None:
-        """Where several members share one base: from now on this one answers, and it alone is trainable."""
+        """Where several members share one base: make the adapter of this one active, and it alone trainable."""
         if isinstance(self.model, PeftModel) and self.adapter:
             self.model.set_adapter(self.adapter)
 
@@ -173,7 +174,7 @@ def scores(model: Module, tokens_BT: Tensor, attention_mask_BT: Tensor, *, is_ri
 
 
 def head_of(model: Module) -> nn.Linear:
-    """The score head; of a model with adapters, that of the active one."""
+    """The score head; of a model with adapters, that of the active adapter."""
     head: Any = getattr(base_of(model), "score", None)
     if of_adapters := getattr(head, "modules_to_save", None):
         head = of_adapters[head.active_adapters[0]]
@@ -201,10 +202,10 @@ def reward_tokens(
     max_length: int,
     truncate: Truncate = "left",
 ) -> list[int]:
-    """A rendered conversation as a reward model reads it: it ends in an end-of-turn token, where the score is read.
+    """The tokens of a rendered conversation for scoring: they end in an end-of-turn token, where the score is read.
 
-    What a template writes after the end of the last turn (ChatML: a newline) is dropped if it is in `blank_ids`. A
-    text longer than `max_length` loses its beginning, or is refused; its end is never cut.
+    What a template writes after the last end of turn (ChatML: a newline) is dropped if it is in `blank_ids`. A text
+    longer than `max_length` loses its beginning, or is refused; its end is never cut.
 
     >>> reward_tokens([1, 50, 51, 2, 9], stop_ids={2}, blank_ids={9}, max_length=3)
     [50, 51, 2]
@@ -212,30 +213,20 @@ def reward_tokens(
     end = len(tokens)
     while end and tokens[end - 1] in blank_ids:
         end -= 1
-    kept = list(tokens[:end])
-    if not kept or kept[-1] not in stop_ids:
+    text = list(tokens[:end])
+    if not text or text[-1] not in stop_ids:
         raise DataError(
             f"a text to be scored must end in an end-of-turn token ({sorted(stop_ids)}); "
             f"this one of {len(tokens)} tokens ends in {list(tokens[-4:])}"
         )
-    if len(kept) > max_length and truncate == "refuse":
+    if len(text) > max_length and truncate == "refuse":
         raise DataError(
-            f"a text of {len(kept)} tokens is longer than the window of {max_length}; raise max_length, or set "
+            f"a text of {len(text)} tokens is longer than the window of {max_length}; raise max_length, or set "
             "truncate: left to score it without its beginning"
         )
-    return kept[-max_length:]
+    return text[-max_length:]
 
 
 def _has_no_holes(attention_mask_BT: Tensor) -> bool:
-    """Once a row's mask ends, it stays so."""
+    """Whether no row's mask has a False before a True."""
     return not bool((~attention_mask_BT[:, :-1].bool() & attention_mask_BT[:, 1:].bool()).any())
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

@@ -1,1 +1,1 @@
-"""The four roles of PPO (actor, critic, reward, reference) and the three ways to hold them: see `hold`."""
+"""The four roles of PPO (actor, critic, reward, reference) and three ways to build them: see `build`."""

@@ -1,24 +1,27 @@
-"""How a role gets from tokens to hidden states: a model of its own, an adapter on a shared one, or a top on a trunk.
+"""From tokens to hidden states: a model of the role's own, an adapter on a shared base, or layers on a shared trunk.
 
-Everything above (log-probs, values, scores, learning) is the same for all three. Rows are right-padded, one sequence
-each. Shape letters: B sequences, T token positions, R of them that are read, D width.
+Everything above (log-probs, values, scores, training) is the same for all three. Rows are right-padded, one sequence
+each. Shape letters: B sequences, T token positions, N tokens of packed rows, R of them that are read, D width.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kedge.core.errors import ModelError
 from kedge.models.forward.lora import base_of
 from kedge.models.forward.packing import lay_out
-from kedge.models.forward.reader import reader_of
-from kedge.models.roles.shared_trunk import SharedTrunk
+from kedge.models.forward.reader import Reader, reader_of, view
+
+_PROBE_LENGTH = 8
 
 
 class Backbone(Protocol):
@@ -33,7 +36,7 @@ class Backbone(Protocol):
 
 
 class FullBackbone:
-    """A model of its own."""
+    """A model of the role's own."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -43,16 +46,15 @@ class FullBackbone:
         return self._reader.active()
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
-        del attention_mask_BT  # nothing behind the last position that is read is seen
-        layout = lay_out(read_BT)
-        return self._reader(tokens_BT.flatten()[layout.place_N], layout)
+        del attention_mask_BT  # causal: nothing after the last position that is read matters
+        return _read(self._reader, tokens_BT, read_BT)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
+        return _trainable(self.model)
 
 
 class LoraBackbone:
-    """A base that several roles share, under one of its adapters, or under none: then it is the base itself."""
+    """A base that several roles share, with one of its adapters; without an adapter it is the base itself."""
 
     def __init__(self, model: PeftModel, adapter: str | None) -> None:
         self.model = model
@@ -65,67 +67,183 @@ class LoraBackbone:
             yield
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
-        del attention_mask_BT  # nothing behind the last position that is read is seen
-        layout = lay_out(read_BT)
-        return self._reader(tokens_BT.flatten()[layout.place_N], layout)
+        del attention_mask_BT  # causal: nothing after the last position that is read matters
+        return _read(self._reader, tokens_BT, read_BT)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        mine = f".{self.adapter}."
-        return [(name, one) for name, one in self.model.named_parameters() if ".lora_" in name and mine in name]
+        own = f".{self.adapter}."
+        named = self.model.named_parameters()
+        return [(name, parameter) for name, parameter in named if ".lora_" in name and own in name]
 
 
 class TrunkBackbone:
-    """Upper layers of its own on a frozen trunk that several roles share."""
+    """Upper layers of the role's own on a frozen trunk that several roles share."""
 
-    def __init__(self, cut: SharedTrunk, top: PreTrainedModel, *, names: nn.Module) -> None:
-        """`names` is the module whose trainable weights are this role's (the top, or the whole model it is of)."""
-        self._cut, self._names = cut, names
+    def __init__(self, shared_trunk: SharedTrunk, top: PreTrainedModel, *, owner: nn.Module) -> None:
+        """`owner` is the module whose trainable weights are this role's: the top, or the model that it is part of."""
+        self._shared_trunk, self._owner = shared_trunk, owner
         self._reader = reader_of(top)
 
     @contextmanager
     def active(self) -> Generator[None]:
-        with self._cut.active(), self._reader.active():
+        with self._shared_trunk.active(), self._reader.active():
             yield
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
         layout = lay_out(read_BT)
-        rows = zip(self._cut.below(tokens_BT, attention_mask_BT), layout.lengths, strict=True)
+        rows = zip(self._shared_trunk.hidden(tokens_BT, attention_mask_BT), layout.lengths, strict=True)
         return self._reader(torch.cat([hidden_TD[:length] for hidden_TD, length in rows]), layout)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, one) for name, one in self._names.named_parameters() if one.requires_grad]
+        return _trainable(self._owner)
+
+
+def _read(reader: Reader, tokens_BT: Tensor, read_BT: Tensor) -> Tensor:
+    layout = lay_out(read_BT)
+    return reader(tokens_BT.flatten()[layout.place_N], layout)
+
+
+def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 @contextmanager
 def _only(model: PeftModel, adapter: str | None) -> Generator[None]:
-    """Within, `adapter` answers (none: the base). What is trainable stays so; afterwards the adapter before answers."""
-    before = cast(str, model.active_adapter)
-    trainable = [(one, one.requires_grad) for one in model.parameters()]
+    """Inside of the block `adapter` is active (None: the base alone); which weights are trainable does not change."""
+    active = cast(str, model.active_adapter)
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         if adapter is None:
             with model.disable_adapter():
-                _restore(trainable)
+                _restore(flags)
                 yield
         else:
-            _switch(model, adapter, trainable)
+            _switch(model, adapter, flags)
             yield
     finally:
-        _switch(model, before, trainable)
-        _restore(trainable)
+        _switch(model, active, flags)
+        _restore(flags)
 
 
-def _switch(model: PeftModel, adapter: str, trainable: list[tuple[nn.Parameter, bool]]) -> None:
+def _switch(model: PeftModel, adapter: str, flags: list[tuple[nn.Parameter, bool]]) -> None:
     if model.active_adapter != adapter:
         model.set_adapter(adapter)
-        _restore(trainable)
+        _restore(flags)
 
 
-def _restore(trainable: list[tuple[nn.Parameter, bool]]) -> None:
-    """peft freezes the adapters that do not answer; here each belongs to a role that learns in its turn."""
-    for one, flag in trainable:
-        if one.requires_grad != flag:
-            one.requires_grad_(flag)
+def _restore(flags: list[tuple[nn.Parameter, bool]]) -> None:
+    """peft freezes adapters that are not active; here each belongs to a role that is trained in its turn."""
+    for parameter, is_trainable in flags:
+        if parameter.requires_grad != is_trainable:
+            parameter.requires_grad_(is_trainable)
 
 
-def device_of(body: Backbone) -> torch.device:
-    return body.trainable()[0][1].device
+class SharedTrunk:
+    """The lower layers of a decoder, frozen, with a cache of their hidden states for one batch of rollouts.
+
+    Rows are cached by their tokens, so that each is computed once for all roles, alone or among others. The trunk is a
+    view: a decoder of the same class over the same layer modules. Trunk and top are compared with the whole decoder, so
+    that a model which computes more between its layers is refused instead of being computed wrongly.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: int) -> None:
+        decoder = _decoder(model)
+        self.layers = layers
+        self.num_layers = len(decoder.layers)
+        if not 0 < layers < self.num_layers:
+            raise ModelError(
+                f"trunk: found {layers} shared layers, expected 1 to {self.num_layers - 1} of the {self.num_layers} of "
+                f"{type(model).__name__}: each role needs a layer of its own"
+            )
+        _refuse_mixed_layers(model)
+        trunk = view(decoder, decoder.layers[:layers], norm=nn.Identity())
+        for module in (decoder.embed_tokens, *decoder.layers[:layers]):
+            module.requires_grad_(False)
+        _check_split(model, trunk, top_of(model, layers))
+        self._reader = reader_of(trunk, partial_last_layer=False)
+        self._cache: dict[bytes, Tensor] = {}
+
+    def active(self) -> AbstractContextManager[None]:
+        """To be entered around `hidden`."""
+        return self._reader.active()
+
+    @torch.no_grad()
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> list[Tensor]:
+        """The hidden states (T, D) of every row after the trunk; rows that were computed since `forget` are cached."""
+        length_B = attention_mask_BT.sum(dim=1).tolist()
+        rows = tokens_BT.cpu().numpy()
+        keys = [rows[index, :length].tobytes() for index, length in enumerate(length_B)]
+        missing = [index for index, key in enumerate(keys) if key not in self._cache]
+        if missing:
+            layout = lay_out(attention_mask_BT[missing])
+            hidden_ND = self._reader(tokens_BT[missing].flatten()[layout.place_N], layout)
+            for index, hidden_TD in zip(missing, hidden_ND.split(layout.lengths), strict=True):
+                self._cache[keys[index]] = hidden_TD
+        return [self._cache[key] for key in keys]
+
+    def forget(self) -> None:
+        """Empty the cache. The trunk never changes: this is to free memory."""
+        self._cache.clear()
+
+
+def top_of(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """The layers from `layers` on and the final norm, as a decoder over the same modules."""
+    decoder = _decoder(model)
+    return _without_embedding(view(decoder, decoder.layers[layers:], norm=decoder.norm))
+
+
+def own_top(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """As `top_of`, with copies of the weights."""
+    shared = top_of(model, layers)
+    copies = [copy.deepcopy(layer) for layer in cast(Any, shared).layers]
+    return _without_embedding(view(_decoder(model), copies, norm=copy.deepcopy(cast(Any, shared).norm)))
+
+
+def same_trunk(model: PreTrainedModel, other: PreTrainedModel, layers: int) -> bool:
+    """Whether two models have the same embeddings and the same weights in their lowest `layers`, to the last bit."""
+    trunks = ([*decoder.layers[:layers], decoder.embed_tokens] for decoder in map(_decoder, (model, other)))
+    return all(
+        weight.shape == other_weight.shape and weight.dtype == other_weight.dtype and torch.equal(weight, other_weight)
+        for module, other_module in zip(*trunks, strict=True)
+        for weight, other_weight in zip(module.parameters(), other_module.parameters(), strict=True)
+    )
+
+
+def _without_embedding(decoder: PreTrainedModel) -> PreTrainedModel:
+    """A top starts from hidden states; the embedding belongs to the trunk."""
+    cast(Any, decoder).embed_tokens = None
+    return decoder
+
+
+def _decoder(model: PreTrainedModel) -> Any:
+    decoder: Any = model.get_decoder()
+    if not all(hasattr(decoder, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
+        raise ModelError(
+            f"{type(model).__name__} cannot be cut into a trunk and tops: its decoder has no layers, norm, "
+            "embed_tokens and rotary_emb as Llama has; use roles: lora or separate"
+        )
+    return decoder
+
+
+def _refuse_mixed_layers(model: PreTrainedModel) -> None:
+    kinds = set(getattr(model.config, "layer_types", None) or ())
+    if len(kinds) > 1:
+        raise ModelError(
+            f"{type(model).__name__} has layers of several kinds ({', '.join(sorted(kinds))}), which are told apart by "
+            "their number: it cannot be cut into a trunk and tops; use roles: lora or separate"
+        )
+
+
+@torch.no_grad()
+def _check_split(model: PreTrainedModel, trunk: PreTrainedModel, top: PreTrainedModel) -> None:
+    """Trunk and top, one after the other, must give what the whole decoder gives, to the last bit."""
+    probe_BT = torch.arange(_PROBE_LENGTH, device=model.device)[None] % model.config.get_text_config().vocab_size
+    whole = _decoder(model)(input_ids=probe_BT, use_cache=False).last_hidden_state
+    below = cast(Any, trunk)(input_ids=probe_BT, use_cache=False).last_hidden_state
+    split = cast(Any, top)(inputs_embeds=below, use_cache=False).last_hidden_state
+    if not torch.equal(whole, split):
+        gap = (whole - split).abs().max().item()
+        raise ModelError(
+            f"{type(model).__name__} does more between its layers than a trunk and a top compute (they differ by "
+            f"{gap:.3g}); use roles: lora or separate"
+        )

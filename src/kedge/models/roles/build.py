@@ -1,7 +1,7 @@
-"""The four roles of PPO, built from a policy and a reward model, and the parts that all ways to hold them share.
+"""What the roles of PPO are built from (`RoleSpec`), the result (`RoleSet`), and what all ways to build them share.
 
-`separate` loads four models, `lora` puts adapters on one, `trunk` puts tops on one. What differs is where hidden
-states come from; the roles themselves, their optimisers and their states are the same.
+`separate` loads four models, `lora` puts adapters on one base, `trunk` puts upper layers on one trunk. What differs is
+where hidden states come from; the roles themselves, their optimisers and their states are the same.
 """
 
 from __future__ import annotations
@@ -35,51 +35,57 @@ from kedge.models.training.train_step import TrainStep
 
 RoleKind = Literal["separate", "lora", "trunk"]
 
-_STILL_ON_GPU = 4
-"""So many times the rows are asked at once without gradients on a GPU: they hold one layer's activations instead of all
-layers', so this takes less memory than learning does, and each launch does four times the work."""
+_INFERENCE_FACTOR = 4
+"""On a GPU, so many times the rows of an update are computed at once without gradients: that keeps one layer's
+activations instead of all layers', so it takes less memory than an update, and each launch does four times the work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
-    """What the roles are made of and how they learn."""
+    """What the roles are built from and how they are trained."""
 
     base: str
-    """The policy to start from, and the reference."""
+    """The model that the policy starts from, and that the reference is."""
     reward: Path | None
-    """The reward model that the critic starts from and that shares weights where it can; None without one."""
+    """The reward model, which may share weights with the policy and be the start of the critic; None without one."""
     objective: str | None
-    """Which of its objectives the critic foretells; None where it has one."""
+    """The objective of the reward model that the critic predicts; None where it has a single one."""
     critic_from_reward: bool
+    """Whether the critic starts from the reward model."""
     device: str
     dtype: DTypeName
     lora: LoraSettings
     trunk_layers: int | None
-    """None: the lower half."""
+    """How many of the lowest layers the roles share, for `trunk`; None for the lower half."""
     actor: OptimiserSettings
     critic: OptimiserSettings | None
     """None for a method without a critic."""
     actor_steps: int
+    """Optimiser steps of the whole run, for the learning rate schedule."""
     critic_steps: int
     temperature: float
+    """Of sampling: log-probs are those of the distribution that answers are drawn from."""
     rows: int
+    """Sequences of a micro-batch."""
     recompute: bool
+    """Recompute activations in the backward pass instead of keeping them."""
     ema: float | None
+    """Decay of a moving average of the policy's weights, which is then what is saved."""
     imitation: Imitation | None
     seed: int
     compile: bool = False
     """Compile the layers of every role."""
 
     @property
-    def still_rows(self) -> int:
-        """Rows at once where nothing is learnt. With `recompute`, learning too holds one layer's activations."""
-        is_ample = torch.device(self.device).type == "cuda" and not self.recompute
-        return self.rows * (_STILL_ON_GPU if is_ample else 1)
+    def inference_rows(self) -> int:
+        """Sequences at once without gradients. With `recompute`, an update too keeps one layer's activations alone."""
+        fits_more = torch.device(self.device).type == "cuda" and not self.recompute
+        return self.rows * (_INFERENCE_FACTOR if fits_more else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedJudge:
-    """A reward model whose weights are, for the most part, those of the policy."""
+    """A reward model that shares most of its weights with the policy."""
 
     members: tuple[Member, ...]
     combine: Combine
@@ -87,21 +93,23 @@ class SharedJudge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSet:
-    """The roles that learn or hold still, and what surrounds them."""
+    """The roles of a run."""
 
     model: Module
-    """Samples and is saved: the policy with all its weights."""
+    """The policy with all its weights: the model that samples and is saved."""
     policy: Policy
     critic: Critic | NoCritic
     reference: Reference
     shared_judge: SharedJudge | None
-    """The reward model at `Wanted.reward` where it shares weights with the policy; else it is loaded by itself."""
+    """The reward model at `RoleSpec.reward` where it shares weights with the policy; any other is loaded elsewhere."""
     memory: Sequence[RoleMemory]
+    """The rows of the memory table."""
     notes: Sequence[str]
-    """What a user should know about how the roles are held."""
+    """What a user should know about what could not be shared."""
     reference_hash: str
+    """Hash of the reference's weights: a run is resumed with the same reference, or not at all."""
     forget: Callable[[], None] = field(default=lambda: None)
-    """Called when a batch of rollouts is done with."""
+    """To be called after each batch of rollouts: frees what was cached for it."""
 
     def state(self) -> dict[str, Any]:
         return {
@@ -120,84 +128,86 @@ class RoleSet:
         self.critic.load(state["critic"])
 
     def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-        """Write the policy as a whole model; where an average is kept, that is what is written."""
-        now = {name: one.clone() for name, one in self.policy.stepper.weights().items()}
-        self.policy.stepper.load_weights(self.policy.final_weights())
+        """Save the policy as a whole model: with `ema`, the moving average of its weights."""
+        last = {name: weight.clone() for name, weight in self.policy.weights().items()}
+        self.policy.train_step.load_weights(self.policy.final_weights())
         try:
             return save_causal(self.model, tokenizer, folder)
         finally:
-            self.policy.stepper.load_weights(now)
+            self.policy.train_step.load_weights(last)
 
 
-def make_policy(wanted: RoleSpec, body: Backbone, head: Callable[[], Tensor]) -> Policy:
-    stepper = TrainStep(body.trainable(), wanted.actor, total_steps=wanted.actor_steps, owner="policy")
+def make_policy(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor]) -> Policy:
+    train_step = TrainStep(backbone.trainable(), spec.actor, total_steps=spec.actor_steps, owner="policy")
     return Policy(
-        body,
+        backbone,
         head,
-        stepper,
-        temperature=wanted.temperature,
-        rows=wanted.rows,
-        still_rows=wanted.still_rows,
-        compiled=wanted.compile,
-        imitation=wanted.imitation,
-        average=None if wanted.ema is None else EMA(stepper.weights(), wanted.ema),
+        train_step,
+        temperature=spec.temperature,
+        rows=spec.rows,
+        inference_rows=spec.inference_rows,
+        compiled=spec.compile,
+        imitation=spec.imitation,
+        ema=None if spec.ema is None else EMA(train_step.weights(), spec.ema),
     )
 
 
-def make_critic(wanted: RoleSpec, settings: OptimiserSettings, body: Backbone, head: nn.Linear) -> Critic:
-    named = [*body.trainable(), *((f"value_head.{name}", one) for name, one in head.named_parameters())]
-    stepper = TrainStep(named, settings, total_steps=wanted.critic_steps, owner="critic")
-    return Critic(body, head, stepper, rows=wanted.rows, still_rows=wanted.still_rows)
+def make_critic(spec: RoleSpec, settings: OptimiserSettings, backbone: Backbone, head: nn.Linear) -> Critic:
+    of_head = [(f"value_head.{name}", parameter) for name, parameter in head.named_parameters()]
+    named = [*backbone.trainable(), *of_head]
+    train_step = TrainStep(named, settings, total_steps=spec.critic_steps, owner="critic")
+    return Critic(backbone, head, train_step, rows=spec.rows, inference_rows=spec.inference_rows)
 
 
-def make_reference(wanted: RoleSpec, body: Backbone, head: Callable[[], Tensor], policy: Policy) -> Reference:
-    # In the same precision as the policy: before the first step the two must agree to the last bit.
-    autocast = policy.stepper.autocast
+def make_reference(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor], policy: Policy) -> Reference:
     return Reference(
-        body,
+        backbone,
         head,
-        temperature=wanted.temperature,
-        rows=wanted.still_rows,
-        compiled=wanted.compile,
-        autocast=autocast,
+        temperature=spec.temperature,
+        rows=spec.inference_rows,
+        compiled=spec.compile,
+        # The precision of the policy: before the first step the two must agree to the last bit.
+        autocast=policy.train_step.autocast,
     )
 
 
 def output_head(model: PreTrainedModel) -> Callable[[], Tensor]:
+    """The output matrix as it is when it is asked for."""
     return lambda: heads.lm_head(model)
 
 
-def load_members(wanted: RoleSpec) -> tuple[RewardModel, ...]:
-    """The reward model's members, each a plain model of its own where adapters were on a base."""
-    assert wanted.reward is not None
-    found = load_reward(wanted.reward, dtype=wanted.dtype, device=wanted.device)
-    return found.members if isinstance(found, Ensemble) else (found,)
+def load_members(spec: RoleSpec) -> tuple[RewardModel, ...]:
+    """The members of the reward model; a single one where it is no ensemble."""
+    assert spec.reward is not None
+    loaded = load_reward(spec.reward, dtype=spec.dtype, device=spec.device)
+    return loaded.members if isinstance(loaded, Ensemble) else (loaded,)
 
 
 def plain(member: RewardModel) -> PreTrainedModel:
+    """The model of a member, its adapter merged in if it has one."""
     return merge(member.model, name=member.adapter) if isinstance(member.model, PeftModel) else member.model
 
 
-def critic_head(wanted: RoleSpec, member: RewardModel | None, width: int) -> nn.Linear:
-    """From the reward model's own head, or one that says 0."""
+def critic_head(spec: RoleSpec, member: RewardModel | None, width: int) -> nn.Linear:
+    """A value head from the score head of the reward model, or, without one, a head of zeros."""
     if member is None:
-        return value_head(width, torch.device(wanted.device))
+        return value_head(width, torch.device(spec.device))
     member.activate()
     weight_KD = head_of(member.model).weight.detach().clone()
-    return head_from_scores(weight_KD, member.facts, wanted.objective)
+    return head_from_scores(weight_KD, member.facts, spec.objective)
 
 
 def width_of(model: Module) -> int:
     return cast(int, base_of(model).config.get_text_config().hidden_size)
 
 
-def prepare(wanted: RoleSpec, model: Module, *, learns: bool, recomputes: bool = False) -> None:
-    """Dropout off, gradients for those that learn, layers compiled and activations recomputed if asked."""
+def prepare(spec: RoleSpec, model: Module, *, learns: bool, recomputes: bool = False) -> None:
+    """Dropout off, trainable or frozen, and, where the spec says so, layers compiled and activations recomputed."""
     without_dropout(model)
     model.requires_grad_(learns)
-    if wanted.compile:
+    if spec.compile:
         compile_layers(base_of(model))
-    if wanted.recompute and recomputes:
+    if spec.recompute and recomputes:
         base_of(model).gradient_checkpointing_enable({"use_reentrant": False})
-        # transformers recomputes in training mode alone; without dropout the two modes are the same.
+        # transformers recomputes in training mode alone; without dropout it computes the same as evaluation mode.
         model.train()

@@ -1,7 +1,7 @@
-"""`roles: lora`: one frozen base. The actor, the critic and the reward are adapters on it, the reference is it.
+"""`roles: lora`: one frozen base, which is the reference. Actor, critic and reward model are adapters on it.
 
-The adapters of policy and value are separate: a joint one is known to interfere. A reward model shares the base if it
-was trained with LoRA on the same weights; any other is a model of its own beside.
+Policy and value have separate adapters: in a joint one the two are known to interfere. A reward model shares the base
+if it was trained with LoRA on the same weights; any other is loaded as a model of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from torch import nn
 
 from kedge.core.seeds import seed_for
 from kedge.models.forward.lora import base_of, with_lora
-from kedge.models.loading.hashing import module_hash
+from kedge.models.loading.hashing import folder_hash, module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.resolve import resolve
-from kedge.models.reward.base_link import weights_hash
 from kedge.models.reward.reward_files import tokenizer_of
-from kedge.models.reward.shared import SharedMembers, load_body_adapter, load_head, members_on
+from kedge.models.reward.shared import SharedMembers, load_backbone_adapter, load_head, members_on
 from kedge.models.roles.backbones import LoraBackbone
 from kedge.models.roles.build import (
     RoleSet,
@@ -41,27 +40,29 @@ from kedge.models.training.train_step import TrainStep
 POLICY, CRITIC = "policy", "critic"
 
 
-def lora(wanted: RoleSpec) -> RoleSet:
-    base = load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device, bits=wanted.lora.base_bits)
-    members = _shared_members(wanted)
-    model = with_lora(base, wanted.lora, name=POLICY, seed=seed_for(wanted.seed, POLICY))
-    value = _add_critic(wanted, model, members) if wanted.critic else None
-    judge = _judge(wanted, model, members)
+def lora(spec: RoleSpec) -> RoleSet:
+    base = load_causal(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits)
+    members = _shared_members(spec)
+    model = with_lora(base, spec.lora, name=POLICY, seed=seed_for(spec.seed, POLICY))
+    critic_head = _add_critic(spec, model, members) if spec.critic else None
+    judge = _judge(spec, model, members)
     model.set_adapter(POLICY)  # the one that samples
-    prepare(wanted, model, learns=False, recomputes=True)
-    policy = make_policy(wanted, _learning(model, POLICY), output_head(base))
+    prepare(spec, model, learns=False, recomputes=True)
+    policy = make_policy(spec, _trainable(model, POLICY), output_head(base))
     critic = (
-        make_critic(wanted, wanted.critic, _learning(model, CRITIC), value) if wanted.critic and value else NoCritic()
+        make_critic(spec, spec.critic, _trainable(model, CRITIC), critic_head)
+        if spec.critic and critic_head
+        else NoCritic()
     )
     return RoleSet(
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(wanted, LoraBackbone(model, None), output_head(base), policy),
+        reference=make_reference(spec, LoraBackbone(model, None), output_head(base), policy),
         shared_judge=judge,
         memory=_memory(model, policy, critic, judge),
-        notes=[] if judge or not wanted.reward else [_NOTE.format(wanted.reward)],
-        reference_hash=module_hash(base_of(model), without=".lora_"),
+        notes=[] if judge or not spec.reward else [_NOTE.format(spec.reward)],
+        reference_hash=module_hash(base_of(model)),
     )
 
 
@@ -71,54 +72,55 @@ _NOTE = (
 )
 
 
-def _shared_members(wanted: RoleSpec) -> SharedMembers | None:
-    place = resolve(wanted.base)
-    return members_on(wanted.reward, weights_hash(place)) if wanted.reward and isinstance(place, Path) else None
+def _shared_members(spec: RoleSpec) -> SharedMembers | None:
+    """The adapters of the reward model if they were trained on the weights of this base."""
+    place = resolve(spec.base)
+    return members_on(spec.reward, folder_hash(place)) if spec.reward and isinstance(place, Path) else None
 
 
-def _add_critic(wanted: RoleSpec, model: PeftModel, members: SharedMembers | None) -> nn.Linear:
-    """The critic's adapter, put on the model, and its head: the reward's where it shares the base, else new ones."""
-    if members is None or not wanted.critic_from_reward:
-        with_lora(model, wanted.lora, name=CRITIC, seed=seed_for(wanted.seed, CRITIC))
-        return value_head(width_of(model), torch.device(wanted.device))
+def _add_critic(spec: RoleSpec, model: PeftModel, members: SharedMembers | None) -> nn.Linear:
+    """Add the critic's adapter to the model; its head. Both from the reward model if it shares the base, else new."""
+    if members is None or not spec.critic_from_reward:
+        with_lora(model, spec.lora, name=CRITIC, seed=seed_for(spec.seed, CRITIC))
+        return value_head(width_of(model), torch.device(spec.device))
     folder, facts = members.folders[0], members.facts[0]
-    load_body_adapter(model, folder, name=CRITIC)
-    return head_from_scores(load_head(folder).to(wanted.device), facts, wanted.objective)
+    load_backbone_adapter(model, folder, name=CRITIC)
+    return head_from_scores(load_head(folder).to(spec.device), facts, spec.objective)
 
 
-def _learning(model: PeftModel, adapter: str) -> LoraBackbone:
-    """An adapter that learns."""
-    body = LoraBackbone(model, adapter)
-    for _, one in body.trainable():
-        one.requires_grad_(True)
-    return body
+def _trainable(model: PeftModel, adapter: str) -> LoraBackbone:
+    backbone = LoraBackbone(model, adapter)
+    for _, parameter in backbone.trainable():
+        parameter.requires_grad_(True)
+    return backbone
 
 
-def _judge(wanted: RoleSpec, model: PeftModel, members: SharedMembers | None) -> SharedJudge | None:
+def _judge(spec: RoleSpec, model: PeftModel, members: SharedMembers | None) -> SharedJudge | None:
     if members is None:
         return None
-    assert wanted.reward is not None
-    tokenizer = tokenizer_of(wanted.reward)
-    judges: list[RewardRole] = []
+    assert spec.reward is not None
+    tokenizer = tokenizer_of(spec.reward)
+    roles: list[RewardRole] = []
     for index, (folder, facts) in enumerate(zip(members.folders, members.facts, strict=True)):
         name = f"reward-{index}"
-        load_body_adapter(model, folder, name=name)
-        head_KD = load_head(folder).to(wanted.device)
-        judges.append(RewardRole(body=LoraBackbone(model, name), head_KD=head_KD, tokenizer=tokenizer, facts=facts))
-    return SharedJudge(members=tuple(judges), combine=members.combine)
+        load_backbone_adapter(model, folder, name=name)
+        head_KD = load_head(folder).to(spec.device)
+        roles.append(RewardRole(backbone=LoraBackbone(model, name), head_KD=head_KD, tokenizer=tokenizer, facts=facts))
+    return SharedJudge(members=tuple(roles), combine=members.combine)
 
 
 def _memory(model: PeftModel, policy: Policy, critic: Critic | NoCritic, judge: SharedJudge | None) -> list[RoleMemory]:
-    base = [one for name, one in model.named_parameters() if ".lora_" not in name]
-    rewards = [one for name, one in model.named_parameters() if ".reward-" in name]
+    base = [parameter for name, parameter in model.named_parameters() if ".lora_" not in name]
+    rewards = [parameter for name, parameter in model.named_parameters() if ".reward-" in name]
 
-    def learning(role: str, stepper: TrainStep) -> RoleMemory:
-        return of_role(role, shared=base, own=[one for _, one in stepper.named], stepper=stepper)
+    def trained(role: str, train_step: TrainStep) -> RoleMemory:
+        own = [parameter for _, parameter in train_step.named]
+        return of_role(role, shared=base, own=own, train_step=train_step)
 
     return [
         of_role("base", own=base),
-        learning("actor", policy.stepper),
-        *([learning("critic", critic.stepper)] if isinstance(critic, Critic) else []),
+        trained("actor", policy.train_step),
+        *([trained("critic", critic.train_step)] if isinstance(critic, Critic) else []),
         of_role("reference", shared=base),
         *([of_role("reward", shared=base, own=rewards)] if judge else []),
     ]

@@ -1,6 +1,6 @@
-"""How much memory each role takes for weights, gradients and optimiser: the table that a run begins with.
+"""The memory of each role for weights, gradients and optimiser: the table that a run begins with.
 
-Counted from the tensors themselves. Activations, the cache of generation and the allocator's slack are left out.
+Counted from the tensors themselves. Activations, the cache of generation and the allocator's overhead are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kedge.models.training.train_step import TrainStep
 
 _ADAM_BYTES = 8
-"""Two float32 moments a weight that learns."""
+"""Two float32 moments for every trainable weight."""
 _GRADIENT_BYTES = 4
 
 
@@ -21,21 +21,21 @@ _GRADIENT_BYTES = 4
 class RoleMemory:
     role: str
     shared_bytes: int
-    """Weights that another role holds already."""
+    """Weights that are counted for another role already."""
     own_bytes: int
     """Weights that only this role has."""
     learning_bytes: int
-    """Gradients, moments, and float32 copies of weights in bfloat16, at the moment of a step."""
+    """Gradients, moments, and float32 masters of weights in bfloat16, during a step."""
     learns: int
-    """How many weights learn."""
+    """How many weights are trained."""
 
 
 def of_role(
-    role: str, *, shared: Iterable[Tensor] = (), own: Iterable[Tensor] = (), stepper: TrainStep | None = None
+    role: str, *, shared: Iterable[Tensor] = (), own: Iterable[Tensor] = (), train_step: TrainStep | None = None
 ) -> RoleMemory:
-    weights = list(stepper.weights().values()) if stepper else []
-    copies = stepper.copy_bytes() if stepper else 0
-    learns = sum(one.numel() for one in weights)
+    weights = list(train_step.weights().values()) if train_step else []
+    copies = train_step.copy_bytes() if train_step else 0
+    learns = sum(weight.numel() for weight in weights)
     return RoleMemory(
         role=role,
         shared_bytes=num_bytes(shared),
@@ -46,13 +46,14 @@ def of_role(
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Each tensor once, however often it is named."""
-    seen = {id(one): one for one in tensors}
-    return sum(one.numel() * one.element_size() for one in seen.values())
+    """The size of all tensors, each counted once however often it occurs."""
+    by_id = {id(tensor): tensor for tensor in tensors}
+    return sum(tensor.nbytes for tensor in by_id.values())
 
 
 def table(rows: Sequence[RoleMemory]) -> list[str]:
-    """
+    """The lines of the memory table.
+
     >>> row = RoleMemory(role="actor", shared_bytes=2_000_000, own_bytes=1_500_000, learning_bytes=0, learns=0)
     >>> print("\\n".join(table([row])))
     role        shared MB    own MB  learning MB  weights that learn
@@ -61,8 +62,8 @@ def table(rows: Sequence[RoleMemory]) -> list[str]:
     """
 
     def line(role: str, *columns: str) -> str:
-        placed = (f"{one:>{width}}" for one, width in zip(columns, (10, 9, 12, 19), strict=True))
-        return " ".join([f"{role:<10}", *placed])
+        cells = (f"{text:>{width}}" for text, width in zip(columns, (10, 9, 12, 19), strict=True))
+        return " ".join([f"{role:<10}", *cells])
 
     lines = [
         line(row.role, _mb(row.shared_bytes), _mb(row.own_bytes), _mb(row.learning_bytes), f"{row.learns:,}")
@@ -78,4 +79,4 @@ def _mb(size: int) -> str:
 
 
 def parameters_of(*modules: nn.Module) -> list[Tensor]:
-    return [one for module in modules for one in module.parameters()]
+    return [parameter for module in modules for parameter in module.parameters()]

@@ -1,6 +1,6 @@
-"""The policy that learns, and the reference that holds still. Both answer with log-probs at the sampling temperature.
+"""The policy that is trained and the frozen reference. Both give log-probs at the temperature of sampling.
 
-Shape letters: B sequences, T token positions, V vocabulary, D width.
+Shape letters: B sequences, T token positions, N response tokens, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kedge.core.protocols import PolicyLoss
 from kedge.core.records import Experience, Rollouts
 from kedge.models.forward import heads
 from kedge.models.roles.backbones import Backbone
-from kedge.models.roles.rows import each, micro_batches
+from kedge.models.roles.rows import by_micro_batch, micro_batches
 from kedge.models.training.ema import EMA
 from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 
@@ -29,11 +29,11 @@ Head = Callable[[], Tensor]
 
 
 class Reference:
-    """Log-probs of a model that does not learn."""
+    """Log-probs without gradient: of a frozen model, or of the policy between its updates."""
 
     def __init__(
         self,
-        body: Backbone,
+        backbone: Backbone,
         head: Head,
         *,
         temperature: float,
@@ -41,23 +41,25 @@ class Reference:
         compiled: bool,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._body, self._head = body, head
+        """`rows` sequences are computed at once."""
+        self._backbone, self._head = backbone, head
         self._temperature, self._rows, self._compiled, self._autocast = temperature, rows, compiled, autocast
 
     @torch.no_grad()
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response, 0 elsewhere."""
-        with self._body.active(), self._autocast():
-            return each(rollouts, self._rows, self._ask)
+        with self._backbone.active(), self._autocast():
+            return by_micro_batch(rollouts, self._rows, self._logprobs)
 
-    def _ask(self, part: Rollouts) -> Tensor:
-        wanted_BT = heads.foretold(part.attention_mask_BT, part.response_mask_BT)
-        hidden_ND = self._body.hidden(part.tokens_BT, part.attention_mask_BT, heads.one_before(wanted_BT))
+    def _logprobs(self, part: Rollouts) -> Tensor:
+        predicted_BT = heads.predicted(part.attention_mask_BT, part.response_mask_BT)
+        positions_BT = heads.predicting_positions(predicted_BT)
+        hidden_ND = self._backbone.hidden(part.tokens_BT, part.attention_mask_BT, positions_BT)
         return heads.logprobs_of(
             self._head(),
             hidden_ND,
             part.tokens_BT,
-            wanted_BT,
+            predicted_BT,
             temperature=self._temperature,
             compiled=self._compiled,
         )
@@ -65,39 +67,44 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imitation:
-    """The PTX mix: text to imitate alongside (Ouyang et al. 2022, eq. 2), chosen by the number of the step."""
+    """The PTX mix: a likelihood term on demonstrations (Ouyang et al. 2022, eq. 2), batched by the step's number."""
 
     batches: Callable[[int], Sequence[Batch]]
     coef: float
 
 
 class Policy:
-    """The actor. `update` is one optimiser step of whatever loss it is given."""
+    """The actor. `update` is one optimiser step on the loss that it is given."""
 
     def __init__(
         self,
-        body: Backbone,
+        backbone: Backbone,
         head: Head,
-        stepper: TrainStep,
+        train_step: TrainStep,
         *,
         temperature: float,
         rows: int,
-        still_rows: int,
+        inference_rows: int,
         compiled: bool,
         imitation: Imitation | None = None,
-        average: EMA | None = None,
+        ema: EMA | None = None,
     ) -> None:
-        """`rows` sequences are learnt from at once, `still_rows` asked. `average` follows the weights."""
-        self._body, self._head, self.stepper = body, head, stepper
+        """`rows` sequences are computed at once in an update, `inference_rows` without gradients."""
+        self._backbone, self._head, self.train_step = backbone, head, train_step
         self._temperature, self._rows, self._compiled = temperature, rows, compiled
-        self._imitation, self._average = imitation, average
-        self._still = Reference(
-            body, head, temperature=temperature, rows=still_rows, compiled=compiled, autocast=stepper.autocast
+        self._imitation, self._ema = imitation, ema
+        self._without_gradients = Reference(
+            backbone,
+            head,
+            temperature=temperature,
+            rows=inference_rows,
+            compiled=compiled,
+            autocast=train_step.autocast,
         )
 
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response as the policy is now, 0 elsewhere; without gradient."""
-        return self._still.logprobs(rollouts)
+        return self._without_gradients.logprobs(rollouts)
 
     def update(self, experience: Experience, loss: PolicyLoss, *, per: Per) -> dict[str, float]:
         width = experience.rollouts.tokens_BT.shape[1]
@@ -107,43 +114,47 @@ class Policy:
         )
         terms: list[Term[Any]] = [Term(objective=objective, batches=micro_batches(experience, self._rows))]
         if self._imitation:
-            batches = self._imitation.batches(self.stepper.step)
+            batches = self._imitation.batches(self.train_step.step)
             imitating: Objective[Batch] = Objective(
-                weight=lambda batch: float(weight_of(batch.counted_BT, "token")), sums=self._imitated
+                weight=lambda batch: float(weight_of(batch.counted_BT, "token")), sums=self._imitation_sums
             )
             terms.append(Term(objective=imitating, batches=batches, coef=self._imitation.coef, name="ptx_"))
-        with self._body.active():
-            metrics = self.stepper.learn(*terms)
-        if self._average:
-            self._average.follow(self.stepper.weights())
+        with self._backbone.active():
+            metrics = self.train_step.learn(*terms)
+        if self._ema:
+            self._ema.update(self.train_step.weights())
         return metrics
 
-    def state(self) -> dict[str, Any]:
-        return {"stepper": self.stepper.state(), "average": self._average.state() if self._average else None}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.stepper.load(state["stepper"])
-        if self._average:
-            self._average.load(state["average"])
-
     def weights(self) -> Mapping[str, Tensor]:
-        """What has been learnt, by parameter name, in full precision."""
-        return self.stepper.weights()
+        """The trained weights by the names of their parameters, in full precision: what a generator has to load.
+
+        They are the tensors of the policy itself, which the next update changes; copy what has to last.
+        """
+        return self.train_step.weights()
 
     def final_weights(self) -> Mapping[str, Tensor]:
-        """What a finished run keeps: the average of the weights where one is kept, else the weights."""
-        return self._average.weights() if self._average else self.stepper.weights()
+        """The weights that a finished run saves: their moving average with `ema`, else the last ones."""
+        return self._ema.weights() if self._ema else self.weights()
+
+    def state(self) -> dict[str, Any]:
+        return {"train_step": self.train_step.state(), "ema": self._ema.state() if self._ema else None}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.train_step.load(state["train_step"])
+        if self._ema:
+            self._ema.load(state["ema"])
 
     def _sums(self, part: Experience, loss: PolicyLoss, per: Per) -> Sums:
-        tokens = part.rollouts
-        mask_BT = tokens.response_mask_BT
-        wanted_BT = heads.foretold(tokens.attention_mask_BT, mask_BT)
-        hidden_ND = self._body.hidden(tokens.tokens_BT, tokens.attention_mask_BT, heads.one_before(wanted_BT))
+        rollouts = part.rollouts
+        mask_BT = rollouts.response_mask_BT
+        predicted_BT = heads.predicted(rollouts.attention_mask_BT, mask_BT)
+        positions_BT = heads.predicting_positions(predicted_BT)
+        hidden_ND = self._backbone.hidden(rollouts.tokens_BT, rollouts.attention_mask_BT, positions_BT)
         logp_BT, entropy_BT = heads.logprobs_and_entropy_of(
             self._head(),
             hidden_ND,
-            tokens.tokens_BT,
-            wanted_BT,
+            rollouts.tokens_BT,
+            predicted_BT,
             temperature=self._temperature,
             compiled=self._compiled,
         )
@@ -157,9 +168,10 @@ class Policy:
             peaks=peaks,
         )
 
-    def _imitated(self, batch: Batch) -> Sums:
+    def _imitation_sums(self, batch: Batch) -> Sums:
         batch = batch.to(self._head().device)
-        wanted_BT = heads.foretold(batch.segment_BT, batch.counted_BT)
-        hidden_ND = self._body.hidden(batch.tokens_BT, batch.segment_BT > 0, heads.one_before(wanted_BT))
-        logp_BT = heads.logprobs_of(self._head(), hidden_ND, batch.tokens_BT, wanted_BT, compiled=self._compiled)
+        predicted_BT = heads.predicted(batch.segment_BT, batch.counted_BT)
+        positions_BT = heads.predicting_positions(predicted_BT)
+        hidden_ND = self._backbone.hidden(batch.tokens_BT, batch.segment_BT > 0, positions_BT)
+        logp_BT = heads.logprobs_of(self._head(), hidden_ND, batch.tokens_BT, predicted_BT, compiled=self._compiled)
         return Sums(loss=weighted_sum(-logp_BT, batch.counted_BT, "token"), facts={})

@@ -1,4 +1,4 @@
-"""The reward role: a scorer over a body, as a member of a judge. It reads packed rows, and the last layer only at ends.
+"""The reward role: a frozen scorer that packs its rows and computes the last layer only at their last tokens.
 
 Shape letters: B sequences, T token positions, K objectives, D width.
 """
@@ -24,9 +24,9 @@ from kedge.models.roles.backbones import Backbone, FullBackbone, LoraBackbone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRole:
-    """Reads what `kedge.models.reward.reward_model.RewardModel` reads, and says the same."""
+    """Gives the scores of `kedge.models.reward.reward_model.RewardModel`, faster; rows must be padded on the right."""
 
-    body: Backbone
+    backbone: Backbone
     head_KD: Tensor
     tokenizer: PreTrainedTokenizerBase
     facts: RewardFacts
@@ -43,14 +43,14 @@ class RewardRole:
     def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
         """`scores_BK` in float32. Rows are right-padded, one text each."""
         mask_BT = attention_mask_BT.to(self.device)
-        with self.body.active():
-            last_BD = self.body.hidden(tokens_BT.to(self.device), mask_BT, last_token(mask_BT))
+        with self.backbone.active():
+            last_BD = self.backbone.hidden(tokens_BT.to(self.device), mask_BT, last_token(mask_BT))
         scores_BK = linear(widen(last_BD), self.head_KD)
         return self.facts.normaliser(scores_BK) if normalised else scores_BK
 
 
 def reward_role(member: RewardModel, *, compiled: bool) -> RewardRole:
-    """A reward model with weights of its own, which from now on scores and does not learn."""
+    """A reward model with weights of its own as a role: frozen, without dropout, its layers compiled if asked."""
     model = member.model
     member.activate()
     head_KD = head_of(model).weight.detach().clone()
@@ -58,5 +58,5 @@ def reward_role(member: RewardModel, *, compiled: bool) -> RewardRole:
     model.requires_grad_(False)  # after `activate`, which makes an adapter trainable
     if compiled:
         compile_layers(base_of(model))
-    body = LoraBackbone(model, member.adapter) if isinstance(model, PeftModel) else FullBackbone(model)
-    return RewardRole(body=body, head_KD=head_KD, tokenizer=member.tokenizer, facts=member.facts)
+    backbone = LoraBackbone(model, member.adapter) if isinstance(model, PeftModel) else FullBackbone(model)
+    return RewardRole(backbone=backbone, head_KD=head_KD, tokenizer=member.tokenizer, facts=member.facts)

@@ -1,4 +1,4 @@
-"""`roles: separate`: four models of their own. The baseline that the other ways are tested against."""
+"""`roles: separate`: a model for each role. The baseline that the other ways are tested against."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from kedge.models.roles.critic import Critic, NoCritic
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 
 
-def separate(wanted: RoleSpec) -> RoleSet:
-    model, still = (load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device) for _ in range(2))
-    prepare(wanted, model, learns=True, recomputes=True)
-    prepare(wanted, still, learns=False)
-    policy = make_policy(wanted, FullBackbone(model), output_head(model))
-    critic, seen = _critic(wanted, width_of(model))
+def separate(spec: RoleSpec) -> RoleSet:
+    model, reference_model = (load_causal(spec.base, dtype=spec.dtype, device=spec.device) for _ in range(2))
+    prepare(spec, model, learns=True, recomputes=True)
+    prepare(spec, reference_model, learns=False)
+    policy = make_policy(spec, FullBackbone(model), output_head(model))
+    critic, critic_memory = _critic(spec, width_of(model))
     return RoleSet(
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(wanted, FullBackbone(still), output_head(still), policy),
+        reference=make_reference(spec, FullBackbone(reference_model), output_head(reference_model), policy),
         shared_judge=None,
         memory=[
-            of_role("actor", own=parameters_of(model), stepper=policy.stepper),
-            *seen,
-            of_role("reference", own=parameters_of(still)),
+            of_role("actor", own=parameters_of(model), train_step=policy.train_step),
+            *critic_memory,
+            of_role("reference", own=parameters_of(reference_model)),
         ],
         notes=[],
-        reference_hash=module_hash(still),
+        reference_hash=module_hash(reference_model),
     )
 
 
-def _critic(wanted: RoleSpec, width: int) -> tuple[Critic | NoCritic, list[RoleMemory]]:
-    """A model of its own, from the reward's where there is one; with its line of the memory table."""
-    if wanted.critic is None:
+def _critic(spec: RoleSpec, width: int) -> tuple[Critic | NoCritic, list[RoleMemory]]:
+    """A model of its own, from the reward model where there is one; with its row of the memory table."""
+    if spec.critic is None:
         return NoCritic(), []
-    member = load_members(wanted)[0] if wanted.reward and wanted.critic_from_reward else None
-    seer = plain(member) if member else load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device)
-    head = critic_head(wanted, member, width)
-    prepare(wanted, seer, learns=False, recomputes=True)
-    seer.get_decoder().requires_grad_(True)
-    critic = make_critic(wanted, wanted.critic, FullBackbone(seer), head)
-    return critic, [of_role("critic", own=parameters_of(seer, head), stepper=critic.stepper)]
+    member = load_members(spec)[0] if spec.reward and spec.critic_from_reward else None
+    value_model = plain(member) if member else load_causal(spec.base, dtype=spec.dtype, device=spec.device)
+    head = critic_head(spec, member, width)
+    prepare(spec, value_model, learns=False, recomputes=True)
+    value_model.get_decoder().requires_grad_(True)
+    critic = make_critic(spec, spec.critic, FullBackbone(value_model), head)
+    return critic, [of_role("critic", own=parameters_of(value_model, head), train_step=critic.train_step)]

@@ -1,14 +1,14 @@
-"""`roles: trunk`: the lower layers are frozen and shared, computed once a sequence for all roles; each owns a top.
+"""`roles: trunk`: frozen lower layers, computed once a sequence for all roles; each role has its own upper layers.
 
 A reward model shares the trunk if its lower layers are the policy's (`frozen_layers` in the reward stage); any other is
-a model of its own beside.
+loaded as a model of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.models.forward import heads
@@ -16,7 +16,7 @@ from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.reward.ensemble import Ensemble, load_reward
 from kedge.models.reward.reward_model import RewardModel, head_of
-from kedge.models.roles.backbones import TrunkBackbone
+from kedge.models.roles.backbones import SharedTrunk, TrunkBackbone, own_top, same_trunk, top_of
 from kedge.models.roles.build import (
     RoleSet,
     RoleSpec,
@@ -33,7 +33,6 @@ from kedge.models.roles.build import (
 from kedge.models.roles.critic import Critic, NoCritic
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 from kedge.models.roles.reward import RewardRole
-from kedge.models.roles.shared_trunk import SharedTrunk, own_top, same_trunk, top_of
 from kedge.models.settings import Combine, MeanOfMembers
 
 _NOTE = (
@@ -42,85 +41,90 @@ _NOTE = (
 )
 
 
-def trunk(wanted: RoleSpec) -> RoleSet:
-    model = load_causal(wanted.base, dtype=wanted.dtype, device=wanted.device)
-    identity = module_hash(model)
-    prepare(wanted, model, learns=True, recomputes=True)
-    layers = wanted.trunk_layers or max(1, model.config.get_text_config().num_hidden_layers // 2)
-    cut = SharedTrunk(model, layers)
-    members, combine = _members(wanted, model, layers)
-    still, still_head = own_top(model, layers), _own_head(model)
-    prepare(wanted, still, learns=False)
-    policy = make_policy(wanted, TrunkBackbone(cut, top_of(model, layers), names=model), output_head(model))
-    shared = [one for one in model.parameters() if not one.requires_grad]
-    critic, seen = _critic(wanted, cut, members, model, shared)
-    tops = [top_of(plain(member), layers) for member in members]
-    for top in tops:
-        prepare(wanted, top, learns=False)
+def trunk(spec: RoleSpec) -> RoleSet:
+    model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
+    reference_hash = module_hash(model)
+    prepare(spec, model, learns=True, recomputes=True)
+    layers = spec.trunk_layers or max(1, model.config.get_text_config().num_hidden_layers // 2)
+    shared_trunk = SharedTrunk(model, layers)
+    members, combine = _shared_members(spec, model, layers)
+    reference_top, reference_head = own_top(model, layers), _own_head(model)
+    prepare(spec, reference_top, learns=False)
+    policy_backbone = TrunkBackbone(shared_trunk, top_of(model, layers), owner=model)
+    policy = make_policy(spec, policy_backbone, output_head(model))
+    shared = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    actor = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    critic, critic_memory = _critic(spec, shared_trunk, members, model, shared)
+    reward_tops = [top_of(plain(member), layers) for member in members]
+    for top in reward_tops:
+        prepare(spec, top, learns=False)
+    reference_backbone = TrunkBackbone(shared_trunk, reference_top, owner=reference_top)
     return RoleSet(
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(wanted, TrunkBackbone(cut, still, names=still), still_head, policy),
-        shared_judge=_judge(cut, members, tops, combine) if members else None,
+        reference=make_reference(spec, reference_backbone, reference_head, policy),
+        shared_judge=_judge(shared_trunk, members, reward_tops, combine) if members else None,
         memory=[
             of_role("trunk", own=shared),
-            of_role("actor", shared=shared, own=_learning(model), stepper=policy.stepper),
-            *seen,
-            of_role("reference", shared=shared, own=parameters_of(still)),
-            *([of_role("reward", shared=shared, own=parameters_of(*tops))] if tops else []),
+            of_role("actor", shared=shared, own=actor, train_step=policy.train_step),
+            *critic_memory,
+            of_role("reference", shared=shared, own=parameters_of(reference_top)),
+            *([of_role("reward", shared=shared, own=parameters_of(*reward_tops))] if reward_tops else []),
         ],
-        notes=[] if members or not wanted.reward else [_NOTE.format(wanted.reward, layers)],
-        reference_hash=identity,
-        forget=cut.forget,
+        notes=[] if members or not spec.reward else [_NOTE.format(spec.reward, layers)],
+        reference_hash=reference_hash,
+        forget=shared_trunk.forget,
     )
 
 
 def _critic(
-    wanted: RoleSpec, cut: SharedTrunk, members: Sequence[RewardModel], model: PreTrainedModel, shared: Sequence[Tensor]
+    spec: RoleSpec,
+    shared_trunk: SharedTrunk,
+    members: Sequence[RewardModel],
+    model: PreTrainedModel,
+    shared: Sequence[Tensor],
 ) -> tuple[Critic | NoCritic, list[RoleMemory]]:
-    """A top of its own, from the reward's where it shares the trunk; with its line of the memory table."""
-    if wanted.critic is None:
+    """A top of its own, from the reward model if it shares the trunk; with its row of the memory table."""
+    if spec.critic is None:
         return NoCritic(), []
-    first = members[0] if members and wanted.critic_from_reward else None
-    seer = own_top(plain(first) if first else model, cut.layers)
-    prepare(wanted, seer, learns=True, recomputes=True)
-    head = critic_head(wanted, first, width_of(model))
-    critic = make_critic(wanted, wanted.critic, TrunkBackbone(cut, seer, names=seer), head)
-    return critic, [of_role("critic", shared=shared, own=parameters_of(seer), stepper=critic.stepper)]
+    member = members[0] if members and spec.critic_from_reward else None
+    value_top = own_top(plain(member) if member else model, shared_trunk.layers)
+    prepare(spec, value_top, learns=True, recomputes=True)
+    head = critic_head(spec, member, width_of(model))
+    critic = make_critic(spec, spec.critic, TrunkBackbone(shared_trunk, value_top, owner=value_top), head)
+    return critic, [of_role("critic", shared=shared, own=parameters_of(value_top), train_step=critic.train_step)]
 
 
-def _members(wanted: RoleSpec, model: PreTrainedModel, layers: int) -> tuple[tuple[RewardModel, ...], Combine]:
+def _shared_members(spec: RoleSpec, model: PreTrainedModel, layers: int) -> tuple[tuple[RewardModel, ...], Combine]:
     """The members of the reward model if all of them share the trunk, else none."""
-    if wanted.reward is None:
+    if spec.reward is None:
         return (), MeanOfMembers()
-    found = load_reward(wanted.reward, dtype=wanted.dtype, device=wanted.device)
-    members, combine = (found.members, found.combine) if isinstance(found, Ensemble) else ((found,), MeanOfMembers())
-    fits = all(same_trunk(model, plain(member), layers) for member in members)
-    return (members if fits else ()), combine
+    loaded = load_reward(spec.reward, dtype=spec.dtype, device=spec.device)
+    members, combine = (
+        (loaded.members, loaded.combine) if isinstance(loaded, Ensemble) else ((loaded,), MeanOfMembers())
+    )
+    is_shared = all(same_trunk(model, plain(member), layers) for member in members)
+    return (members if is_shared else ()), combine
 
 
 def _judge(
-    cut: SharedTrunk, members: Sequence[RewardModel], tops: Sequence[PreTrainedModel], combine: Combine
+    shared_trunk: SharedTrunk, members: Sequence[RewardModel], tops: Sequence[PreTrainedModel], combine: Combine
 ) -> SharedJudge:
-    judges = tuple(
+    roles = tuple(
         RewardRole(
-            body=TrunkBackbone(cut, top, names=top),
+            backbone=TrunkBackbone(shared_trunk, top, owner=top),
             head_KD=head_of(plain(member)).weight.detach().clone(),
             tokenizer=member.tokenizer,
             facts=member.facts,
         )
         for member, top in zip(members, tops, strict=True)
     )
-    return SharedJudge(members=judges, combine=combine)
+    return SharedJudge(members=roles, combine=combine)
 
 
 def _own_head(model: PreTrainedModel) -> Callable[[], Tensor]:
-    """The output matrix as it is now: one that is tied to the frozen embedding stays so by itself."""
+    """The output matrix as it is now: a copy, unless it is tied to the frozen embedding and never changes."""
     head_VD = heads.lm_head(model)
-    still_VD = head_VD.detach().clone() if head_VD.requires_grad else head_VD
-    return lambda: still_VD
-
-
-def _learning(model: PreTrainedModel) -> list[nn.Parameter]:
-    return [one for one in model.parameters() if one.requires_grad]
+    frozen_VD = head_VD.detach().clone() if head_VD.requires_grad else head_VD
+    return lambda: frozen_VD

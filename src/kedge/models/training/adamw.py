@@ -1,8 +1,8 @@
-"""From losses to weights: gradients added up, and AdamW (Loshchilov & Hutter 2019) on float32 masters of the weights.
+"""Gradient accumulation and AdamW (Loshchilov & Hutter 2019) on float32 masters of the weights.
 
-A weight in float32 is its own master. There are two ways, torch's own kernels and, on a GPU, one of ours that reads the
-gradients as they are and writes moments, masters and weights in a single pass. Their state is that of torch's
-optimiser, so that a run can go on by the other way.
+A weight in float32 is its own master. There are two backends: torch's own kernels and, on a GPU, one of ours that reads
+the gradients in their own type and writes moments, masters and weights in a single pass. Both keep their state in
+torch's optimiser, so that a run can be resumed with the other one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 _torch: Any = torch
 """Its operations on lists of tensors have no public names."""
-_AT_ONCE = 64
-"""Weights whose gradients are widened together: so many are in memory twice."""
+_WIDENED_TOGETHER = 64
+"""Weights whose gradients are converted to float32 at a time: so many gradients are in memory twice."""
 
 
 class AdamWBackend(Protocol):
@@ -33,25 +33,25 @@ class AdamWBackend(Protocol):
         ...
 
     def norm(self) -> Tensor:
-        """Of all gradients together."""
+        """The L2 norm of all gradients together."""
         ...
 
     def step(self, *, rate: float, scale: float) -> None:
-        """Go down the gradients times `scale`."""
+        """One step of AdamW with learning rate `rate` on the gradients times `scale`."""
         ...
 
     def publish(self) -> None:
-        """Write the weights from their masters."""
+        """Copy the masters to the weights."""
         ...
 
 
 def adamw_backend(
     weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.AdamW
 ) -> AdamWBackend:
-    """The fastest way for weights of this kind. `masters[i]` is `weights[i]`, or a float32 copy of it."""
-    on_gpu = all(one.is_cuda and one.is_contiguous() for one in (*weights, *masters))
-    plain = all(one.dtype in (torch.float32, torch.bfloat16) for one in weights)
-    is_fused = on_gpu and plain and find_spec("triton") is not None
+    """The fastest backend for these weights. `masters[i]` is `weights[i]`, or a float32 copy of it."""
+    on_gpu = all(weight.is_cuda and weight.is_contiguous() for weight in (*weights, *masters))
+    has_known_types = all(weight.dtype in (torch.float32, torch.bfloat16) for weight in weights)
+    is_fused = on_gpu and has_known_types and find_spec("triton") is not None
     return (FusedAdamW if is_fused else TorchAdamW)(weights, masters, optimiser)
 
 
@@ -70,26 +70,26 @@ class TorchAdamW:
         if not _copied(self._weights, self._masters):
             loss.backward()
             return
-        waiting = [
-            (master, one)
-            for master, one in zip(self._masters, _gradients(loss, self._weights), strict=True)
-            if one is not None
+        remaining = [
+            (master, gradient)
+            for master, gradient in zip(self._masters, _gradients(loss, self._weights), strict=True)
+            if gradient is not None
         ]
-        while waiting:  # the gradients of a part are free before those of the next are widened
-            part, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+        while remaining:  # the gradients of a part are freed before those of the next are converted
+            part, remaining = remaining[:_WIDENED_TOGETHER], remaining[_WIDENED_TOGETHER:]
             for master, _ in part:
                 master.grad = torch.zeros_like(master) if master.grad is None else master.grad
-            _torch._foreach_add_([master.grad for master, _ in part], [one for _, one in part])
+            _torch._foreach_add_([master.grad for master, _ in part], [gradient for _, gradient in part])
 
     def gradients(self) -> list[Tensor | None]:
         return [master.grad for master in self._masters]
 
     def norm(self) -> Tensor:
-        return nn.utils.get_total_norm([one for one in self.gradients() if one is not None])
+        return nn.utils.get_total_norm(_present(self.gradients()))
 
     def step(self, *, rate: float, scale: float) -> None:
         if scale != 1:
-            _torch._foreach_mul_([one for one in self.gradients() if one is not None], scale)
+            _torch._foreach_mul_(_present(self.gradients()), scale)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._optimiser.step()
@@ -100,7 +100,7 @@ class TorchAdamW:
 
 
 class FusedAdamW:
-    """Gradients of a single `add` stay as autograd gave them; one kernel does the rest."""
+    """Gradients of a single `add` keep the type that autograd gave them; one kernel does the whole step."""
 
     def __init__(
         self, weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.AdamW
@@ -113,22 +113,25 @@ class FusedAdamW:
         self._sums = [None] * len(self._weights)
 
     def add(self, loss: Tensor) -> None:
-        found = _gradients(loss, self._weights)
-        for at in range(len(found)):
-            self._sums[at], found[at] = _sum(self._sums[at], found[at]), None
+        gradients = _gradients(loss, self._weights)
+        for index in range(len(gradients)):  # each is freed as soon as it is added
+            self._sums[index], gradients[index] = _sum(self._sums[index], gradients[index]), None
 
     def gradients(self) -> list[Tensor | None]:
         return self._sums
 
     def norm(self) -> Tensor:
-        found = [one for one in self._sums if one is not None]
-        by_type = [[one for one in found if one.dtype == dtype] for dtype in {one.dtype for one in found}]
-        norms = [norm for part in by_type for norm in _torch._foreach_norm(part, 2, torch.float32)]
+        gradients = _present(self._sums)
+        by_type = [
+            [gradient for gradient in gradients if gradient.dtype == dtype]
+            for dtype in {gradient.dtype for gradient in gradients}
+        ]
+        norms = [norm for same_type in by_type for norm in _torch._foreach_norm(same_type, 2, torch.float32)]
         return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
     def step(self, *, rate: float, scale: float) -> None:
-        from kedge.models.training.kernels.adamw import Moved, move
+        from kedge.models.training.kernels.adamw import Update, apply_updates
 
         reached = {
             id(master): (weight, gradient)
@@ -142,8 +145,8 @@ class FusedAdamW:
                 continue
             states = [self._state(master) for master in masters]
             _torch._foreach_add_([state["step"] for state in states], 1)
-            moved = [
-                Moved(
+            updates = [
+                Update(
                     weight=reached[id(master)][0],
                     master=master,
                     gradient=reached[id(master)][1],
@@ -153,14 +156,14 @@ class FusedAdamW:
                 )
                 for master, state in zip(masters, states, strict=True)
             ]
-            move(moved, group, scale=scale)
-        self.clear()  # the memory of the gradients is free for the next role
+            apply_updates(updates, group, scale=scale)
+        self.clear()  # frees the memory of the gradients for the next role
 
     def publish(self) -> None:
         _publish(self._weights, self._masters)
 
     def _state(self, master: nn.Parameter) -> dict[str, Tensor]:
-        """As torch's optimiser has it, made when it is first needed; its step is counted on the host."""
+        """The state of torch's optimiser, created when it is first needed; its step count is on the CPU."""
         state: dict[str, Tensor] = self._optimiser.state[master]
         if not state:
             state["step"] = torch.zeros(())
@@ -171,7 +174,7 @@ class FusedAdamW:
 
 
 def _copied(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:
-    """The weights that have a master beside them, with it."""
+    """The weights whose master is a copy, each with its master."""
     return [(weight, master) for weight, master in zip(weights, masters, strict=True) if weight is not master]
 
 
@@ -185,8 +188,12 @@ def _gradients(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor | None]:
     return list(cast(Sequence[Tensor | None], torch.autograd.grad(loss, list(weights), allow_unused=True)))
 
 
-def _sum(total: Tensor | None, one: Tensor | None) -> Tensor | None:
-    """In float32, and never in place: what autograd gives may share memory."""
-    if total is None or one is None:
-        return one if total is None else total
-    return total.float() + one
+def _present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+def _sum(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """In float32, and never in place: gradients from autograd may share memory."""
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return total.float() + gradient

@@ -1,4 +1,4 @@
-"""An exponential moving average of weights: what a run keeps where `ema` is set, smoother than its last step."""
+"""An exponential moving average of weights: what a run with `ema` saves, less noisy than its last step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 class EMA:
-    """average <- decay average + (1 - decay) weights after every step, in float32; it starts at the first weights."""
+    """ema <- decay ema + (1 - decay) weights after every step, in float32; it starts at the initial weights."""
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
         self._decay = decay
-        self._weights = {name: one.detach().clone() for name, one in weights.items()}
+        self._weights = {name: weight.detach().clone() for name, weight in weights.items()}
 
     @torch.no_grad()
-    def follow(self, weights: Mapping[str, Tensor]) -> None:
-        for name, one in weights.items():
-            self._weights[name].lerp_(one.detach(), 1 - self._decay)
+    def update(self, weights: Mapping[str, Tensor]) -> None:
+        for name, weight in weights.items():
+            self._weights[name].lerp_(weight.detach(), 1 - self._decay)
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._weights
@@ -29,5 +29,5 @@ class EMA:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
-        for name, one in self._weights.items():
-            one.copy_(state[name])
+        for name, averaged in self._weights.items():
+            averaged.copy_(state[name])

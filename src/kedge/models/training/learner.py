@@ -1,4 +1,4 @@
-"""A module that learns one objective: the optimiser step of `stepper`, with the module around it."""
+"""A module trained on one objective: `train_step` over its trainable parameters, with the module's mode around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Learner", "Objective", "Sums"]
 
 
 class Learner(Generic[BatchT]):
-    """`module` with AdamW over its trainable parameters, and the step it is at."""
+    """`module` with AdamW over its trainable parameters, and the number of steps taken."""
 
     def __init__(
         self,
@@ -27,33 +27,33 @@ class Learner(Generic[BatchT]):
     ) -> None:
         self.module = module
         self.objective = objective
-        named = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-        self.stepper = TrainStep(named, settings, total_steps=total_steps, precision=precision)
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.train_step = TrainStep(named, settings, total_steps=total_steps, precision=precision)
 
     @property
     def step(self) -> int:
-        return self.stepper.step
+        return self.train_step.step
 
     @property
     def total_steps(self) -> int:
-        return self.stepper.total_steps
+        return self.train_step.total_steps
 
     def update(self, batches: Sequence[BatchT]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
         self.module.train()
-        return self.stepper.learn(Term(objective=self.objective, batches=batches))
+        return self.train_step.learn(Term(objective=self.objective, batches=batches))
 
     def measure(self, batches: Iterable[BatchT]) -> dict[str, float]:
-        """The same means without learning, on held-out batches."""
+        """The same means without a step, in evaluation mode: for held-out batches."""
         self.module.eval()
-        return self.stepper.measure(self.objective, list(batches))
+        return self.train_step.measure(self.objective, list(batches))
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs: trained weights, optimiser, step."""
-        return self.stepper.state()
+        return self.train_step.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.stepper.load(state)
+        self.train_step.load(state)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self.stepper.load_weights(weights)
+        self.train_step.load_weights(weights)

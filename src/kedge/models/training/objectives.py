@@ -1,4 +1,7 @@
-"""What supervised stages learn: from a module and a batch to a loss and facts, as sums over the batch's items."""
+"""Objectives of supervised stages: the loss and the facts of a batch under a module, as sums over its items.
+
+Shape letters: B rows, T token positions, D width, C comparisons, K answers in a comparison, O objectives of the model.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ RankingLoss = Literal["plackett_luce", "all_pairs"]
 
 
 def imitation(model: PreTrainedModel) -> Objective[Batch]:
-    """Maximum likelihood of the counted tokens, each token weighing the same in the whole step."""
+    """Maximum likelihood of the counted tokens; every token of the step has the same weight."""
     return Objective(
         weight=lambda batch: float(weight_of(batch.counted_BT, "token")), sums=partial(_imitation_sums, model)
     )
 
 
 def preference(model: Module, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
-    """Scores that order answers as people did. Comparisons of two use Bradley–Terry with their margin."""
+    """Scores in the order in which people ranked answers. Comparisons of two use Bradley–Terry with their margin."""
     return Objective(
         weight=lambda batch: float(batch.weight_C.double().sum()),
         sums=partial(_preference_sums, model, ranking=ranking, centre=centre),
@@ -48,22 +51,22 @@ def _preference_sums(model: Module, batch: Comparisons, *, ranking: RankingLoss,
     batch = batch.to(base_of(model).device)
     scores_BO = scores(model, batch.tokens_BT, batch.attention_mask_BT, is_right_padded=True)
     scores_CK = scores_BO[batch.row_CK, batch.objective_C[:, None]]
-    of_ranking = plackett_luce if ranking == "plackett_luce" else all_pairs
-    of_rankings_C = of_ranking(scores_CK, batch.rank_CK) + centre * _squared_sum(scores_CK, batch.rank_CK)
-    # Asked of each comparison and not of the batch: pairs and rankings may share one, and margins are for pairs.
+    ranking_loss = plackett_luce if ranking == "plackett_luce" else all_pairs
+    ranking_loss_C = ranking_loss(scores_CK, batch.rank_CK) + centre * _squared_sum(scores_CK, batch.rank_CK)
+    # Chosen for each comparison and not for the batch: pairs and rankings may share one, and margins are for pairs.
     is_pair_C, better_C, worse_C = _pairs(scores_CK, batch.rank_CK)
-    of_pairs_C = bradley_terry(better_C, worse_C, margin_B=batch.margin_C, centre=centre)
-    loss_C = torch.where(is_pair_C, of_pairs_C, of_rankings_C)
+    pair_loss_C = bradley_terry(better_C, worse_C, margin_B=batch.margin_C, centre=centre)
+    loss_C = torch.where(is_pair_C, pair_loss_C, ranking_loss_C)
     weight_C = batch.weight_C
-    right_C, gap_C = _order(scores_CK.detach(), batch.rank_CK)
+    accuracy_C, gap_C = _order(scores_CK.detach(), batch.rank_CK)
     return Sums(
         loss=(loss_C * weight_C).sum(),
-        facts={"accuracy": (right_C * weight_C).sum(), "margin": (gap_C * weight_C).sum()},
+        facts={"accuracy": (accuracy_C * weight_C).sum(), "margin": (gap_C * weight_C).sum()},
     )
 
 
 def _pairs(scores_CK: Tensor, rank_CK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which comparisons are of two answers, one of them better; and the scores of the first and the last answer."""
+    """Which comparisons are of two answers, one of them better; and the scores of the best and the worst answer."""
     first_C = torch.where(rank_CK > 0, rank_CK, rank_CK.max() + 1).argmin(dim=1, keepdim=True)
     last_C = rank_CK.argmax(dim=1, keepdim=True)
     is_strict_C = (rank_CK.gather(1, first_C) < rank_CK.gather(1, last_C)).squeeze(1)
@@ -72,7 +75,7 @@ def _pairs(scores_CK: Tensor, rank_CK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _squared_sum(scores_CK: Tensor, rank_CK: Tensor) -> Tensor:
-    """(Σ scores)² of the answers that are there: the centring penalty of Bradley–Terry for any number of answers."""
+    """(Σ scores)² of the ranked answers: the centring penalty of Bradley–Terry for any number of answers."""
     return torch.where(rank_CK > 0, scores_CK, 0.0).sum(dim=1).square()
 
 

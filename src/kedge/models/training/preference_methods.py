@@ -19,7 +19,7 @@ DPOLoss = Literal[
 SMOOTHED: Final = ("sigmoid", "robust", "exo_pair", "aot", "aot_pair")
 """The losses of DPO that read `label_smoothing`."""
 SORTED: Final = ("aot", "aot_pair")
-"""The losses of DPO that sort over a whole step, so that it cannot be cut into parts."""
+"""The losses of DPO that sort over a whole step, so that it cannot be cut into micro-batches."""
 
 
 class DPO(Section):
@@ -33,7 +33,7 @@ class DPO(Section):
     label_smoothing: float = Field(default=0.0, ge=0, le=0.5)
     """Share of labels that are taken to be wrong."""
     sft_weight: float = Field(default=0.0, ge=0)
-    """Weight of imitating the chosen answer beside; holds off likelihood displacement."""
+    """Weight of an additional likelihood loss on the chosen answer; it counters likelihood displacement."""
 
     @model_validator(mode="after")
     def _smoothing_is_read(self) -> DPO:
@@ -56,7 +56,7 @@ class IPO(Section):
     log_probs: Literal["sum", "mean"] = "sum"
     """Of an answer: the sum over its tokens, as in the paper, or the mean, as some trainers do."""
     sft_weight: float = Field(default=0.0, ge=0)
-    """Weight of imitating the chosen answer beside."""
+    """Weight of an additional likelihood loss on the chosen answer."""
 
 
 class ORPO(Section):
@@ -76,9 +76,9 @@ class SimPO(Section):
     beta: float = Field(default=2.0, gt=0)
     """Scale of the length-averaged log-probs."""
     gamma: float = Field(default=1.0, ge=0)
-    """The margin that is asked for; the paper advises about half of beta."""
+    """The target margin; the paper advises about half of beta."""
     sft_weight: float = Field(default=0.0, ge=0)
-    """Weight of imitating the chosen answer beside."""
+    """Weight of an additional likelihood loss on the chosen answer."""
 
 
 class CPO(Section):
@@ -102,7 +102,7 @@ class KTO(Section):
     undesirable_weight: float = Field(default=1.0, gt=0)
     """Weight of disliked ones; weight times count should be about the same on both sides."""
     sft_weight: float = Field(default=0.0, ge=0)
-    """Weight of imitating the liked answers beside."""
+    """Weight of an additional likelihood loss on the liked answers."""
 
 
 class TDPO(Section):
@@ -114,7 +114,7 @@ class TDPO(Section):
     alpha: float | None = Field(default=0.5, ge=0)
     """Weight of the KL difference (TDPO2); null is TDPO1, without a weight and with its gradient on both sides."""
     sft_weight: float = Field(default=0.0, ge=0)
-    """Weight of imitating the chosen answer beside."""
+    """Weight of an additional likelihood loss on the chosen answer."""
 
 
 AnyMethod = DPO | IPO | ORPO | SimPO | CPO | KTO | TDPO
@@ -122,7 +122,7 @@ NAMES: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto", "tdpo")
 
 
 def method_name(value: Any) -> Any:
-    """What a recipe calls its method, rightly or wrongly; None where it has no name."""
+    """The name that a recipe gives its method, known or not; None where it gives none."""
     return cast("dict[str, Any]", value).get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
 
 

@@ -1,4 +1,4 @@
-"""What preference stages learn: from a policy and judged answers to a loss and facts, as sums over the batch's items.
+"""Objectives of preference stages: the loss and the facts of judged answers under a policy, as sums over items.
 
 An item is a pair; for KTO, one answer. Facts are implicit rewards and log-probs of good and bad answers.
 Shape letters: B rows, T token positions, D width, S answers, C pairs.
@@ -22,7 +22,7 @@ from kedge.core.batches import AnswerBatch
 from kedge.core.errors import ConfigError
 from kedge.models.forward import heads
 from kedge.models.forward.lora import Module, base_of
-from kedge.models.forward.token_kl import token_kl
+from kedge.models.forward.modes import evaluating
 from kedge.models.training.learner import Objective, Sums
 from kedge.models.training.preference_methods import (
     CPO,
@@ -38,22 +38,23 @@ from kedge.models.training.preference_methods import (
 )
 
 Reference = Callable[[], AbstractContextManager[PreTrainedModel]]
-"""Opens the model that the policy started from, for as long as it is asked."""
+"""Gives the reference model for the duration of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """What the policy and the reference say of each answer: sums of log-probs, or means where the method wants them."""
+class _AnswerLogprobs:
+    """Log-probs of each answer under the policy and the reference: sums over its tokens, or means for some methods."""
 
     logp_S: Tensor
     ref_logp_S: Tensor
     kl_S: Tensor | None
+    """KL(reference || policy) summed over the answer's positions; None for every method but TDPO."""
 
 
 def preference_objective(
     policy: Module, method: AnyMethod, *, reference: Reference | None = None
 ) -> Objective[AnswerBatch]:
-    """The loss of a method, each item weighing the same in the whole step. Only TDPO asks the reference itself."""
+    """The loss of a method; every item of the step has the same weight. Only TDPO runs the reference model itself."""
     if isinstance(method, TDPO) and reference is None:
         raise ConfigError("TDPO compares whole distributions: it needs the reference model, not only its log-probs")
     unit = 1.0 if isinstance(method, KTO) else 0.5
@@ -70,31 +71,24 @@ def answer_logprobs(model: PreTrainedModel, batch: AnswerBatch) -> Tensor:
 @torch.no_grad()
 def anchor_point(policy: Module, batches: Sequence[AnswerBatch]) -> Tensor:
     """KTO's reference point: the mean log-ratio of answers to other prompts, over a whole step; without dropout."""
-    was_training = policy.training
-    policy.eval()
     model = base_of(policy)
     total = torch.zeros(())
-    for batch in batches:
-        moved = batch.to(model.device)
-        total = total + (answer_logprobs(model, moved) - moved.ref_logp_S).sum().float().cpu()
-    policy.train(was_training)
+    with evaluating(policy):
+        for batch in batches:
+            moved = batch.to(model.device)
+            total = total + (answer_logprobs(model, moved) - moved.ref_logp_S).sum().float().cpu()
     return total / sum(batch.num_answers for batch in batches)
 
 
 @contextmanager
 def adapters_off(model: Module) -> Generator[PreTrainedModel]:
-    """The base of a model without its adapters and without dropout, for as long as it lasts; as it was afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        with model.disable_adapter() if isinstance(model, PeftModel) else nullcontext():
-            yield base_of(model)
-    finally:
-        model.train(was_training)
+    """The base of a model, without its adapters and without dropout inside of the block."""
+    with evaluating(model), model.disable_adapter() if isinstance(model, PeftModel) else nullcontext():
+        yield base_of(model)
 
 
 def reference_for(policy: Module) -> Reference:
-    """The policy as it is now, to be asked while it learns: its base without adapters, or else a frozen copy."""
+    """The policy as it is now, as the reference of its training: its base without adapters, or else a frozen copy."""
     if isinstance(policy, PeftModel):
         return partial(adapters_off, policy)
     twin = copy.deepcopy(policy).requires_grad_(False).eval()
@@ -109,35 +103,35 @@ def _sums(policy: Module, method: AnyMethod, reference: Reference | None, unit: 
     logp_S = _logprobs(model, batch, hidden_BTD)
     count_S = _by_answer(batch.counted_BT.float(), batch)
     scale_S = count_S if is_averaged(method) else torch.ones_like(count_S)
-    seen = _Seen(
+    logprobs = _AnswerLogprobs(
         logp_S=logp_S / scale_S,
         ref_logp_S=batch.ref_logp_S.to(logp_S.dtype) / scale_S,
         kl_S=kl_of(heads.lm_head(model), hidden_BTD) if kl_of else None,
     )
-    # What is summed over the good answers becomes their mean when it is divided by the weight of the step.
+    # With these factors, sums over the good (bad) answers become their means when divided by the weight of the step.
     good = unit / batch.good_share if batch.good_share else 0.0
     bad = unit / (1 - batch.good_share) if batch.good_share < 1 else 0.0
     nll = good * torch.where(batch.is_good_S, -logp_S / count_S, 0.0).sum()
-    facts = _facts(method, seen, logp_S.detach(), batch, good, bad)
+    facts = _facts(method, logprobs, logp_S.detach(), batch, good, bad)
     if method.sft_weight:
         facts["nll"] = nll.detach()
-    return Sums(loss=_losses(method, seen, batch).sum() + method.sft_weight * nll, facts=facts)
+    return Sums(loss=_losses(method, logprobs, batch).sum() + method.sft_weight * nll, facts=facts)
 
 
-def _losses(method: AnyMethod, seen: _Seen, batch: AnswerBatch) -> Tensor:
-    """One loss a pair; for KTO one an answer."""
+def _losses(method: AnyMethod, logprobs: _AnswerLogprobs, batch: AnswerBatch) -> Tensor:
+    """One loss per pair; for KTO, one per answer."""
     if isinstance(method, KTO):
         return kto(
-            seen.logp_S,
-            seen.ref_logp_S,
+            logprobs.logp_S,
+            logprobs.ref_logp_S,
             batch.is_good_S,
             batch.anchor,
             beta=method.beta,
             desirable_weight=method.desirable_weight,
             undesirable_weight=method.undesirable_weight,
         )
-    chosen_C, rejected_C = seen.logp_S[0::2], seen.logp_S[1::2]
-    ref_chosen_C, ref_rejected_C = seen.ref_logp_S[0::2], seen.ref_logp_S[1::2]
+    chosen_C, rejected_C = logprobs.logp_S[0::2], logprobs.logp_S[1::2]
+    ref_chosen_C, ref_rejected_C = logprobs.ref_logp_S[0::2], logprobs.ref_logp_S[1::2]
     match method:
         case DPO(loss=kind, beta=beta, label_smoothing=smoothing):
             return dpo(
@@ -152,16 +146,16 @@ def _losses(method: AnyMethod, seen: _Seen, batch: AnswerBatch) -> Tensor:
         case CPO(beta=beta):
             return cpo(chosen_C, rejected_C, beta=beta)
         case TDPO(beta=beta, alpha=alpha):
-            assert seen.kl_S is not None
-            kl_C, rejected_kl_C = seen.kl_S[0::2], seen.kl_S[1::2]
+            assert logprobs.kl_S is not None
+            kl_C, rejected_kl_C = logprobs.kl_S[0::2], logprobs.kl_S[1::2]
             return tdpo(chosen_C, rejected_C, ref_chosen_C, ref_rejected_C, kl_C, rejected_kl_C, beta=beta, alpha=alpha)
 
 
 def _facts(
-    method: AnyMethod, seen: _Seen, logp_S: Tensor, batch: AnswerBatch, good: float, bad: float
+    method: AnyMethod, logprobs: _AnswerLogprobs, logp_S: Tensor, batch: AnswerBatch, good: float, bad: float
 ) -> dict[str, Tensor]:
-    """Sums whose means are: implicit rewards and log-probs of good and bad answers, and how often the good one wins."""
-    rewards_S = implicit_rewards(seen.logp_S, seen.ref_logp_S, beta=method.beta)
+    """Sums whose means are implicit rewards and log-probs of good and of bad answers, and the accuracy of the order."""
+    rewards_S = implicit_rewards(logprobs.logp_S, logprobs.ref_logp_S, beta=method.beta)
 
     def both(x_S: Tensor) -> tuple[Tensor, Tensor]:
         is_good_S = batch.is_good_S
@@ -174,8 +168,8 @@ def _facts(
     if needs_reference(method):
         # Of given answers, not of the policy's own: an average log-ratio on data is not a KL divergence.
         facts["chosen_drift"], facts["rejected_drift"] = both(logp_S - batch.ref_logp_S)
-    if seen.kl_S is not None:
-        facts["chosen_kl"], facts["rejected_kl"] = both(seen.kl_S.detach())
+    if logprobs.kl_S is not None:
+        facts["chosen_kl"], facts["rejected_kl"] = both(logprobs.kl_S.detach())
     if isinstance(method, KTO):
         above_S = rewards_S - method.beta * batch.anchor.clamp(min=0)
         gap_S = torch.where(batch.is_good_S, above_S, -above_S)
@@ -187,12 +181,12 @@ def _facts(
 
 
 def _kl_of(reference: Reference, batch: AnswerBatch) -> Callable[[Tensor, Tensor], Tensor]:
-    """Ask the reference before the policy: adapters that are switched off must be on again when gradients flow."""
+    """Run the reference before the policy: adapters that are switched off must be on again when gradients flow."""
     with torch.no_grad(), reference() as model:
         ref_head_VD, ref_hidden_BTD = heads.lm_head(model), _hidden(model, batch)
 
     def of(head_VD: Tensor, hidden_BTD: Tensor) -> Tensor:
-        return _by_answer(token_kl(head_VD, hidden_BTD, ref_head_VD, ref_hidden_BTD, batch.counted_BT), batch)
+        return _by_answer(heads.token_kl(head_VD, hidden_BTD, ref_head_VD, ref_hidden_BTD, batch.counted_BT), batch)
 
     return of
 

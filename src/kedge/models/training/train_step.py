@@ -1,8 +1,8 @@
-"""One exact optimiser step over some weights, from any number of terms and micro-batches.
+"""One exact optimiser step over some parameters, from any number of loss terms and micro-batches.
 
 Every micro-batch is divided by the weight of the whole step, so that cutting the step differently changes nothing. A
-step whose loss or gradient is not finite is refused before it reaches the weights. Weights in bfloat16 learn through
-float32 copies of them, which are what is saved: in bfloat16 itself small updates would be rounded away.
+step whose loss or gradient is not finite is refused before it reaches the weights. Parameters in bfloat16 are updated
+through float32 masters, which are what is saved: in bfloat16 itself small updates would be rounded away.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What a micro-batch adds to a step: the loss and each fact as sums over its items, not means.
+    """What a micro-batch adds to a step: its loss and each fact to log, as sums over its items, not means.
 
-    `items` is how many items the facts are sums over, where that is not the weight of the loss. `peaks` are facts of
-    which the largest counts.
+    `items` is how many items the facts are sums over, where that is not the weight of the loss. Of `peaks`, the largest
+    over the micro-batches is logged.
     """
 
     loss: Tensor
@@ -41,7 +41,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(Generic[BatchT]):
-    """What is learnt. `weight` is how many items a batch has, from data alone; `sums` runs the model on it."""
+    """A loss to minimise. `weight` counts the items of a batch, from its data alone; `sums` runs the model on it."""
 
     weight: Callable[[BatchT], float]
     sums: Callable[[BatchT], Sums]
@@ -49,17 +49,17 @@ class Objective(Generic[BatchT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term(Generic[BatchT]):
-    """One part of a step's loss: the mean of an objective over its own batches, times `coef`."""
+    """One term of a step's loss: the mean of an objective over its own batches, times `coef`."""
 
     objective: Objective[BatchT]
     batches: Sequence[BatchT]
     coef: float = 1.0
     name: str = ""
-    """Stands before the names of its facts."""
+    """Prefix of the names of its metrics."""
 
 
 class TrainStep:
-    """AdamW over `named` parameters, and the step it is at."""
+    """AdamW over `named` parameters, and the number of steps taken."""
 
     def __init__(
         self,
@@ -70,21 +70,22 @@ class TrainStep:
         precision: Precision = "auto",
         owner: str = "",
     ) -> None:
-        """`owner` stands before the names of weights in errors, where several roles have weights of the same name."""
+        """`owner` precedes the names of parameters in errors, where several roles have parameters of the same name."""
         self.settings = settings
         self._owner = f"{owner}'s " if owner else ""
         self.total_steps = total_steps
         self.step = 0
         self.named = list(named)
         device = self.named[0][1].device
-        is_wide = all(one.dtype == torch.float32 for _, one in self.named)
-        is_mixed = device.type == "cuda" and is_wide if precision == "auto" else precision == "mixed"
+        is_float32 = all(parameter.dtype == torch.float32 for _, parameter in self.named)
+        is_mixed = device.type == "cuda" and is_float32 if precision == "auto" else precision == "mixed"
         self.autocast: Callable[[], AbstractContextManager[Any]] = (
             (lambda: torch.autocast(device.type, torch.bfloat16)) if is_mixed else nullcontext
         )
-        self._masters = [_master(one) for _, one in self.named]
+        parameters = [parameter for _, parameter in self.named]
+        self._masters = [_master(parameter) for parameter in parameters]
         self._optimiser = _adamw(self._masters, settings, device)
-        self._backend = adamw_backend([one for _, one in self.named], self._masters, self._optimiser)
+        self._backend = adamw_backend(parameters, self._masters, self._optimiser)
 
     def learn(self, *terms: Term[Any]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
@@ -93,16 +94,17 @@ class TrainStep:
         totals = [(term, self._accumulate(term)) for term in terms]
         norm = self._backend.norm()
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
-        told = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
-        scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
-        *seen, whole, clipped = _read([*told.values(), norm, loss + norm, scale])
-        if not math.isfinite(whole):
-            raise NumericsError(f"step {self.step}: {self._culprit(loss)}; the weights are unchanged")
+        means = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
+        clip_scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
+        *metrics, loss_and_norm, scale = _read([*means.values(), norm, loss + norm, clip_scale])
+        if not math.isfinite(loss_and_norm):
+            raise NumericsError(f"step {self.step}: {self._non_finite(loss)}; the weights are unchanged")
         rate = learning_rate(self.settings, self.step, self.total_steps)
-        self._backend.step(rate=rate, scale=clipped)
-        return {**dict(zip([*told, "grad_norm"], seen, strict=True)), "lr": rate}
+        self._backend.step(rate=rate, scale=scale)
+        return {**dict(zip([*means, "grad_norm"], metrics, strict=True)), "lr": rate}
 
     def _accumulate(self, term: Term[Any]) -> _Totals:
+        """Add the gradients of all batches of a term."""
         weight = sum(term.objective.weight(batch) for batch in term.batches)
         if weight <= 0:
             raise NumericsError(
@@ -117,7 +119,7 @@ class TrainStep:
         return totals
 
     def measure(self, objective: Objective[BatchT], batches: Sequence[BatchT]) -> dict[str, float]:
-        """The same means without learning."""
+        """The same means, without gradients and without a step."""
         totals = _Totals(weight=sum(objective.weight(batch) for batch in batches))
         with torch.no_grad(), self.autocast():
             for batch in batches:
@@ -126,13 +128,13 @@ class TrainStep:
         return dict(zip(means, _read(list(means.values())), strict=True))
 
     def weights(self) -> dict[str, Tensor]:
-        """What has been learnt, in full precision."""
+        """The trained weights by the names of their parameters, in full precision."""
         return {name: master.detach() for (name, _), master in zip(self.named, self._masters, strict=True)}
 
     def copy_bytes(self) -> int:
-        """Memory of the float32 copies."""
-        both = zip(self.named, self._masters, strict=True)
-        return sum(master.numel() * master.element_size() for (_, one), master in both if one is not master)
+        """Memory of the float32 masters of parameters in lower precision."""
+        pairs = zip(self.named, self._masters, strict=True)
+        return sum(master.nbytes for (_, parameter), master in pairs if parameter is not master)
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs: trained weights, optimiser, step."""
@@ -149,19 +151,19 @@ class TrainStep:
             raise CheckpointError(
                 "this checkpoint is of other trainable weights than the model has; was the recipe changed?"
             )
-        for master, found in zip(self._masters, weights.values(), strict=True):
-            master.copy_(found)
+        for master, weight in zip(self._masters, weights.values(), strict=True):
+            master.copy_(weight)
         self._backend.publish()
 
-    def _culprit(self, loss: Tensor) -> str:
-        """The first thing that is not finite, by name."""
+    def _non_finite(self, loss: Tensor) -> str:
+        """What is not finite, in words: the loss, the first such gradient by name, or their norm."""
         if not torch.isfinite(loss):
             return f"the {self._owner}loss is {loss.item()}"
         gradients = zip(self.named, self._backend.gradients(), strict=True)
-        bad = [name for (name, _), grad in gradients if grad is not None and not torch.isfinite(grad).all()]
-        if not bad:
+        names = [name for (name, _), grad in gradients if grad is not None and not torch.isfinite(grad).all()]
+        if not names:
             return f"the norm of the {self._owner}gradient is not finite"
-        return f"the gradient of {self._owner}{bad[0]} is not finite"
+        return f"the gradient of {self._owner}{names[0]} is not finite"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,11 +179,11 @@ class _Totals:
     def add(self, sums: Sums) -> None:
         self.loss = sums.loss.detach().float() + self.loss.to(sums.loss.device)
         for name, value in sums.facts.items():
-            found = value.detach().float()
-            self.facts[name] = self.facts[name] + found if name in self.facts else found
+            fact = value.detach().float()
+            self.facts[name] = self.facts[name] + fact if name in self.facts else fact
         for name, value in sums.peaks.items():
-            found = value.detach().float()
-            self.peaks[name] = torch.maximum(self.peaks[name], found) if name in self.peaks else found
+            peak = value.detach().float()
+            self.peaks[name] = torch.maximum(self.peaks[name], peak) if name in self.peaks else peak
         if sums.items is not None:
             self.items = sums.items if self.items is None else self.items + sums.items
 
@@ -192,20 +194,21 @@ class _Totals:
 
 
 def _read(numbers: Sequence[Tensor]) -> list[float]:
-    """For one wait for the device."""
+    """All numbers with a single wait for the device."""
     return torch.stack(list(numbers)).tolist()
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
-    is_wide = parameter.dtype in (torch.float32, torch.float64)
-    return parameter if is_wide else nn.Parameter(parameter.detach().float())
+    """The parameter itself where it is float32 or float64, else a float32 copy of it."""
+    is_full_precision = parameter.dtype in (torch.float32, torch.float64)
+    return parameter if is_full_precision else nn.Parameter(parameter.detach().float())
 
 
 def _adamw(parameters: Sequence[nn.Parameter], settings: OptimiserSettings, device: torch.device) -> torch.optim.AdamW:
-    """Weight decay pulls on matrices; on biases and norms it only does harm."""
+    """torch's AdamW with weight decay on matrices alone: on biases and norms it only does harm."""
     groups = [
-        {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+        {"params": [weight for weight in parameters if weight.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [weight for weight in parameters if weight.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

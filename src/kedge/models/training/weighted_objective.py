@@ -1,6 +1,6 @@
-"""Likelihood of whole answers, each with a weight of its own: imitation where it is above 0, its opposite below.
+"""Log-likelihood of whole answers, each with a weight: raised where the weight is above 0, lowered where it is below.
 
-With weights that are advantages of answers drawn a moment ago, this is the policy gradient of REINFORCE.
+With the advantages of freshly sampled answers as weights, its gradient is the policy gradient of REINFORCE.
 Shape letters: B rows, T token positions.
 """
 
@@ -21,18 +21,18 @@ from kedge.models.training.learner import Objective, Sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedAnswers:
-    """One answer a row, padded on the right. `weight_B` is what its log-prob counts; a loss is a mean over items."""
+    """One answer a row, padded on the right. `weight_B` multiplies its log-prob; the loss is a mean over items."""
 
     tokens_BT: Tensor
     attention_mask_BT: Tensor
     response_mask_BT: Tensor
     weight_B: Tensor
     item_B: Tensor
-    """bool: True on the rows that are counted as items, whose log-prob is also told."""
+    """bool: True on the rows that count as items; their log-prob is logged."""
 
     def to(self, device: torch.device) -> WeightedAnswers:
         moved: dict[str, Any] = {
-            one.name: getattr(self, one.name).to(device, non_blocking=True) for one in fields(self)
+            field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)
         }
         return replace(self, **moved)
 

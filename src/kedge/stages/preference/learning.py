@@ -124,7 +124,7 @@ def _parts(
             file=lesson.file,
             pad=pad,
             has_adapters=lesson.has_adapters,
-            autocast=learner.stepper.autocast,
+            autocast=learner.train_step.autocast,
             warn=lambda code, message: context.event("warning", code, message),
         )
     )
@@ -147,7 +147,7 @@ def _lay_out(settings: PreferenceSettings, learner: Learner[AnswerBatch], model:
     def lay_out(part: _Part) -> list[AnswerBatch]:
         if not part.anchors:
             return batches(part.items)
-        with learner.stepper.autocast():
+        with learner.train_step.autocast():
             anchor = anchor_point(model, batches(part.anchors))
         return [replace(batch, anchor=anchor) for batch in batches(part.items)]
 

@@ -15,6 +15,7 @@ from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import Module, base_of
+from kedge.models.forward.modes import evaluating
 from kedge.models.loading.start import save_causal, start_causal
 from kedge.models.training.preference_methods import KTO, TDPO
 from kedge.models.training.preference_objectives import Reference, reference_for
@@ -166,7 +167,5 @@ def _reference(settings: PreferenceSettings, online: OnlineSettings, model: Modu
 @contextmanager
 def _as_it_is(model: Module) -> Generator[PreTrainedModel]:
     """The policy with its adapters and without dropout."""
-    was_training = model.training
-    model.eval()
-    yield base_of(model)
-    model.train(was_training)
+    with evaluating(model):
+        yield base_of(model)

@@ -22,6 +22,7 @@ from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
 from kedge.models.loading.cache import cache_root
+from kedge.models.loading.hashing import module_hash
 from kedge.models.training.preference_objectives import Reference, answer_logprobs
 
 if TYPE_CHECKING:
@@ -62,17 +63,6 @@ def reference_logprobs(
     return found_S.tolist()
 
 
-def weights_hash(model: PreTrainedModel, *, has_adapters: bool = False) -> str:
-    """Hash of names, types and values of a model's weights; adapters on it count only where that is said."""
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        if has_adapters or ".lora_" not in name:
-            plain = tensor.detach().cpu().contiguous()
-            digest.update(f"{name.replace('.base_layer', '')} {plain.dtype} {tuple(plain.shape)}\n".encode())
-            digest.update(plain.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def tokens_hash(sequences: Sequence[TokenSequence]) -> str:
     digest = blake2b(digest_size=16)
     for one in sequences:
@@ -87,7 +77,7 @@ def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_
     is_mixed = torch.is_autocast_enabled(kind)
     return {
         "format": _FORMAT,
-        "weights": weights_hash(reference, has_adapters=has_adapters),
+        "weights": module_hash(reference, with_adapters=has_adapters),
         "tokens": tokens_hash(sequences),
         "computed": f"{kind} {torch.get_autocast_dtype(kind) if is_mixed else reference.dtype}",
     }

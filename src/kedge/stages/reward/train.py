@@ -169,8 +169,8 @@ def _normalised(
     mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False)[0]).mean
     normaliser = Normaliser(mean=mean, std=(1.0,) * len(mean))
     scores_NK = normaliser(score_sequences([member], others, normalised=False)[0])
-    seen = tuple(zip(scores_NK.amin(dim=0).tolist(), scores_NK.amax(dim=0).tolist(), strict=True))
-    return replace(member, facts=replace(member.facts, normaliser=normaliser, seen=seen, **about))
+    score_ranges = tuple(zip(scores_NK.amin(dim=0).tolist(), scores_NK.amax(dim=0).tolist(), strict=True))
+    return replace(member, facts=replace(member.facts, normaliser=normaliser, score_ranges=score_ranges, **about))
 
 
 def _judge(

@@ -115,7 +115,7 @@ class ModelOnTokens:
         scorer = self._members or one
         self._source, self._objective = OnTokens(scorer, settings, counter), objective_index(scorer, settings)
         self._ends, self._end, self._longest = sorted(ends), end_of_turn(one.tokenizer), judge.max_length
-        ranges = [member.facts.seen[self._objective] for member in judge.members if member.facts.seen]
+        ranges = [member.facts.score_ranges[self._objective] for member in judge.members if member.facts.score_ranges]
         self._seen = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
     def score(self, rollouts: Rollouts) -> Tensor:

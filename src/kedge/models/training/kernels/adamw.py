@@ -1,6 +1,9 @@
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportIndexIssue=false
-"""AdamW over many weights in one launch: each program finds its weight by a table of addresses."""
+"""AdamW over many weights in one launch: each program finds its weight through a table of addresses.
+
+Shape letters: K weights, P programs.
+"""
 
 from __future__ import annotations
 
@@ -16,45 +19,50 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048
-"""Entries of one program."""
-_ALIGNED = 16
+"""Entries of a weight that one program updates."""
+_ALIGNMENT = 16
 """Bytes that the kernel reads at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """One weight and all that its step reads and writes."""
+class Update:
+    """One weight and everything that its step reads and writes."""
 
     weight: Tensor
-    """Written from the master; the same tensor where there is only one."""
+    """Written from the master; the same tensor where the weight is its own master."""
     master: Tensor
     gradient: Tensor
     mean: Tensor
+    """The first moment."""
     square: Tensor
+    """The second moment."""
     step: float
-    """Which step of this weight it is, from 1."""
+    """The number of steps of this weight with this one, from 1."""
 
 
-def move(moved: Sequence[Moved], settings: Mapping[str, Any], *, scale: float) -> None:
-    """One step down the gradients times `scale`; `settings` are those of a group of torch's AdamW."""
-    kinds: dict[tuple[bool, torch.dtype, float], list[Moved]] = {}
-    for one in moved:
-        kind = one.weight is not one.master, one.gradient.dtype, one.step
-        kinds.setdefault(kind, []).append(one)
-    for (has_copy, _, step), same in kinds.items():
-        _move(same, settings, scale=scale, step=step, has_copy=has_copy)
+def apply_updates(updates: Sequence[Update], settings: Mapping[str, Any], *, scale: float) -> None:
+    """One step of AdamW on the gradients times `scale`; `settings` are a parameter group of torch's AdamW."""
+    kinds: dict[tuple[bool, torch.dtype, float], list[Update]] = {}
+    for update in updates:
+        kind = update.weight is not update.master, update.gradient.dtype, update.step
+        kinds.setdefault(kind, []).append(update)
+    for (has_copy, _, step), same_kind in kinds.items():
+        _launch(same_kind, settings, scale=scale, step=step, has_copy=has_copy)
 
 
-def _move(moved: Sequence[Moved], settings: Mapping[str, Any], *, scale: float, step: float, has_copy: bool) -> None:
-    device = moved[0].master.device
-    gradients = [_readable(one.gradient) for one in moved]  # held until the launch
+def _launch(
+    updates: Sequence[Update], settings: Mapping[str, Any], *, scale: float, step: float, has_copy: bool
+) -> None:
+    """One launch for weights that all have a copy or all have none, and that are at the same step."""
+    device = updates[0].master.device
+    gradients = [_readable(update.gradient) for update in updates]  # kept alive until the launch
     addresses_K5 = torch.tensor(
         [
-            [tensor.data_ptr() for tensor in (one.weight, one.master, gradient, one.mean, one.square)]
-            for one, gradient in zip(moved, gradients, strict=True)
+            [tensor.data_ptr() for tensor in (update.weight, update.master, gradient, update.mean, update.square)]
+            for update, gradient in zip(updates, gradients, strict=True)
         ]
     ).to(device, non_blocking=True)
-    sizes_K, which_P, first_P = _programs(tuple(one.master.numel() for one in moved), device)
+    sizes_K, which_P, first_P = _programs(tuple(update.master.numel() for update in updates), device)
     beta1, beta2 = settings["betas"]
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton launches on the current one
         _adamw[(len(which_P),)](
@@ -77,13 +85,14 @@ def _move(moved: Sequence[Moved], settings: Mapping[str, Any], *, scale: float, 
 
 
 def _readable(gradient: Tensor) -> Tensor:
+    """The gradient, contiguous and aligned as the kernel reads it."""
     gradient = gradient.contiguous()
-    return gradient.clone() if gradient.data_ptr() % _ALIGNED else gradient
+    return gradient.clone() if gradient.data_ptr() % _ALIGNMENT else gradient
 
 
 @lru_cache(maxsize=16)
 def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The sizes, and of every program its weight and the first entry of that which is its own."""
+    """The sizes of the weights, and for every program the index of its weight and the first entry that it updates."""
     blocks_K = torch.tensor([-(-size // _BLOCK) for size in sizes])
     which_P = torch.arange(len(sizes)).repeat_interleave(blocks_K)
     first_P = (torch.arange(len(which_P)) - (blocks_K.cumsum(0) - blocks_K)[which_P]) * _BLOCK
@@ -100,7 +109,7 @@ def _adamw(
     mean_gain,
     square_gain,
     eps,
-    kept,
+    decay,
     rate,
     square_factor,
     HAS_COPY: tl.constexpr,
@@ -110,7 +119,7 @@ def _adamw(
     program = tl.program_id(0)
     number = tl.load(which_ptr + program)
     at = tl.load(first_ptr + program) + tl.arange(0, BLOCK)
-    is_there = at < tl.load(sizes_ptr + number)
+    in_bounds = at < tl.load(sizes_ptr + number)
     table = addresses_ptr + number * 5
     master_ptr = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(tl.float32)), 16)
     mean_ptr = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(tl.float32)), 16)
@@ -119,16 +128,16 @@ def _adamw(
         gradient_ptr = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(tl.bfloat16)), 16)
     else:
         gradient_ptr = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(tl.float32)), 16)
-    gradient = tl.load(gradient_ptr + at, mask=is_there).to(tl.float32) * scale
-    mean = tl.load(mean_ptr + at, mask=is_there)
-    square = tl.load(square_ptr + at, mask=is_there)
-    master = tl.load(master_ptr + at, mask=is_there)
+    gradient = tl.load(gradient_ptr + at, mask=in_bounds).to(tl.float32) * scale
+    mean = tl.load(mean_ptr + at, mask=in_bounds)
+    square = tl.load(square_ptr + at, mask=in_bounds)
+    master = tl.load(master_ptr + at, mask=in_bounds)
     mean += mean_gain * (gradient - mean)
     square += square_gain * (gradient * gradient - square)
-    master = kept * master - rate * mean / (tl.sqrt(square) * square_factor + eps)
-    tl.store(mean_ptr + at, mean, mask=is_there)
-    tl.store(square_ptr + at, square, mask=is_there)
-    tl.store(master_ptr + at, master, mask=is_there)
+    master = decay * master - rate * mean / (tl.sqrt(square) * square_factor + eps)
+    tl.store(mean_ptr + at, mean, mask=in_bounds)
+    tl.store(square_ptr + at, square, mask=in_bounds)
+    tl.store(master_ptr + at, master, mask=in_bounds)
     if HAS_COPY:
         weight_ptr = tl.multiple_of(tl.load(table).to(tl.pointer_type(tl.bfloat16)), 16)
-        tl.store(weight_ptr + at, master.to(tl.bfloat16), mask=is_there)
+        tl.store(weight_ptr + at, master.to(tl.bfloat16), mask=in_bounds)
