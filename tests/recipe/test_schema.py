@@ -227,6 +227,21 @@ def test_a_problem_of_a_group_method_is_reported_where_it_was_written(write: Wri
     assert f"  line 9: stages.{expected}" in text
 
 
+@pytest.mark.parametrize(
+    ("generator", "expected"),
+    [
+        ("loca", "generator: there is no generator 'loca' (did you mean 'local'?); generators: local"),
+        ("{rows: 3}", "generator: a generator with settings says which one it is, such as {kind: NAME}; found no kind"),
+        ("{kind: local, rows: 3}", "generator.rows: not a setting here; allowed: kind"),
+        ("3", "generator: must be the name of a generator, or a mapping with its settings, found 3"),
+    ],
+)
+def test_a_problem_of_a_generator_is_reported_where_it_was_written(write: Write, generator: str, expected: str) -> None:
+    text = message_of(write("g.yaml", GROUP.replace("method: METHOD", f"generator: {generator}")))
+    assert text.splitlines()[0].endswith("1 problem(s)")
+    assert f"  line 9: stages.grpo.{expected}" in text
+
+
 def test_what_was_resolved_of_a_group_method_loads_again_to_the_same_values(write: Write) -> None:
     import json
 
