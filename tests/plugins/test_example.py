@@ -7,32 +7,30 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from runpy import run_path
+from typing import Any
 
 import pytest
 
-from kedge.algorithms.group.method import GroupMethod
 from kedge.core import plugins
 from kedge.core.errors import ConfigError
-from kedge.core.protocols import Tracker
-from kedge.core.stage import Stage
 from kedge.models.loading.tiny import make_tiny
 from kedge.recipe.schema import load_recipe
 from kedge.runs.manifest import read_manifest
-from kedge.testing.contracts.group_methods import GroupMethodContract
-from kedge.testing.contracts.stages import StageContract
-from kedge.testing.contracts.trackers import LoggedValue, TrackerContract
 
 SOURCE = Path(__file__).parent / "kedge_example"
+PAGE = Path(__file__).parents[2] / "docs/plugins.md"
 PARTS = {
-    ("stages", "short_prompts"),
-    ("algorithms", "median"),
-    ("rewards", "brevity"),
-    ("generators", "capped"),
-    ("trackers", "lines"),
-    ("roles", "full_precision"),
+    "stages": "short_prompts",
+    "algorithms": "median",
+    "rewards": "brevity",
+    "generators": "capped",
+    "trackers": "lines",
+    "roles": "full_precision",
 }
+FILES = ["pyproject.toml", *(f"kedge_example/{name}.py" for name in PARTS.values()), "tests/test_contracts.py"]
 RECIPE: dict[str, Any] = {
     "kedge": 1,
     "name": "example",
@@ -112,7 +110,7 @@ def test_the_parts_are_listed_with_their_package(installed: Path, tmp_path: Path
     done = kedge(installed, tmp_path, "plugins", "--json")
     assert done.returncode == 0, done.stderr
     parts = json.loads(done.stdout)
-    assert {(part["kind"], part["name"]) for part in parts if part["package"] == "kedge-example"} == PARTS
+    assert {(part["kind"], part["name"]) for part in parts if part["package"] == "kedge-example"} == set(PARTS.items())
     assert {"grpo", "median"} <= {part["name"] for part in parts if part["kind"] == "algorithms"}
 
 
@@ -154,29 +152,23 @@ def test_the_roles_were_built_by_the_plugin(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_path")
-class TestStage(StageContract):
-    values: ClassVar[dict[str, Any]] = {"kind": "short_prompts", "data": "prompts.jsonl"}
+def test_every_part_keeps_its_contract(tmp_path: Path) -> None:
+    """The package's own tests, one by one."""
+    own = run_path(str(SOURCE / "tests/test_contracts.py"))
+    contracts = [value for name, value in own.items() if name.startswith("Test")]
+    assert len(contracts) == 3
+    for contract in contracts:
+        for name in dir(contract):
+            if name.startswith("test_"):
+                test = getattr(contract(), name)
+                folder = tmp_path / contract.__name__ / name
+                folder.mkdir(parents=True)
+                test(**dict.fromkeys(signature(test).parameters, folder))
 
-    @property
-    def stage(self) -> Stage:
-        return plugins.find("stages", "short_prompts")
 
-
-@pytest.mark.usefixtures("on_path")
-class TestMethod(GroupMethodContract):
-    @property
-    def method(self) -> GroupMethod:
-        return plugins.find("algorithms", "median")
-
-
-@pytest.mark.usefixtures("on_path")
-class TestTracker(TrackerContract):
-    def make(self, folder: Path) -> Tracker:
-        return plugins.find("trackers", "lines")(folder, "hh/ppo", {})
-
-    def logged(self, folder: Path) -> list[LoggedValue]:
-        rows = [line.split() for line in (folder / "trackers/lines.txt").read_text().splitlines()]
-        return [(int(row[0]), row[1], float(row[2])) for row in rows if len(row) == 3]
+@pytest.mark.parametrize("file", FILES)
+def test_the_page_about_plugins_shows_the_files_as_they_are(file: str) -> None:
+    assert f"\n{(SOURCE / file).read_text(encoding='utf-8')}```\n" in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("on_path")
