@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kedge.algorithms.group.method import Credit
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Origin, Prompt
@@ -27,10 +28,10 @@ from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runtime.local import Clock, LocalRuntime
 from kedge.stages.group.dynamic_sampling import GroupSampler
+from kedge.stages.group.settings import find_method
 from kedge.stages.rl.prompts import PromptDataset
-from kedge.trainers.group import GroupRoles, iteration
-from kedge.trainers.group_methods import METHODS, Credit
-from kedge.trainers.group_settings import TRAITS, GroupConfig
+from kedge.trainers.group import GroupConfig, GroupRoles, iteration
+from kedge.trainers.settings import KLSettings
 from kedge.trainers.shared import RewardShaper, kl_controller
 
 PROMPT, OTHER, BETA, ROWS, STEPS = [72, 105], [81, 40], 0.5, 256, 240
@@ -100,10 +101,15 @@ def sampler_of(held: RoleSet, reward: Payoffs, *, answers: int) -> GroupSampler:
 def learn(
     held: RoleSet, reward: Payoffs, method: str, *, kl: dict[str, Any], iterations: int, minibatches: int
 ) -> None:
-    cfg = GroupConfig.model_validate(
-        {"method": method, "kl": {**TRAITS[method].kl, **kl}, "minibatches": minibatches, "max_new_tokens": 1}
+    chosen = find_method(method)
+    cfg = GroupConfig(
+        method=chosen,
+        method_settings=chosen.settings(),
+        kl=KLSettings.model_validate({**chosen.traits.kl, **kl}),
+        minibatches=minibatches,
+        max_new_tokens=1,
     )
-    sampler = sampler_of(held, reward, answers=ROWS if TRAITS[method].needs_groups else 1)
+    sampler = sampler_of(held, reward, answers=ROWS if chosen.traits.needs_groups else 1)
     roles = GroupRoles(policy=held.policy, reference=held.reference)
     kl_coef, shaper, runtime = kl_controller(cfg.kl), RewardShaper(), LocalRuntime(Clock())
     for number in range(iterations):
@@ -133,7 +139,7 @@ def test_with_the_kl_in_the_reward_the_optimum_is_reached(method: str, tmp_path:
 @pytest.mark.parametrize("method", ["grpo", "dr_grpo", "remax", "gspo", "cispo", "dapo"])
 def test_as_published_it_earns_more(method: str, tmp_path: Path) -> None:
     held = held_in(tmp_path / "model", steps=80)
-    minibatches = 1 if TRAITS[method].is_on_policy else 4
+    minibatches = 1 if find_method(method).traits.is_on_policy else 4
     start_V = answers_of(held)
     reward = Payoffs(start_V, answers_of(held, OTHER))
     learn(held, reward, method, kl={}, iterations=80 // minibatches, minibatches=minibatches)
@@ -175,8 +181,8 @@ def advantages_of(method: str, policy_A: Tensor) -> Tensor:
         penalty_BT=BETA * (policy_A / BEFORE_A).log()[:, None],
         baseline=0.0,
     )
-    cfg = GroupConfig.model_validate({"method": method, "max_new_tokens": 1})
-    return METHODS[method].advantages(cfg.method, credit)[:, 0]
+    chosen = find_method(method)
+    return chosen.advantages(chosen.settings(), credit)[:, 0]
 
 
 def test_at_the_optimum_remax_is_left_with_a_constant_and_rloo_with_nothing() -> None:

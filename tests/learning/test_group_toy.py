@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kedge.core.plugins import names
 from kedge.testing import toy
-from kedge.trainers.group_settings import NAMES
 
 STAGE = """
   NAME:
@@ -60,9 +60,9 @@ def test_every_method_raises_the_true_score_and_grpo_to_the_level_of_ppo(
     tmp_path: Path,
 ) -> None:
     rows("prompts.jsonl", toy.prompts(800, seed + 10))
-    names = ("ppo", *NAMES)
-    shop(seed, "".join(map(stage_of, names)))
+    methods = ("ppo", *names("algorithms"))
+    shop(seed, "".join(map(stage_of, methods)))
     assert kedge("run", "shop.yaml", "--no-check") == 0
-    found = {name: earned(tmp_path / "runs/shop" / name.replace("+", "p")) for name in names}
+    found = {name: earned(tmp_path / "runs/shop" / name.replace("+", "p")) for name in methods}
     assert {name: end - start for name, (start, end) in found.items() if end < start + 0.3} == {}
     assert abs(found["grpo"][1] - found["ppo"][1]) < 0.35

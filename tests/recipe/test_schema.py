@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from pydantic import Field, model_validator
 
+from kedge.core import plugins
 from kedge.core.errors import ConfigError
+from kedge.core.settings import Section
 from kedge.recipe.schema import load_recipe, recipe_schema
 
 Write = Callable[[str, str], Path]
@@ -187,3 +193,135 @@ def test_the_schema_knows_every_stage_and_its_nested_settings() -> None:
     lr = schema["$defs"]["sft.OptimiserSettings"]["properties"]["lr"]
     assert lr["exclusiveMinimum"] == 0
     assert "learning rate" in lr["description"].lower()
+
+
+GROUP = """\
+    kedge: 1
+    name: g
+    model: tiny
+    stages:
+      grpo:
+        kind: group
+        reward: {kind: exact}
+        prompts: p.jsonl
+        method: METHOD
+    """
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("gpro", "grpo.method: there is no method 'gpro' (did you mean 'grpo'?); methods: cispo, dapo, dr_grpo, grpo,"),
+        (
+            "{clip: 0.1}",
+            "grpo.method: a method with settings says which one it is, such as {kind: grpo, clip: 0.1}; found no kind",
+        ),
+        ("{kind: grpo, clip: 1.5}", "grpo.method.clip: must be less than 1, found 1.5"),
+        ("{kind: grpo, clipp: 0.1}", "grpo.method.clipp: not a setting here (did you mean 'clip'?)"),
+        ("{kind: rloo, clip: 0.1}", "grpo.method.clip: not a setting here; allowed: kind"),
+    ],
+)
+def test_a_problem_of_a_group_method_is_reported_where_it_was_written(write: Write, method: str, expected: str) -> None:
+    text = message_of(write("g.yaml", GROUP.replace("METHOD", method)))
+    assert text.splitlines()[0].endswith("1 problem(s)")
+    assert f"  line 9: stages.{expected}" in text
+
+
+@pytest.mark.parametrize(
+    ("generator", "expected"),
+    [
+        ("loca", "generator: there is no generator 'loca' (did you mean 'local'?); generators: local"),
+        ("{rows: 3}", "generator: a generator with settings says which one it is, such as {kind: NAME}; found no kind"),
+        ("{kind: local, rows: 3}", "generator.rows: not a setting here; allowed: kind"),
+        ("3", "generator: must be the name of a generator, or a mapping with its settings, found 3"),
+    ],
+)
+def test_a_problem_of_a_generator_is_reported_where_it_was_written(write: Write, generator: str, expected: str) -> None:
+    text = message_of(write("g.yaml", GROUP.replace("method: METHOD", f"generator: {generator}")))
+    assert text.splitlines()[0].endswith("1 problem(s)")
+    assert f"  line 9: stages.grpo.{expected}" in text
+
+
+def test_what_was_resolved_of_a_group_method_loads_again_to_the_same_values(write: Write) -> None:
+    import json
+
+    first = load_recipe(write("a.yaml", GROUP.replace("METHOD", "{kind: dapo, clip: 0.1}"))).resolved()
+    assert first["stages"]["grpo"]["method"] == {"kind": "dapo", "clip": 0.1, "clip_high": 0.28}
+    again = load_recipe(write("b.yaml", json.dumps(first))).resolved()
+    assert again == first
+
+
+class Window(Section):
+    first: int = Field(default=0, ge=0, alias="from")
+
+
+class WindowedSettings(Section):
+    """Of a method that is installed from elsewhere, with a section inside of its own and a rule across settings."""
+
+    kind: Literal["windowed"] = "windowed"
+    window: Window = Window()
+    size: int = 1
+
+    @model_validator(mode="after")
+    def _fits(self) -> WindowedSettings:
+        if self.size < self.window.first:
+            raise ValueError(f"size {self.size} is below window.from {self.window.first}")
+        return self
+
+
+@pytest.fixture
+def windowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method `windowed`, as if it were installed."""
+    method = replace(plugins.find("algorithms", "grpo"), settings=WindowedSettings)
+    real_names, real_find = plugins.names, plugins.find
+    monkeypatch.setattr(
+        plugins, "names", lambda kind: [*real_names(kind), *(["windowed"] if kind == "algorithms" else [])]
+    )
+    monkeypatch.setattr(plugins, "find", lambda kind, name: method if name == "windowed" else real_find(kind, name))
+
+
+@pytest.mark.usefixtures("windowed")
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("{kind: windowed, window: {from: -1}}", "method.window.from: must be at least 0, found -1"),
+        ("{kind: windowed, window: {form: 1}}", "method.window.form: not a setting here (did you mean 'from'?)"),
+        ("{kind: windowed, window: {from: 2}}", "method: size 1 is below window.from 2"),
+        ("{kind: windowed, window: 3}", "method.window: must be a mapping of settings, found 3"),
+    ],
+)
+def test_sections_inside_of_an_installed_method_have_their_paths(write: Write, method: str, expected: str) -> None:
+    assert f"  line 9: stages.grpo.{expected}" in message_of(write("g.yaml", GROUP.replace("METHOD", method)))
+
+
+@pytest.mark.usefixtures("windowed")
+def test_an_installed_method_is_resolved_by_the_names_that_a_recipe_uses(write: Write) -> None:
+    recipe = load_recipe(write("g.yaml", GROUP.replace("METHOD", "{kind: windowed, window: {from: 1}}")))
+    assert recipe.resolved()["stages"]["grpo"]["method"] == {"kind": "windowed", "window": {"from": 1}, "size": 1}
+
+
+@pytest.mark.usefixtures("windowed")
+def test_the_schema_knows_the_settings_of_every_installed_method() -> None:
+    variants = recipe_schema()["$defs"]["stage.group"]["properties"]["method"]["anyOf"]
+    assert variants[0]["enum"] == [*plugins.names("algorithms")]
+    sections = {variant["properties"]["kind"]["const"]: variant["properties"] for variant in variants[1:]}
+    assert set(sections) == set(plugins.names("algorithms"))
+    assert sections["grpo"]["clip"]["exclusiveMaximum"] == 1
+    assert "window" in sections["windowed"]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("gone_module:X", "algorithm 'broken' needs 'gone_module'"),
+        ("kedge.core.files:write_text", "algorithm 'broken' is a function, expected a GroupMethod"),
+    ],
+)
+def test_a_method_that_cannot_be_used_is_a_problem_of_the_recipe_that_names_it(
+    write: Write, monkeypatch: pytest.MonkeyPatch, target: str, expected: str
+) -> None:
+    real, broken = plugins._installed, {"broken": EntryPoint("broken", target, "kedge.algorithms")}
+    monkeypatch.setattr(plugins, "_installed", lambda kind: {**real(kind), **(broken if kind == "algorithms" else {})})
+    assert f"line 9: stages.grpo.method: {expected}" in message_of(write("g.yaml", GROUP.replace("METHOD", "broken")))
+    variants = recipe_schema()["$defs"]["stage.group"]["properties"]["method"]["anyOf"]
+    assert len(variants) == 1 + len(real("algorithms"))  # the names, and the sections of all others

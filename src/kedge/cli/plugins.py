@@ -11,7 +11,7 @@ from kedge.cli.screen import out, print_json
 
 
 def plugins(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
-    """List stages, algorithms, rewards, generators and trackers."""
+    """List stages, algorithms, rewards, generators, trackers and roles."""
     from dataclasses import asdict
 
     from kedge.core.plugins import installed

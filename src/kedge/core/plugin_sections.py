@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import GenericAlias
 from typing import Any, cast
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -18,49 +19,75 @@ from kedge.core.suggest import did_you_mean
 class PluginSection:
     """Marks a field that holds the settings of a part: `{kind: NAME, …}`, or its bare name.
 
-    `Annotated[Section, PluginSection("generators")]` is checked by the `settings` section of the part that is installed
-    under that name, which is imported at that moment; problems inside are reported with their own place.
+    `Annotated[Section, PluginSection("generators")]` is validated by the `settings` section of the part that is
+    installed under that name, which is imported at that moment. The location of an error inside that section has the
+    part's name behind the field's, as that of a tagged union has. Messages call a part `noun`, and show `example`.
     """
 
-    def __init__(self, kind: plugins.Kind) -> None:
-        self.kind: plugins.Kind = kind
+    def __init__(
+        self,
+        kind: plugins.Kind,
+        *,
+        noun: str | None = None,
+        example: str = "{kind: NAME}",
+        section_of: Callable[[str], type[Section]] | None = None,
+    ) -> None:
+        self._kind: plugins.Kind = kind
+        self._noun = noun or kind.removesuffix("s")
+        self._example = example
+        self._section_of = section_of or self._settings_of_part
+
+    def section_of(self, name: str) -> type[Section]:
+        """The settings of an installed part, which is imported for them."""
+        return self._section_of(name)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            self._validated, serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True)
-        )
+        return core_schema.no_info_plain_validator_function(self._validated)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        names = plugins.names(self.kind)
-        sections = [cast("type[Section]", plugins.find(self.kind, name).settings) for name in names]
-        described = [section.model_json_schema(by_alias=True) for section in sections]
-        for one in described:
-            if "$defs" in one:
-                raise PluginError(f"{self.kind}: the settings of {one.get('title')} nest other sections: inline them")
-        return {"anyOf": [{"enum": names}, *described]}
+        sections = [handler(section.__pydantic_core_schema__) for section in self._importable()]
+        return {"anyOf": [{"type": "string", "enum": plugins.names(self._kind)}, *sections]}
 
     def _validated(self, value: Any) -> Section:
-        if isinstance(value, Section):
-            return value
-        given: dict[str, Any] = {"kind": value} if isinstance(value, str) else value
-        if not isinstance(given, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # it comes from a recipe
-            raise ValueError(f"must be the name of one, or a mapping with its settings, found {value!r}")
-        name, installed = given.get("kind"), plugins.names(self.kind)
-        singular = self.kind.removesuffix("s")
+        if not isinstance(value, str | dict | Section):
+            raise ValueError(f"must be the name of a {self._noun}, or a mapping with its settings, found {value!r}")
+        name, installed = kind_of(value), plugins.names(self._kind)
         if name is None:
-            raise ValueError(f"needs a `kind`; installed: {', '.join(installed)}")
+            raise ValueError(
+                f"a {self._noun} with settings says which one it is, such as {self._example}; found no kind"
+            )
         if name not in installed:
-            hint = did_you_mean(str(name), installed)
-            raise ValueError(f"there is no {singular} of kind {name!r}{hint}; installed: {', '.join(installed)}")
+            hint, listed = did_you_mean(str(name), installed), ", ".join(installed)
+            raise ValueError(f"there is no {self._noun} '{name}'{hint}; {self._noun}s: {listed}")
         try:
-            part = plugins.find(self.kind, name)
+            section = self.section_of(name)
         except PluginError as error:
             raise ValueError(str(error)) from error
-        return cast("type[Section]", part.settings).model_validate(given)
+        if isinstance(value, section):
+            return value
+        by_name: Any = GenericAlias(dict, (str, section))  # so that errors have the part's name in their location
+        given: Any = {"kind": value} if isinstance(value, str) else value
+        return TypeAdapter(by_name).validate_python({name: given})[name]
+
+    def _settings_of_part(self, name: str) -> type[Section]:
+        part = plugins.find(self._kind, name)
+        settings: Any = getattr(part, "settings", None)
+        if not (isinstance(settings, type) and issubclass(settings, Section)):
+            raise PluginError(f"{self._noun} '{name}' is a {type(part).__name__} without a section of `settings`")
+        return settings
+
+    def _importable(self) -> Iterator[type[Section]]:
+        """The sections of all parts that can be imported; one that cannot is reported where a recipe names it."""
+        for name in plugins.names(self._kind):
+            try:
+                yield self.section_of(name)
+            except PluginError:
+                continue
 
 
-def _dumped(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
-    return section.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
+def kind_of(value: Any) -> Any:
+    """Which part a recipe names, rightly or wrongly: by a word, or by the `kind` of its settings; None without one."""
+    return cast("dict[str, Any]", value).get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
 
 
 def installed_name(kind: plugins.Kind) -> Callable[[Any], Any]:

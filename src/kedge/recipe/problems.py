@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from kedge.core.plugin_sections import PluginSection
 from kedge.core.suggest import did_you_mean
 from kedge.recipe.yaml_source import KeyPath, Tree
 
@@ -109,11 +110,17 @@ def _names(model: Any) -> list[str]:
 
 
 def _step(model: Any, part: str | int) -> list[Any]:
-    """The types that a value below `part` may have; a union's tag or a list's index stays where it is."""
+    """The types that a value below `part` may have; a union's tag or a list's index stays where it is.
+
+    Where the section belongs to a plugin, the plugin's name is the next part.
+    """
+    if isinstance(model, PluginSection):
+        return [model.section_of(str(part))]
     if isinstance(model, type) and issubclass(model, BaseModel):
         for name, info in model.model_fields.items():
             if part in (name, info.alias):
-                return _unwrapped(info.annotation)
+                marks = [mark for mark in info.metadata if isinstance(mark, PluginSection)]
+                return marks or _unwrapped(info.annotation)
     return []
 
 
@@ -127,14 +134,15 @@ def _unwrapped(annotation: Any) -> list[Any]:
 
 
 def _written(location: tuple[str | int, ...], section: type[BaseModel]) -> KeyPath:
-    """Drop from pydantic's location what nobody wrote: class names, union tags, validator names."""
+    """Drop from pydantic's location what nobody wrote: class names, union tags, plugin names, validator names."""
     kept: list[str | int] = []
     current: list[Any] = [section]
     for index, part in enumerate(location):
-        following = [inner for one in current for inner in _step(one, part)]
-        is_key = bool(following) or isinstance(part, int) or any(part in _names(one) for one in current)
+        following = [inner for model in current for inner in _step(model, part)]
+        is_plugin = any(isinstance(model, PluginSection) for model in current)
+        is_key = bool(following) or isinstance(part, int) or any(part in _names(model) for model in current)
         is_branch = part == "str" or str(part).startswith("tagged-union[")
-        if is_key or (index == len(location) - 1 and not (is_branch and index)):
+        if not is_plugin and (is_key or (index == len(location) - 1 and not (is_branch and index))):
             kept.append(part)
         current = following or current
     return tuple(kept)

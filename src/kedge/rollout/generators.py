@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.core import plugins
+from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
 from kedge.rollout.settings import SamplingSettings
 
@@ -57,6 +58,6 @@ LOCAL = GeneratorKind(settings=LocalSettings, make="kedge.rollout.local:make")
 
 def open_generator(settings: Section, parts: GeneratorParts) -> Generator:
     """The generator that `settings`, checked by its plugin, asks for."""
-    kind: GeneratorKind = plugins.find("generators", str(settings.model_dump()["kind"]))
+    kind: GeneratorKind = plugins.find("generators", kind_of(settings))
     make = resolve_name(kind.make) if isinstance(kind.make, str) else kind.make
     return make(settings, parts)

@@ -6,16 +6,18 @@ scores, and the method says how scores become advantages. Shape letters: B seque
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from kedge.algorithms import estimate
+from kedge.algorithms.group.method import Credit, GroupMethod, GroupTraits
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import Metrics, PolicyRole, ReferenceRole, Runtime
 from kedge.core.records import Experience, num_rows, take
+from kedge.core.settings import Section
 from kedge.trainers.evaluated import (
     EvaluatedRollouts,
     ScoredRollouts,
@@ -25,9 +27,29 @@ from kedge.trainers.evaluated import (
     prefixed,
     rollout_metrics,
 )
-from kedge.trainers.group_methods import METHODS, Credit
-from kedge.trainers.group_settings import TRAITS, GroupConfig, Traits
+from kedge.trainers.settings import KLSettings, ScoreSettings
 from kedge.trainers.shared import KLController, RewardShaper, add_kl_and_entropy, check_kl_limit, minibatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """All of it: what `iteration` reads."""
+
+    method: GroupMethod
+    method_settings: Section
+    """An instance of `method.settings`."""
+    kl: KLSettings = field(default_factory=KLSettings)
+    scores: ScoreSettings = field(default_factory=ScoreSettings)
+    entropy: float = 0.0
+    """Bonus for the entropy of the policy."""
+    stop_at_kl: float | None = None
+    """End the passes over a batch when a step's `approx_kl` passes this."""
+    epochs: int = 1
+    """Passes over the responses of one iteration."""
+    minibatches: int = 1
+    """Optimiser steps in one pass."""
+    max_new_tokens: int = 256
+    """The longest answer: what the overlong penalty is about, and the constant that Dr. GRPO divides by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +84,13 @@ def iteration(
     check_kl_limit(evaluated, cfg.kl)
 
     # 2. assign credit
-    method, coef = METHODS[cfg.method.kind], kl.coef
+    method, coef = cfg.method, kl.coef
     credit = credit_of(scored, evaluated, cfg, shaper, coef=coef)
     experience = Experience(
         rollouts=evaluated.rollouts,
         old_logp_BT=evaluated.old_logp_BT,
         ref_logp_BT=evaluated.ref_logp_BT,
-        advantages_BT=method.advantages(cfg.method, credit),
+        advantages_BT=method.advantages(cfg.method_settings, credit),
     )
 
     # 3. learn
@@ -82,7 +104,7 @@ def iteration(
     metrics = rollout_metrics(evaluated, num_sampled=num_rows(everything))
     shaper.returns.update(credit.returns_B)
     kl.update(metrics["kl/mean"], num_rows(evaluated))
-    about_groups = group_metrics(scored, TRAITS[cfg.method.kind])
+    about_groups = group_metrics(scored, method.traits)
     return evaluated, metrics | about_groups | {"kl/coef": coef} | mean_over_steps(steps)
 
 
@@ -108,9 +130,8 @@ def actor_loss(
     logp_BT: Tensor, entropy_BT: Tensor, experience: Experience, *, cfg: GroupConfig, coef: float
 ) -> ItemLoss:
     """The method's own loss, the entropy bonus, and the KL penalty where it is part of the loss."""
-    method = METHODS[cfg.method.kind]
     item = add_kl_and_entropy(
-        method.loss(cfg.method, logp_BT, experience),
+        cfg.method.loss(cfg.method_settings, logp_BT, experience),
         logp_BT,
         entropy_BT,
         experience,
@@ -118,10 +139,10 @@ def actor_loss(
         coef=coef,
         entropy=cfg.entropy,
     )
-    return replace(item, loss_BT=item.loss_BT / cfg.max_new_tokens) if method.is_per_budget else item
+    return replace(item, loss_BT=item.loss_BT / cfg.max_new_tokens) if cfg.method.is_per_budget else item
 
 
-def group_metrics(scored: ScoredRollouts, traits: Traits) -> dict[str, float]:
+def group_metrics(scored: ScoredRollouts, traits: GroupTraits) -> dict[str, float]:
     """`reward/mean` is over all sampled answers: those that are learnt from are chosen by their scores."""
     equal = {"group/zero_variance": scored.zero_variance} if traits.needs_groups else {}
     return {"reward/mean": scored.mean_score, "group/rounds": float(scored.rounds), **equal}

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from kedge.core.errors import ContractStop
+from kedge.core.plugin_sections import kind_of
+from kedge.core.plugins import names
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.rollout.local import LocalGenerator
 from kedge.runs.folder import Run, status_of
 from kedge.runs.state import load_state
-from kedge.stages.group.settings import STAGE, GroupSettings, check, explain
-from kedge.trainers.group_settings import NAMES
+from kedge.stages.group.settings import STAGE, GroupSettings, check, explain, find_method
 
 RunGroup = Callable[..., Path]
 Records = Callable[[Path], list[dict[str, Any]]]
@@ -68,7 +69,7 @@ def run_group(ppo_home: Path) -> RunGroup:
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(one, marks=[] if one == "grpo" else pytest.mark.slow) for one in NAMES]
+    "method", [pytest.param(one, marks=[] if one == "grpo" else pytest.mark.slow) for one in names("algorithms")]
 )
 def test_every_method_is_one_word_and_learns(
     method: str, run_group: RunGroup, records: Records, weights: Weights, ppo_home: Path, tmp_path: Path
@@ -185,7 +186,7 @@ def test_what_a_recipe_does_not_say_follows_the_method(method: str, expected: tu
         assert found == expected
         dumped = one.model_dump(mode="json", by_alias=True)
         assert GroupSettings.model_validate(dumped) == one
-    assert settings_of().method.kind == "grpo"
+    assert kind_of(settings_of().method) == "grpo"
 
 
 def test_what_it_says_goes_over_that() -> None:
@@ -220,7 +221,7 @@ def test_trouble_is_found_before_the_run(settings: dict[str, Any], code: str, le
 
 
 def test_methods_as_published_have_no_trouble_but_a_missing_anchor() -> None:
-    for name in NAMES:
+    for name in names("algorithms"):
         codes = {one.code for one in check(settings_of(method=name))}
         assert codes <= {"group.no_anchor"}, name
 
@@ -234,8 +235,35 @@ def test_the_arithmetic_is_told() -> None:
     assert STAGE.window(settings_of(max_prompt_tokens=77)) == 77
 
 
-def test_a_setting_of_another_method_is_refused() -> None:
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        settings_of(method={"kind": "rloo", "clip": 0.1})
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("drgrpo", r"there is no method 'drgrpo' \(did you mean 'dr_grpo'\?\); methods: cispo, dapo, dr_grpo, grpo"),
+        ({"kind": "drgrpo"}, r"there is no method 'drgrpo' \(did you mean 'dr_grpo'\?\)"),
+        (
+            {"clip": 0.1},
+            r"a method with settings says which one it is, such as \{kind: grpo, clip: 0.1\}; found no kind",
+        ),
+        (None, "must be the name of a method, or a mapping with its settings, found None"),
+        ({"kind": "rloo", "clip": 0.1}, "Extra inputs are not permitted"),
+        ({"kind": "grpo", "clip": 1.5}, "less than 1"),
+    ],
+)
+def test_a_wrong_method_is_reported(method: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message) as caught:
+        settings_of(method=method)
+    assert [problem["loc"][0] for problem in caught.value.errors()] == ["method"]
+
+
+def test_a_method_can_be_given_as_its_settings_object() -> None:
+    settings = find_method("dapo").settings(clip=0.1)
+    given = settings_of(method=settings)
+    assert given.method is settings
+    assert given == settings_of(method={"kind": "dapo", "clip": 0.1})
+    assert given.config().method_settings is settings
+    assert given.config().method is find_method("dapo")
+
+
+def test_a_setting_of_ppo_is_refused() -> None:
     with pytest.raises(ValidationError, match="critic_from_reward"):
         settings_of(memory={"critic_from_reward": True})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
+from kedge.core import plugins
+from kedge.core.errors import PluginError
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
+from kedge.core.plugin_sections import PluginSection, kind_of
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
 from kedge.monitor.detectors.settings import DetectorSettings
@@ -26,8 +29,33 @@ from kedge.stages.rl.settings import (
     check_rl,
 )
 from kedge.stages.shared import batch_arithmetic as words
-from kedge.trainers.group_settings import GRPO, TRAITS, GroupConfig, Method, method_name
 from kedge.trainers.settings import KLSettings, ScoreSettings
+
+if TYPE_CHECKING:
+    from kedge.algorithms.group.method import GroupMethod
+    from kedge.trainers.group import GroupConfig
+
+
+def find_method(name: str) -> GroupMethod:
+    """A critic-free method by its entry point; ours and others' are found alike."""
+    from kedge.algorithms.group.method import GroupMethod  # torch, which a recipe without this stage need not wait for
+
+    method = plugins.find("algorithms", name)
+    if not isinstance(method, GroupMethod):
+        raise PluginError(f"algorithm '{name}' is a {type(method).__name__}, expected a GroupMethod (docs/plugins.md)")
+    return method
+
+
+MethodSettings = Annotated[
+    Section,
+    PluginSection(
+        "algorithms",
+        noun="method",
+        example="{kind: grpo, clip: 0.1}",
+        section_of=lambda name: find_method(name).settings,
+    ),
+]
+"""A method by its name, or with settings: `grpo`, `{kind: grpo, clip: 0.1}`."""
 
 
 class GroupLossSettings(Section):
@@ -48,9 +76,9 @@ class GroupSettings(Section):
     kind: Literal["group"]
     base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
     """The policy to start from, and the reference; the recipe's `model` when absent."""
-    method: Method = GRPO()
-    """`grpo`, `dr_grpo`, `rloo`, `reinforce`, `reinforce++`, `remax`, `gspo`, `cispo`, `dapo`, or one with settings
-    `{kind: grpo, …}`."""
+    method: MethodSettings = Field(default=cast(Any, "grpo"))  # validated as if a recipe said it
+    """`grpo`, `dr_grpo`, `rloo`, `reinforce`, `reinforce++`, `remax`, `gspo`, `cispo`, `dapo`, one that is installed
+    from elsewhere (`kedge plugins`), or one with settings `{kind: grpo, …}`."""
     reward: Annotated[str | RewardSourceSettings, Input("reward_model")]
     """Who scores the answers: a reward stage or folder, or a source with its settings (docs/rewards.md)."""
     gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
@@ -108,24 +136,28 @@ class GroupSettings(Section):
     def _published(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        found = cast("dict[str, Any]", given)
-        traits = TRAITS.get(str(method_name(found.get("method", "grpo"))))
-        if traits is None:  # its own section says what is wrong with it
-            return found
+        values = cast("dict[str, Any]", given)
+        try:
+            traits = find_method(str(kind_of(values.get("method", "grpo")))).traits
+        except PluginError:  # the field itself says what is wrong with it
+            return values
         scalars = {"answers": traits.answers, "minibatches": traits.minibatches, "max_rounds": traits.max_rounds}
         sections: dict[str, dict[str, Any]] = {"kl": dict(traits.kl)}
         if traits.overlong_share is not None:
-            longest = _longest(found.get("sampling", {}))
+            longest = _longest(values.get("sampling", {}))
             sections["scores"] = {"overlong_buffer": max(1, round(traits.overlong_share * longest))}
         for key, published in sections.items():
-            own: Any = found.get(key, {})
+            own: Any = values.get(key, {})
             sections[key] = {**published, **own} if isinstance(own, dict) else own
-        return {**scalars, **found, **sections}
+        return {**scalars, **values, **sections}
 
     def config(self) -> GroupConfig:
         """What the loop reads."""
+        from kedge.trainers.group import GroupConfig
+
         return GroupConfig(
-            method=self.method,
+            method=method_of(self),
+            method_settings=self.method,
             kl=self.kl,
             scores=self.scores,
             entropy=self.loss.entropy,
@@ -136,11 +168,17 @@ class GroupSettings(Section):
         )
 
 
+def method_of(settings: GroupSettings) -> GroupMethod:
+    return find_method(kind_of(settings.method))
+
+
 def _longest(sampling: Any) -> int:
-    """Of the answers; anything that is not a number is complained about by the section itself."""
+    """`sampling.max_new_tokens` before validation; where it is not a number, the section itself reports that."""
     default = SamplingSettings().max_new_tokens
-    found: Any = cast("dict[str, Any]", sampling).get("max_new_tokens", default) if isinstance(sampling, dict) else None
-    return found if isinstance(found, int) else getattr(sampling, "max_new_tokens", default)
+    tokens: Any = (
+        cast("dict[str, Any]", sampling).get("max_new_tokens", default) if isinstance(sampling, dict) else None
+    )
+    return tokens if isinstance(tokens, int) else getattr(sampling, "max_new_tokens", default)
 
 
 def explain(settings: GroupSettings) -> list[str]:
@@ -152,14 +190,14 @@ def explain(settings: GroupSettings) -> list[str]:
             f"prompts whose answers all have the same score are left out; up to {settings.max_rounds} batches are "
             "answered until one is full"
         )
-    if TRAITS[settings.method.kind].needs_greedy:
-        told.append(f"{settings.method.kind}: one more answer to each prompt, the likeliest, is the baseline")
+    if method_of(settings).traits.needs_greedy:
+        told.append(f"{kind_of(settings.method)}: one more answer to each prompt, the likeliest, is the baseline")
     return told
 
 
 def check(settings: GroupSettings) -> Iterator[Finding]:
     yield from check_rl(settings)
-    traits, name = TRAITS[settings.method.kind], settings.method.kind
+    traits, name = method_of(settings).traits, kind_of(settings.method)
     if settings.answers < 2 and (traits.needs_groups or settings.max_rounds is not None):
         who = f"{name} compares" if traits.needs_groups else "max_rounds compares"
         yield Finding(

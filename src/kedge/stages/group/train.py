@@ -13,7 +13,6 @@ from kedge.stages.group.settings import GroupSettings
 from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
 from kedge.trainers.group import GroupRoles, iteration
-from kedge.trainers.group_settings import TRAITS
 from kedge.trainers.shared import KLExceeded
 
 
@@ -27,7 +26,7 @@ def train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
             run.prompts,
             run.generator,
             run.reward,
-            greedy=run.make_generator(greedy) if TRAITS[settings.method.kind].needs_greedy else None,
+            greedy=run.make_generator(greedy) if cfg.method.traits.needs_greedy else None,
             max_rounds=settings.max_rounds,
             seed=context.seed,
             clock=run.clock,
