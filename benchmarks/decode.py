@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from kedge.core.prompts import Prompts, repeated
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts, repeated
 from kedge.models.forward import heads
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings

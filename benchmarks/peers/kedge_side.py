@@ -16,8 +16,7 @@ from kedge.trainers.controllers import steering_for
 from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
-from kedge.core.prompts import Prompts, repeated
-from kedge.core.records import Rollouts, take
+from kedge.core.records import Prompts, Rollouts, repeated, take
 from kedge.models.forward import heads
 from kedge.models.forward.lora import base_of
 from kedge.models.reward.ensemble import load_reward

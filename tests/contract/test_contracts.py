@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.answers import Answer, TextSource
-from kedge.core.prompts import Prompts
 from kedge.core.protocols import Generator, RewardSource
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts
 from kedge.models.loading.tiny import tiny_model
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kedge.core.prompts import Prompts
 from kedge.core.protocols import Generator
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts
 from kedge.models.loading.tiny import tiny_model
 from kedge.rollout.generators import GeneratorParts, LocalSettings, open_generator
 from kedge.rollout.local import LocalGenerator, Path

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kedge.core.errors import DataError
-from kedge.core.prompts import Prompts, repeated
+from kedge.core.records import Prompts, repeated
 
 
 def test_answers_to_a_prompt_are_neighbours_and_counted() -> None:
@@ -35,5 +35,5 @@ def test_rows_and_ids_must_match(prompts: list[list[int]], ids: list[int]) -> No
 
 
 def test_prompts_do_without_torch() -> None:
-    code = "import sys, kedge.core.prompts; sys.exit('torch' in sys.modules)"
+    code = "import sys, kedge.core.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

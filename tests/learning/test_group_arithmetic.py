@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kedge.core.prompts import repeated
+from kedge.core.records import repeated
 from kedge.data.examples import Message
 from kedge.data.template import encode_prompt, stop_ids
 from kedge.data.tokenizer import padding_id

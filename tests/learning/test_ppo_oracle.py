@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
-from kedge.core.prompts import repeated
-from kedge.core.records import Rollouts
+from kedge.core.records import Rollouts, repeated
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
 from kedge.models.roles.build import RoleSet, RoleSpec

@@ -13,9 +13,8 @@ from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import ConfigError, PluginError
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import RewardError
+from kedge.rewards.failures import RewardError, Source
 from kedge.rewards.function import make, source
-from kedge.rewards.score_results import Source
 from kedge.rewards.settings import FunctionSource
 
 Make = Callable[..., Answer]

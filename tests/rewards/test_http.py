@@ -17,8 +17,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
 from kedge.rewards.client import CallFailed, Endpoint, call
 from kedge.rewards.context import RewardContext
+from kedge.rewards.failures import Source
 from kedge.rewards.http import make
-from kedge.rewards.score_results import Source
 from kedge.rewards.settings import HttpSource
 
 Make = Callable[..., Answer]

@@ -12,17 +12,28 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from kedge.core.prompts import repeated
+from kedge.core.records import repeated
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings
 from kedge.rollout.cache import RowCache, for_decoding
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.merged import MergedLayers, is_adapted
-from kedge.rollout.sampling import draw, folded
 from kedge.rollout.settings import SamplingSettings
-from kedge.rollout.slots import ALIVE, AT, COLUMN, DRAWN, KEY, PLACE, TOKEN, Slots, empty_slots
-from kedge.rollout.steps import last_hidden
+from kedge.rollout.steps import (
+    ALIVE,
+    AT,
+    COLUMN,
+    DRAWN,
+    KEY,
+    PLACE,
+    TOKEN,
+    Slots,
+    draw,
+    empty_slots,
+    folded,
+    last_hidden,
+)
 from kedge.rollout.tiles import Reading, Tile
 
 pytestmark = pytest.mark.gpu

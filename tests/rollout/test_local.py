@@ -22,8 +22,7 @@ from transformers import (
 )
 
 from kedge.core.errors import ConfigError, DataError, ModelError, NumericsError
-from kedge.core.prompts import Prompts, repeated
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts, repeated
 from kedge.models.forward import heads
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from kedge.core.prompts import repeated
+from kedge.core.records import repeated
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings

@@ -13,8 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from kedge.core.errors import ModelError
-from kedge.core.prompts import repeated
-from kedge.core.records import Rollouts
+from kedge.core.records import Rollouts, repeated
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings

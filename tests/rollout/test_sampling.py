@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.rollout.sampling import allowed, draw, folded, log_waits, row_keys
+from kedge.rollout.steps import allowed, draw, folded, log_waits, row_keys
 
 
 def test_the_numbers_of_a_key_are_the_published_ones_of_splitmix64() -> None:

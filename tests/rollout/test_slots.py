@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kedge.rollout.slots import FIELDS, advance, empty_slots
+from kedge.rollout.steps import FIELDS, advance, empty_slots
 
 
 def test_rows_that_grow_take_their_token_and_others_stand_still() -> None:

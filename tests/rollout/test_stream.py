@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge.core.prompts import Prompts, repeated
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts, repeated
 from kedge.rollout.stream import stream
 
 

@@ -10,8 +10,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
 from kedge.core.stats import best_of_kl
 from kedge.data.examples import Message, Messages, Role
+from kedge.rewards.failures import ScoreResult
 from kedge.rewards.model import on_text
-from kedge.rewards.score_results import ScoreResult
 from kedge.rewards.settings import ModelSource
 from kedge.stages.rl.answering import Answered
 from kedge.stages.rl.judge import Judge, load_judge

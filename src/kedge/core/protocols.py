@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from kedge.core.loss import ItemLoss
     from kedge.core.per import Per
-    from kedge.core.prompts import Prompts
-    from kedge.core.records import Experience, Rollouts, ValueTargets
+    from kedge.core.records import Experience, Prompts, Rollouts, ValueTargets
 
 Metrics = Mapping[str, float]
 

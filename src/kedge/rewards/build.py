@@ -18,7 +18,7 @@ from kedge.core.answers import Answer, TextSource
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import CountedSource, FailureCounter
+from kedge.rewards.failures import CountedSource, FailureCounter, Reward
 from kedge.rewards.rollouts import FromText
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings, TextSettings
 
@@ -33,17 +33,6 @@ class Wiring:
     open_model: Callable[[ModelSource, FailureCounter], RewardSource]
     """A reward model on tokens, or on text through `FromText` (`kedge.rewards.model`)."""
     failures: FailureSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reward:
-    """A source, and the failure counters of the sources that it is made of."""
-
-    source: RewardSource
-    failure_counters: tuple[FailureCounter, ...]
-
-    def score(self, rollouts: Rollouts) -> Tensor:
-        return self.source.score(rollouts)
 
 
 class Mix:

@@ -21,7 +21,7 @@ from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import ConfigError, RewardError
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.context import RewardContext
-from kedge.rewards.score_results import ScoreResult, Source, per_answer, unscored
+from kedge.rewards.failures import ScoreResult, Source, per_answer, unscored
 from kedge.rewards.settings import TEXT_KINDS, FunctionSource
 
 

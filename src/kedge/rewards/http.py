@@ -18,7 +18,7 @@ from kedge.core.answers import Answer
 from kedge.core.seeds import seed_for
 from kedge.rewards.client import CallFailed, Endpoint, call, key_from
 from kedge.rewards.context import RewardContext
-from kedge.rewards.score_results import ScoreResult, Source, unscored
+from kedge.rewards.failures import ScoreResult, Source, unscored
 from kedge.rewards.settings import HttpSource
 
 

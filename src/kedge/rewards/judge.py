@@ -24,7 +24,7 @@ from kedge.core.seeds import seed_for
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.client import CallFailed, Endpoint, call, key_from
 from kedge.rewards.context import RewardContext
-from kedge.rewards.score_results import ScoreResult, Source, unscored
+from kedge.rewards.failures import ScoreResult, Source, unscored
 from kedge.rewards.settings import JudgeSource
 
 RUBRIC = """\

@@ -13,8 +13,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import PluginError
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import extract_all
+from kedge.rewards.failures import ScoreResult, Source, needs_solution, unscored
 from kedge.rewards.sandbox import Job, Limits, run
-from kedge.rewards.score_results import ScoreResult, Source, needs_solution, unscored
 from kedge.rewards.settings import MathSource
 
 Verify = Callable[[Sequence[tuple[str, str]], float], list[bool | None]]

@@ -15,8 +15,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import RewardError
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import extract_all
+from kedge.rewards.failures import ScoreResult, Source, unscored
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
-from kedge.rewards.score_results import ScoreResult, Source, unscored
 from kedge.rewards.settings import UnitTestsSource
 
 

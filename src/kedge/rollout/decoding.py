@@ -17,12 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import NumericsError
-from kedge.core.prompts import Prompts
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts
 from kedge.models.forward import heads
-from kedge.rollout.sampling import row_keys
-from kedge.rollout.slots import ALIVE, COLUMN, DRAWN, KEY, PLACE, TOKEN, no_rows
-from kedge.rollout.steps import Sampler, Steps, last_hidden
+from kedge.rollout.steps import ALIVE, COLUMN, DRAWN, KEY, PLACE, TOKEN, Sampler, Steps, last_hidden, no_rows, row_keys
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

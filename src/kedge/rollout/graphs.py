@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.rollout.cache import RowCache, placed
-from kedge.rollout.slots import PLACE, Slots, State, empty_slots
-from kedge.rollout.steps import Sampler, last_hidden
+from kedge.rollout.steps import PLACE, Sampler, Slots, State, empty_slots, last_hidden
 from kedge.rollout.tiles import head_tile
 
 _log = getLogger(__name__)

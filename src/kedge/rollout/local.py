@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ConfigError, DataError, ModelError
-from kedge.core.prompts import Prompts
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts
 from kedge.models.forward import heads
 from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
-from kedge.core.prompts import Prompts
 from kedge.core.protocols import Generator
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts
 from kedge.core.seeds import seed_for
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from kedge.core.prompts import repeated
-from kedge.models.forward.compiling import compile_layers, uncompiled
+from kedge.core.records import repeated
+from kedge.models.forward.packing import compile_layers, uncompiled
 from kedge.models.loading.tiny import tiny_model
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.packed_attention import NAME, attending, attention_of_transformers, packed_attention
-from kedge.models.forward.packing import Spans, lay_out
+from kedge.models.forward.packing import NAME, Spans, attending, attention_of_transformers, lay_out, packed_attention
 
 LENGTHS, TAILS = [5, 5, 2, 7, 7], [3, 3, 1, 7, 2]
 

@@ -29,9 +29,7 @@ from transformers import (
 
 from kedge.core.records import Rollouts
 from kedge.models.forward import reader as reading
-from kedge.models.forward.compiling import compile_layers
-from kedge.models.forward.packed_attention import NAME, attention_of_transformers
-from kedge.models.forward.packing import Layout, lay_out
+from kedge.models.forward.packing import NAME, Layout, attention_of_transformers, compile_layers, lay_out
 from kedge.models.forward.reader import reader_of
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.roles.backbones import FullBackbone

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from kedge.core.errors import CheckpointError, ModelError
-from kedge.core.prompts import repeated
-from kedge.core.records import Rollouts, take
+from kedge.core.records import Rollouts, repeated, take
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal

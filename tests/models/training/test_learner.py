@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.files import hash_folder
-from kedge.core.optimiser import OptimiserSettings, learning_rate
+from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import TokenSequence, padded_batches
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.start import start_causal
@@ -22,6 +22,7 @@ from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner, Objective, Sums
 from kedge.models.training.objectives import imitation
+from kedge.models.training.train_step import learning_rate
 from kedge.runs.state import load_state, save_state
 
 

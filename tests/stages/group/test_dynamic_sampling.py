@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge.core.prompts import Prompts
-from kedge.core.records import Rollouts
+from kedge.core.records import Prompts, Rollouts
 from kedge.core.seeds import seed_for
 from kedge.data.batching import item_at
 from kedge.data.examples import Message, Origin, Prompt

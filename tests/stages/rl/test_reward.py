@@ -23,8 +23,7 @@ from kedge.models.reward.ensemble import Ensemble, save_ensemble
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.settings import MeanOfMembers, Truncate
-from kedge.rewards.build import Reward
-from kedge.rewards.failures import FailureCounter
+from kedge.rewards.failures import FailureCounter, Reward
 from kedge.rewards.rollouts import PromptRecord
 from kedge.rewards.settings import FailureSettings, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import judge_of

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.compiling import uncompiled
-from kedge.models.forward.packed_attention import PLAIN, attending, packed_attention
-from kedge.models.forward.packing import Layout, lay_out
+from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out, packed_attention, uncompiled
 
 _PARTIAL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers `PartialLastLayer` knows."""

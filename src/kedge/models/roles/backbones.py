@@ -7,9 +7,9 @@ each. Shape letters: B sequences, T token positions, N tokens of packed rows, R 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from peft import PeftModel
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
+from kedge.core.records import Experience, Rollouts, ValueTargets, take, trimmed
 from kedge.models.forward.lora import base_of
 from kedge.models.forward.packing import lay_out
 from kedge.models.forward.reader import Reader, reader_of, view
@@ -247,3 +248,31 @@ def _check_split(model: PreTrainedModel, trunk: PreTrainedModel, top: PreTrained
             f"{type(model).__name__} does more between its layers than a trunk and a top compute (they differ by "
             f"{gap:.3g}); use roles: lora or separate"
         )
+
+
+RecordT = TypeVar("RecordT", Rollouts, Experience, ValueTargets)
+
+
+def micro_batches(record: RecordT, rows: int) -> list[RecordT]:
+    """At most `rows` rows each; which rows share one changes speed and memory, never the sum of their losses."""
+    return [part for _, part in longest_first(record, rows)]
+
+
+def by_micro_batch(rollouts: Rollouts, rows: int, compute: Callable[[Rollouts], Tensor]) -> Tensor:
+    """`compute` on every micro-batch, as one (B, T) tensor in the order of `rollouts`; 0 where rows were trimmed."""
+    result_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
+    for index_R, part in longest_first(rollouts, rows):
+        part_RT = compute(part)
+        result_BT[index_R, : part_RT.shape[1]] = part_RT.float()
+    return result_BT
+
+
+def longest_first(record: RecordT, rows: int) -> Iterator[tuple[Tensor, RecordT]]:
+    """Micro-batches of at most `rows` rows of similar length, each with the indices of its rows in `record`."""
+    rollouts = record if isinstance(record, Rollouts) else record.rollouts
+    length_B = rollouts.attention_mask_BT.sum(dim=1)
+    order_B = length_B.argsort(descending=True, stable=True)
+    lengths = length_B[order_B].tolist()
+    for start in range(0, len(lengths), rows):
+        index_R = order_B[start : start + rows]
+        yield index_R, trimmed(take(record, index_R), lengths[start])

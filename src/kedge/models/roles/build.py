@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kedge.core.errors import CheckpointError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward import heads
-from kedge.models.forward.compiling import compile_layers
 from kedge.models.forward.lora import Module, base_of, merge
+from kedge.models.forward.packing import compile_layers
 from kedge.models.loading.load import DTypeName
 from kedge.models.loading.start import save_causal, without_dropout
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward

@@ -19,8 +19,7 @@ from kedge.core.protocols import ValueLoss
 from kedge.core.records import Rollouts, ValueTargets
 from kedge.models.forward import heads
 from kedge.models.reward.reward_model import RewardFacts
-from kedge.models.roles.backbones import Backbone
-from kedge.models.roles.rows import by_micro_batch, micro_batches
+from kedge.models.roles.backbones import Backbone, by_micro_batch, micro_batches
 from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 
 

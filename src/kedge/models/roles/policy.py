@@ -19,8 +19,7 @@ from kedge.core.per import Per
 from kedge.core.protocols import PolicyLoss
 from kedge.core.records import Experience, Rollouts
 from kedge.models.forward import heads
-from kedge.models.roles.backbones import Backbone
-from kedge.models.roles.rows import by_micro_batch, micro_batches
+from kedge.models.roles.backbones import Backbone, by_micro_batch, micro_batches
 from kedge.models.training.ema import EMA
 from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 

@@ -14,9 +14,9 @@ from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
 from kedge.core.loss import widen
-from kedge.models.forward.compiling import compile_layers
 from kedge.models.forward.heads import last_token
 from kedge.models.forward.lora import base_of
+from kedge.models.forward.packing import compile_layers
 from kedge.models.loading.start import without_dropout
 from kedge.models.reward.reward_model import RewardFacts, RewardModel, head_of
 from kedge.models.roles.backbones import Backbone, FullBackbone, LoraBackbone

@@ -20,7 +20,7 @@ from kedge.rollout.kernels.attention import decode_attention
 from kedge.rollout.kernels.attention_inputs import attention_inputs
 from kedge.rollout.kernels.gated import gated
 from kedge.rollout.kernels.stream import embed, normed
-from kedge.rollout.slots import Slots
+from kedge.rollout.steps import Slots
 from kedge.rollout.tiles import tiles_for
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kedge.rollout.kernels.chain import follow
 from kedge.rollout.kernels.product import product, tiled
-from kedge.rollout.slots import Slots
+from kedge.rollout.steps import Slots
 from kedge.rollout.tiles import Tile
 
 

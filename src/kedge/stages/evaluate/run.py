@@ -16,7 +16,7 @@ from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
 from kedge.evaluate.evaluation import evaluate, table_lines
 from kedge.models.loading.load import load_causal
-from kedge.rewards.build import Reward
+from kedge.rewards.failures import Reward
 from kedge.rewards.rollouts import PromptRecord
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.evaluate.files import write_answers, write_numbers, write_pairs

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.core.prompts import Prompts
 from kedge.core.protocols import Generator, RewardSource
-from kedge.core.records import Rollouts, joined, num_rows, take
+from kedge.core.records import Prompts, Rollouts, joined, num_rows, take
 from kedge.rollout.stream import stream
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset

@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kedge.core.files import hash_folder, hash_json, write_json
-from kedge.core.prompts import Prompts, repeated
-from kedge.core.records import Rollouts, joined, to_device
+from kedge.core.records import Prompts, Rollouts, joined, repeated, to_device
 from kedge.data.examples import Messages
 from kedge.data.template import encode_prompt, stop_ids, template_hash
 from kedge.data.tokenizer import padding_id

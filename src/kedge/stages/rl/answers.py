@@ -15,12 +15,11 @@ import orjson
 import torch
 
 from kedge.algorithms.best_of_n import best_of_weights
-from kedge.core.prompts import repeated
-from kedge.core.records import Rollouts, to_device
+from kedge.core.records import Rollouts, repeated, to_device
 from kedge.core.stats import best_of_kl
 from kedge.data.writing import row_writer
 from kedge.models.training.preference_objectives import Reference
-from kedge.rewards.build import Reward
+from kedge.rewards.failures import Reward
 from kedge.rollout.local import LocalGenerator
 from kedge.stages.best_of_n.settings import BestOfNSettings
 from kedge.stages.rl.divergence import log_ratios

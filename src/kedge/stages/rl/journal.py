@@ -12,7 +12,7 @@ from torch import Tensor
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, num_rows
 from kedge.monitor.detectors.watchdog import Watchdog
-from kedge.rewards.build import Reward
+from kedge.rewards.failures import Reward
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded

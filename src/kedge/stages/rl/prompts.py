@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kedge.core.errors import DataError
-from kedge.core.prompts import Prompts, repeated
+from kedge.core.records import Prompts, repeated
 from kedge.core.seeds import seed_for
 from kedge.data.batching import item_at
 from kedge.data.examples import Prompt

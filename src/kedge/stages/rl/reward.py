@@ -25,9 +25,9 @@ from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Role
 from kedge.data.template import encode_conversation, encode_prompt, stop_ids, template_hash
 from kedge.models.reward.ensemble import Ensemble, Scorer, combined, disagreement
-from kedge.rewards.build import Reward, Wiring, build
+from kedge.rewards.build import Wiring, build
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import CountedSource, FailureCounter
+from kedge.rewards.failures import CountedSource, FailureCounter, Reward
 from kedge.rewards.model import OnTokens, objective_index, on_text
 from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings

@@ -19,7 +19,7 @@ from kedge.models.loading.load import DTypeName
 from kedge.models.roles.build import RoleSet, RoleSpec
 from kedge.models.roles.memory import table
 from kedge.models.roles.policy import Imitation
-from kedge.rewards.build import Reward
+from kedge.rewards.failures import Reward
 from kedge.rewards.settings import MixSource, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing
 from kedge.stages.rl.prompts import PromptDataset

@@ -23,7 +23,7 @@ from kedge.models.reward.reward_files import whole_folder
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
 from kedge.models.training.preference_objectives import Reference, reference_for
-from kedge.rewards.build import Reward
+from kedge.rewards.failures import Reward
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.runs.state import load_state, save_state

@@ -26,7 +26,7 @@ from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
 from kedge.models.roles.build import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
-from kedge.rewards.build import Reward
+from kedge.rewards.failures import Reward
 from kedge.rollout.generators import GeneratorParts, open_generator
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.stream import stream

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.testing import assert_close
 
-from kedge.core.prompts import Prompts, repeated
+from kedge.core.records import Prompts, repeated
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from kedge.core.optimiser import OptimiserSettings, learning_rate
+from kedge.core.optimiser import OptimiserSettings
+from kedge.models.training.train_step import learning_rate
 
 
 def rates(total: int, **settings: object) -> list[float]:
