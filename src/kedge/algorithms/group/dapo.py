@@ -10,13 +10,9 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from kedge.algorithms.group.grpo import group_relative_advantages
+from kedge.algorithms.group.grpo import clipped_loss, group_relative_advantages
 from kedge.algorithms.group.method import NO_KL, GroupMethod, GroupTraits
-from kedge.algorithms.ppo import policy_loss
-from kedge.core.loss import ItemLoss
-from kedge.core.records import Experience
 from kedge.core.settings import Section
 
 
@@ -30,20 +26,10 @@ class DAPOSettings(Section):
     """And up to 1 + clip_high."""
 
 
-def clip_higher_loss(settings: DAPOSettings, logp_BT: Tensor, experience: Experience) -> ItemLoss:
-    return policy_loss(
-        logp_BT,
-        experience.old_logp_BT,
-        experience.advantages_BT,
-        clip=settings.clip,
-        clip_high=settings.clip_high,
-    )
-
-
 DAPO = GroupMethod(
     settings=DAPOSettings,
     advantages=group_relative_advantages,
-    loss=clip_higher_loss,
+    loss=clipped_loss,
     per="token",
     traits=GroupTraits(kl=NO_KL, minibatches=4, max_rounds=10, overlong_share=0.2),
 )

@@ -6,7 +6,7 @@ Shape letters: B sequences, T token positions.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import Field
 from torch import Tensor
@@ -29,12 +29,21 @@ class GRPOSettings(Section):
     """Another bound above; null is the same as below."""
 
 
+class ClipSettings(Protocol):
+    """The bounds of a ratio, of any method that has both."""
+
+    @property
+    def clip(self) -> float: ...
+    @property
+    def clip_high(self) -> float | None: ...
+
+
 def group_relative_advantages(_: Section, credit: Credit) -> Tensor:
     """The return of an answer less the mean of its group, over the std of the group."""
     return credit.on_tokens(group_centred(credit.returns_B, credit.rollouts.group_B, scale=True))
 
 
-def clipped_loss(settings: GRPOSettings, logp_BT: Tensor, experience: Experience) -> ItemLoss:
+def clipped_loss(settings: ClipSettings, logp_BT: Tensor, experience: Experience) -> ItemLoss:
     return policy_loss(
         logp_BT,
         experience.old_logp_BT,
