@@ -79,7 +79,7 @@ def _share(rng: random.Random, share: float, answers: int) -> float:
 def alarms_of(seed: int, *, steps: int, answers: int) -> list[str]:
     """The codes of all alarms in one healthy run."""
     rng = random.Random(f"{answers}/{seed}")
-    watchdog = Watchdog(DetectorSettings(), kl_target=TARGET, kl_limit=LIMIT)
+    watchdog = Watchdog(CATALOGUE, DetectorSettings(), kl_target=TARGET, kl_limit=LIMIT)
     stream = enumerate(healthy(rng, steps=steps, answers=answers), start=1)
     return [alarm.code for step, metrics in stream for alarm in watchdog.observe(step, metrics)]
 

@@ -20,10 +20,10 @@ from kedge.core.records import Prompts, Rollouts, repeated, take
 from kedge.models.forward import heads
 from kedge.models.forward.lora import base_of
 from kedge.models.reward.ensemble import load_reward
-from kedge.models.reward.reward_model import RewardModel
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.reward.reward_model import RewardModel, reward_role
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.lora import lora
-from kedge.models.roles.reward import reward_role
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings

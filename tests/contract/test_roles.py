@@ -12,7 +12,8 @@ import torch
 from kedge.core.errors import ModelError
 from kedge.core.plugins import names
 from kedge.models.roles import build
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk

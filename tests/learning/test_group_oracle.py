@@ -21,7 +21,8 @@ from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Origin, Prompt
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.separate import separate
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator

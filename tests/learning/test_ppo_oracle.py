@@ -13,15 +13,16 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts, repeated
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
-from kedge.rollout.stream import stream
 from kedge.runtime.local import Clock, LocalRuntime
+from kedge.stages.rl.prompts import stream
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.settings import CreditSettings, KLSettings, PPOConfig
 from kedge.trainers.shared import RewardShaper, kl_controller

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.records import Prompts, Rollouts, repeated
-from kedge.rollout.stream import stream
+from kedge.stages.rl.prompts import stream
 
 
 class _Recorder:

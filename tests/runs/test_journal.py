@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.core.errors import RunError
-from kedge.runs import exact_json
-from kedge.runs.journal import Journal
+from kedge.runs.journal import Journal, dump_exact, load_exact
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 _VALUES = st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
@@ -24,7 +23,7 @@ _VALUES = st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries
 
 @given(_VALUES)
 def test_json_gives_back_what_it_was_given(value: Any) -> None:
-    again = exact_json.loads(exact_json.dumps(value))
+    again = load_exact(dump_exact(value))
 
     assert again == value
     assert repr(again) == repr(value)  # 1 and 1.0 and True are equal, but not the same
@@ -32,7 +31,7 @@ def test_json_gives_back_what_it_was_given(value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", r"\NaN", r"\\Infinity", "nan", "NaN "])
 def test_a_text_that_looks_like_a_number_stays_a_text(text: str) -> None:
-    assert exact_json.loads(exact_json.dumps({"answer": text})) == {"answer": text}
+    assert load_exact(dump_exact({"answer": text})) == {"answer": text}
 
 
 def test_non_finite_floats_are_strings_in_the_file_and_floats_again_when_read(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_non_finite_floats_are_strings_in_the_file_and_floats_again_when_read(tm
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_keep_every_bit(value: float) -> None:
-    again = exact_json.loads(exact_json.dumps(value))
+    again = load_exact(dump_exact(value))
 
     assert struct.pack("<d", again) == struct.pack("<d", value)
 

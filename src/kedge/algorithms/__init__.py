@@ -33,6 +33,12 @@ from kedge.algorithms.policy import (
     truncated_importance,
 )
 from kedge.algorithms.ppo import (
+    RunningMoments,
+    clip_scores,
+    length_penalty,
+    missing_eos_penalty,
+    missing_eos_score,
+    overlong_penalty,
     policy_loss,
     shape_rewards,
     value_loss,
@@ -51,14 +57,6 @@ from kedge.algorithms.reward import (
     all_pairs,
     bradley_terry,
     plackett_luce,
-)
-from kedge.algorithms.shaping import (
-    RunningMoments,
-    clip_scores,
-    length_penalty,
-    missing_eos_penalty,
-    missing_eos_score,
-    overlong_penalty,
 )
 
 __all__ = [

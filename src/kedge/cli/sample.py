@@ -40,37 +40,26 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable answers.")] = False,
 ) -> None:
     """Sample answers; the same seed gives the same ones."""
-    from kedge.commands import best_of as best_of_sampling
     from kedge.commands import sample as sampling
-    from kedge.stages.rl.answering import Answering, answer
-    from kedge.stages.shared.loop import checked_device
 
     sampling.refuse_target(to)
-    judge = best_of_sampling.judge_for(best_of, reward, answers, device=device)
+    judge = sampling.judge_for(best_of, reward, answers, device=device)
     answers = best_of or answers
     asked = sampling.asked_prompts(prompt or (), prompts)
-    answering = Answering(
-        model=sampling.find_model(model),
-        sampling=sampling.sampling_from(
-            {
-                "temperature": temperature,
-                "top_p": top_p,
-                "top_k": top_k,
-                "max_new_tokens": max_new_tokens,
-                "stop": stop,
-            }
-        ),
-        answers=answers,
-        seed=seed,
-        chat_template=chat_template,
-        device=checked_device(device),
-        dtype=dtype,
-    )
+    settings = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens}
     with counter(f"of {len(asked) * answers:,} answers", is_quiet=as_json) as progress:
-        answered = answer(answering, asked, progress=progress)
-    rows = list(sampling.rows_of(answered, asked, model=model, answers=answers, seed=seed))
-    if judge is not None:
-        rows = best_of_sampling.choose(judge, rows, asked, answered, n=answers)
+        rows = sampling.sample_answers(
+            model,
+            asked,
+            {**settings, "stop": stop},
+            answers=answers,
+            judge=judge,
+            seed=seed,
+            chat_template=chat_template,
+            device=device,
+            dtype=dtype,
+            progress=progress,
+        )
     if to is not None:
         with writing(to):
             sampling.write_rows(to, rows)

@@ -25,13 +25,12 @@ def score(
     """Score the answers in a file with a reward model."""
     from kedge.commands import score as scoring
     from kedge.commands import score_summary
-    from kedge.stages.rl.judge import load_judge
 
     target = scoring.target_for(file, to)
     kind = scoring.kind_to_score(file)
     if report is not None:
         score_summary.refuse_report(file, kind)
-    judge = load_judge(reward, device=device)
+    judge = scoring.load_judge(reward, device=device)
     with writing(target):
         with counter("examples read", is_quiet=as_json) as progress:
             answers = scoring.read_answers(file, kind, judge, beside=target, progress=progress)

@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, chain
 from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kedge.core.batches import AnswerBatch, Batch, Comparisons, pad_rows, pad_tokens
-from kedge.core.seeds import seed_for
+from kedge.core.seeds import item_at
 
 Item = TypeVar("Item")
 
@@ -69,12 +66,6 @@ def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 
     total = _num_visits(items, epochs)
     for first in range(start * batch, total, batch):
         yield [item_at(index, items, seed) for index in range(first, min(first + batch, total))]
-
-
-def item_at(index: int, items: int, seed: int) -> int:
-    """Which item comes at place `index` of an endless order: every epoch is a permutation of all items."""
-    epoch, offset = divmod(index, items)
-    return int(_permutation(items, seed_for(seed, "order", epoch))[offset])
 
 
 def longest_first(items: Sequence[Item], rows: int, *, length: Callable[[Item], int]) -> list[Sequence[Item]]:
@@ -185,8 +176,3 @@ def _joined(parts: Iterator[Sequence[int]]) -> list[int]:
 def _num_visits(items: int, epochs: float) -> int:
     """How many items are learnt from, repeats counted; a share of an epoch that rounds to nothing is one item."""
     return max(round(items * epochs), min(items, 1))
-
-
-@lru_cache(maxsize=2)
-def _permutation(items: int, seed: int) -> NDArray[np.int64]:
-    return np.random.default_rng(seed).permutation(items)

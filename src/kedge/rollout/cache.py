@@ -17,8 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.modes import evaluating
-from kedge.models.forward.packing import uncompiled
+from kedge.models.forward.reader import evaluating, uncompiled
 
 _ATTENTION = "kedge_grouped"
 _UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}

@@ -30,8 +30,7 @@ from kedge.core.files import (
     write_json,
 )
 from kedge.core.settings import Section
-from kedge.runs import exact_json
-from kedge.runs.journal import now
+from kedge.runs.journal import encode_exact, load_exact, now
 
 _PINS_NAME = "pins.json"
 _NAME = re.compile(r"step-(\d{6,})")
@@ -223,7 +222,7 @@ class Checkpoints:
         """
         path = self.folder / _PINS_NAME
         try:
-            pins = exact_json.loads(path.read_bytes())
+            pins = load_exact(path.read_bytes())
             return {name: [int(step) for step in steps] for name, steps in pins.items()}
         except FileNotFoundError:
             return {}
@@ -261,7 +260,7 @@ def seal(folder: Path, facts: Mapping[str, Any]) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    write_json(folder / SEAL_NAME, exact_json.encode({**facts, "files": files}))
+    write_json(folder / SEAL_NAME, encode_exact({**facts, "files": files}))
     for path in folder.rglob("*"):
         if path.is_dir():
             fsync_folder(path)
@@ -275,7 +274,7 @@ def read_sealed(folder: Path, *, check_hashes: bool) -> dict[str, Any]:
     """The facts, after checking that every listed file has the right size (and hash). Other files are ignored."""
     path = folder / SEAL_NAME
     try:
-        facts = cast(dict[str, Any], exact_json.loads(path.read_bytes()))
+        facts = cast(dict[str, Any], load_exact(path.read_bytes()))
         for name, expected in facts.pop("files").items():
             _check_file(folder / name, expected, check_hashes=check_hashes)
     except FileNotFoundError as error:

@@ -1,22 +1,27 @@
 """An append-only file of JSON lines that survives a kill at any moment: one write call a line, nothing buffered.
 
 A last line without its newline was cut off: readers leave it out and say so, writers remove it before they append.
-A bad line anywhere else is an error. Left out: power cuts lose what was not yet synced (see `Journal.sync`).
+A bad line anywhere else is an error. The JSON loses nothing: floats keep every bit; NaN and the infinities, which JSON
+lacks, are written as "NaN", "Infinity" and "-Infinity" and come back as floats, and a string of the same text (a model
+may well answer "NaN") is escaped with a backslash in front. Tuples come back as lists, a NaN
+loses its sign and payload. Left out: power cuts lose what was not yet synced (see `Journal.sync`).
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 from kedge.core.errors import RunError
 from kedge.core.files import atomic_open, run_errors
-from kedge.runs import exact_json
 
 _BLOCK_BYTES = 1 << 16
 
@@ -104,7 +109,7 @@ class Journal:
 
     def _encode(self, record: Mapping[str, Any]) -> bytes:
         try:
-            text = exact_json.dumps(record)
+            text = dump_exact(record)
         except (TypeError, ValueError) as error:
             raise RunError(
                 f"Cannot write a record to {self.path}: {error}. The record: {dict(record)!r:.200}"
@@ -123,7 +128,7 @@ class Journal:
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:
-            record = exact_json.loads(line)
+            record = load_exact(line)
         except ValueError as error:
             raise self._bad_line(line, number, str(error)) from error
         if not isinstance(record, dict):
@@ -153,3 +158,69 @@ def _end_of_last_line(handle: int, size: int) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LOOKS_NON_FINITE = re.compile(r"\\*(NaN|-?Infinity)")
+
+
+def dump_exact(value: Any) -> str:
+    """One line of JSON.
+
+    >>> print(dump_exact({"loss": float("nan"), "kl": 0.1, "text": "NaN"}))
+    {"loss": "NaN", "kl": 0.1, "text": "\\\\NaN"}
+    """
+    return json.dumps(encode_exact(value), ensure_ascii=False, allow_nan=False)
+
+
+def load_exact(text: str | bytes) -> Any:
+    """The value that `dump_exact` was given.
+
+    >>> load_exact(dump_exact([float("-inf"), "Infinity", "\\\\NaN", 0.1 + 0.2]))
+    [-inf, 'Infinity', '\\\\NaN', 0.30000000000000004]
+    """
+    return decode_exact(json.loads(text))
+
+
+def encode_exact(value: Any) -> Any:
+    """`value` in JSON types. Numbers of numpy and torch become plain ones; other objects are a TypeError."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, str):
+        return f"\\{value}" if _LOOKS_NON_FINITE.fullmatch(value) else value
+    if isinstance(value, Mapping):
+        entries = cast(Mapping[Any, Any], value)
+        return {_key(key): encode_exact(item) for key, item in entries.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode_exact(item) for item in cast(list[Any], value)]
+    if isinstance(value, PurePath):
+        return encode_exact(str(value))
+    if hasattr(value, "item"):
+        return encode_exact(value.item())
+    raise TypeError(f"a {type(value).__name__} has no place in JSON")
+
+
+def decode_exact(value: Any) -> Any:
+    if isinstance(value, str) and _LOOKS_NON_FINITE.fullmatch(value):
+        return value[1:] if value.startswith("\\") else _NON_FINITE[value]
+    if isinstance(value, dict):
+        return {key: decode_exact(item) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [decode_exact(item) for item in cast(list[Any], value)]
+    return value
+
+
+def _float(value: float) -> float | str:
+    if math.isfinite(value):
+        return float(value)
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"the key {key!r} is a {type(key).__name__}; JSON knows only texts as keys")
+    return key

@@ -19,8 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 import kedge
 from kedge.core.errors import RunError
 from kedge.core.files import hash_json, run_errors, write_json
-from kedge.runs import exact_json
-from kedge.runs.journal import now
+from kedge.runs.journal import dump_exact, encode_exact, load_exact, now
 
 MANIFEST_NAME = "run.json"
 SCHEMA = 1
@@ -95,14 +94,14 @@ def new_manifest(
     inputs: Iterable[Artefact] = (),
 ) -> Manifest:
     """The manifest of a run that begins now, on this machine. `recipe_hash` is that of the settings unless given."""
-    plain = exact_json.loads(exact_json.dumps(settings))
+    plain = load_exact(dump_exact(settings))
     return Manifest(
         name=name,
         stage=stage,
         kind=kind,
         created=now(),
         seed=seed,
-        recipe_hash=recipe_hash or hash_json(exact_json.encode(plain)),
+        recipe_hash=recipe_hash or hash_json(encode_exact(plain)),
         settings=plain,
         environment=environment(device=device),
         inputs=tuple(inputs),
@@ -122,13 +121,13 @@ def environment(*, device: str) -> Environment:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     with run_errors("write", folder / MANIFEST_NAME):
-        write_json(folder / MANIFEST_NAME, exact_json.encode(asdict(manifest)))
+        write_json(folder / MANIFEST_NAME, encode_exact(asdict(manifest)))
 
 
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
-        content = exact_json.loads(path.read_bytes())
+        content = load_exact(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{folder} is not a run: it has no {MANIFEST_NAME}. Name a folder below runs/.") from error
     except OSError as error:

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import write_text
-from kedge.runs import exact_json
+from kedge.runs.journal import dump_exact, load_exact
 
 _TENSORS, _TREE = "state.safetensors", "state.json"
 
@@ -31,13 +31,13 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     packer = _Packer()
     tree = packer.pack(state, "state")
     save_file(packer.tensors, folder / _TENSORS)
-    write_text(folder / _TREE, exact_json.dumps(tree))
+    write_text(folder / _TREE, dump_exact(tree))
 
 
 def load_state(folder: Path) -> dict[str, Any]:
     try:
         tensors = load_file(folder / _TENSORS)
-        return _unpack(exact_json.loads((folder / _TREE).read_bytes()), tensors)
+        return _unpack(load_exact((folder / _TREE).read_bytes()), tensors)
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no complete state: {_TENSORS} and {_TREE} are both needed.") from error
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

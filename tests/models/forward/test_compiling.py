@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kedge.core.records import repeated
-from kedge.models.forward.packing import compile_layers, uncompiled
+from kedge.models.forward.reader import compile_layers, uncompiled
 from kedge.models.loading.tiny import tiny_model
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings

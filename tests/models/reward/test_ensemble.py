@@ -26,8 +26,7 @@ from kedge.models.reward.ensemble import (
     save_ensemble,
 )
 from kedge.models.reward.reward_files import build, load, save
-from kedge.models.reward.reward_model import Normaliser, RewardModel, head_of
-from kedge.models.roles.reward import reward_role
+from kedge.models.reward.reward_model import Normaliser, RewardModel, head_of, reward_role
 from kedge.models.settings import LoraSettings, MeanOfMembers, UncertaintyWeighted, WorstMember
 
 TWO = ("helpful", "harmless")

@@ -26,8 +26,9 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.lora import trainable_names, with_lora
 from kedge.models.loading.aliases import PACKAGED, gguf_file
 from kedge.models.loading.gguf import open_gguf, tokenizer_from
+from kedge.models.loading.start import whole_folder
 from kedge.models.loading.tiny import IM_END, IM_START, PAD, make_tiny, tiny_model, tiny_tokenizer
-from kedge.models.reward.reward_files import build, load, padding_token, save, whole_folder
+from kedge.models.reward.reward_files import build, load, padding_token, save
 from kedge.models.reward.reward_model import (
     Normaliser,
     RewardFacts,

@@ -14,7 +14,8 @@ from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import lora_members
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import Normaliser, RewardModel
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk

@@ -15,8 +15,9 @@ from kedge.core.records import Rollouts
 from kedge.models.loading.load import load_causal
 from kedge.models.reward.ensemble import lora_members
 from kedge.models.reward.reward_files import build, load, save
-from kedge.models.roles.build import RoleSet, RoleSpec
-from kedge.models.roles.reward import reward_role
+from kedge.models.reward.reward_model import reward_role
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.settings import LoraSettings
 from kedge.testing.contracts.roles import dropout_model, example_spec, update_critic
 

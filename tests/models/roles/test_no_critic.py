@@ -10,7 +10,8 @@ import torch
 
 from kedge.core.loss import ItemLoss
 from kedge.core.records import Rollouts, ValueTargets
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk

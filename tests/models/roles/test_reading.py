@@ -29,11 +29,12 @@ from transformers import (
 
 from kedge.core.records import Rollouts
 from kedge.models.forward import reader as reading
-from kedge.models.forward.packing import NAME, Layout, attention_of_transformers, compile_layers, lay_out
-from kedge.models.forward.reader import reader_of
+from kedge.models.forward.backbones import FullBackbone
+from kedge.models.forward.packing import NAME, Layout, attention_of_transformers, lay_out
+from kedge.models.forward.reader import compile_layers, reader_of
 from kedge.models.loading.tiny import tiny_model
-from kedge.models.roles.backbones import FullBackbone
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.testing.contracts.roles import update_both
 
 BuildRoles = Callable[[RoleSpec], RoleSet]

@@ -19,7 +19,8 @@ from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.models.reward.reward_files import load
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
 from kedge.models.roles.trunk import trunk

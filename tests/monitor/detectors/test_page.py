@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kedge.monitor.detectors import CATALOGUE, DetectorSettings
-from kedge.monitor.detectors.window import Detector
+from kedge.monitor.detectors.watchdog import Detector
 from kedge.monitor.doctor.ppo_causes import SUSPECTS, Suspect
 
 PAGE = (Path(__file__).parents[3] / "docs/detectors.md").read_text(encoding="utf-8")

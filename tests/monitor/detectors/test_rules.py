@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from kedge.monitor.detectors import CATALOGUE, DetectorSettings, Watchdog
-from kedge.monitor.detectors.window import Window, trend
+from kedge.monitor.detectors.watchdog import Window, trend
 
 Steady = Callable[..., list[dict[str, float]]]
 Only = Callable[[str], DetectorSettings]
@@ -44,7 +44,7 @@ ONSETS = [
 
 
 def alarms(settings: DetectorSettings, rows: list[dict[str, float]], **kl: float | None) -> list[tuple[int, str]]:
-    watchdog = Watchdog(settings, kl_target=kl.get("target"), kl_limit=kl.get("limit"))
+    watchdog = Watchdog(CATALOGUE, settings, kl_target=kl.get("target"), kl_limit=kl.get("limit"))
     return [(alarm.step, alarm.code) for step, row in enumerate(rows, start=1) for alarm in watchdog.observe(step, row)]
 
 
@@ -87,7 +87,7 @@ def test_normalised_scores_have_a_spread_of_one_whatever_they_were(steady: Stead
     rows = steady(30, lambda _: {"reward/std": 100.0, "kl/coef": 20.0})
 
     def codes(score_std: float | None, code: str) -> list[int]:
-        watchdog = Watchdog(only(code), kl_target=None, kl_limit=None, score_std=score_std)
+        watchdog = Watchdog(CATALOGUE, only(code), kl_target=None, kl_limit=None, score_std=score_std)
         return [alarm.step for step, row in enumerate(rows, start=1) for alarm in watchdog.observe(step, row)]
 
     # 100^2 / (2 x 20^2) = 12.5 nats; with a spread of 1, 0.00125.
@@ -108,7 +108,7 @@ def test_a_critic_that_overshoots_from_the_start(steady: Steady, only: Only) -> 
     assert alarms(only(code), rows) == [(2, code)]
     assert alarms(only(code), steady(12, lambda step: {"value/loss": 1.75})) == []
     assert alarms(only(code), steady(12, lambda step: {"value/loss": 9.0 if step > 5 else 0.5})) == []
-    scaled = Watchdog(only(code), kl_target=None, kl_limit=None, score_std=1.0)
+    scaled = Watchdog(CATALOGUE, only(code), kl_target=None, kl_limit=None, score_std=1.0)
     assert [alarm for step, row in enumerate(rows, start=1) for alarm in scaled.observe(step, row)] == []
 
 

@@ -23,7 +23,7 @@ def observe(watchdog: Watchdog, rows: list[dict[str, float]], first: int = 1) ->
 
 
 def watchdog_of(**settings: object) -> Watchdog:
-    return Watchdog(DetectorSettings.model_validate(settings), kl_target=6.0, kl_limit=12.0)
+    return Watchdog(CATALOGUE, DetectorSettings.model_validate(settings), kl_target=6.0, kl_limit=12.0)
 
 
 def test_a_fault_that_lasts_is_one_alarm_and_one_that_comes_back_is_another(steady: Steady) -> None:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.records import Prompts, Rollouts
-from kedge.core.seeds import seed_for
-from kedge.data.batching import item_at
+from kedge.core.seeds import item_at, seed_for
 from kedge.data.examples import Message, Origin, Prompt
 from kedge.runtime.local import Clock
 from kedge.stages.group.dynamic_sampling import GroupSampler

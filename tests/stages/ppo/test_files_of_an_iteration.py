@@ -22,7 +22,7 @@ def test_one_iteration_with_its_save_runs_through_few_files(
 ) -> None:
     """`roles: separate` and a reward model; files of the package in which a function runs from the end of the first
     iteration to the end of the second."""
-    files: set[str] = set()
+    files = {"stages/ppo/train.py"}  # its loop runs all the while
     finish = RLRun.finish
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -39,5 +39,5 @@ def test_one_iteration_with_its_save_runs_through_few_files(
         run_ppo(tmp_path, roles="separate", reward=str(ppo_home / "judge"), iterations=2)
     finally:
         sys.setprofile(before)
-    assert {"trainers/ppo.py", "rollout/local.py", "runs/checkpoints.py", "models/roles/policy.py"} <= files
+    assert {"trainers/ppo.py", "rollout/local.py", "runs/checkpoints.py", "models/roles/actor_critic.py"} <= files
     assert len(files) <= MOST_FILES, "\n".join(sorted(files))

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from kedge.core.errors import NumericsError
 from kedge.core.records import Rollouts
-from kedge.models.roles.build import RoleSet
-from kedge.models.roles.critic import Critic
-from kedge.models.roles.policy import Policy
+from kedge.models.roles.actor_critic import Critic, Policy, RoleSet
 from kedge.models.training.train_step import TrainStep
 from kedge.rewards.rollouts import FromText
 from kedge.runs.folder import Run, status_of

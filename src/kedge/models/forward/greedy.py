@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from kedge.models.forward.modes import evaluating
+from kedge.models.forward.reader import evaluating
 
 
 @torch.no_grad()

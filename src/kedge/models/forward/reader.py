@@ -9,8 +9,8 @@ computed at, R of them whose hidden state is read, H heads, E width of a head, D
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out, packed_attention, uncompiled
+from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out, packed_attention
 
 _PARTIAL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers `PartialLastLayer` knows."""
@@ -179,3 +179,55 @@ def _agree(candidate: Reader, padded: Reader) -> bool:
     other_rows = slice(sum(_PROBE_READ[0]), None)
     is_separate = not is_narrow or torch.equal(hidden_RD[other_rows], changed_RD[other_rows])
     return distance.item() <= _MAX_DISTANCE[is_narrow] and is_separate
+
+
+_MAX_PROGRAMS = 32
+"""Of one block: roles that learn or are frozen, with gradients or without, rows of equal or of unequal lengths, each
+first for one shape and then for all. They are a dozen; torch would stop at 8 and run the rest uncompiled."""
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile every transformer block in place; lengths that change make one more program, not one each."""
+    dynamo = cast(Any, torch._dynamo)  # pyright: ignore[reportPrivateUsage]: it has no public settings
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _MAX_PROGRAMS)
+    for layer in _layers(model):
+        layer.compile(dynamic=None)
+
+
+@contextmanager
+def uncompiled(model: PreTrainedModel) -> Generator[None]:
+    """Inside of the block, the layers run uncompiled."""
+    layers = _layers(model)
+    compiled_calls = [layer._compiled_call_impl for layer in layers]
+    for layer in layers:
+        layer._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for layer, call in zip(layers, compiled_calls, strict=True):
+            layer._compiled_call_impl = call
+
+
+def _layers(model: PreTrainedModel) -> list[Any]:
+    """The blocks of a decoder; a model without such a list has none to compile."""
+    layers = getattr(cast(Any, model.get_decoder()), "layers", ())
+    return list(layers) if isinstance(layers, nn.ModuleList) else []
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None]:
+    """Evaluation mode (no dropout) inside of the block; afterwards, and after an error, the mode it had before.
+
+    >>> layer = nn.Dropout().train()
+    >>> with evaluating(layer):
+    ...     print(layer.training)
+    False
+    >>> layer.training
+    True
+    """
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -10,10 +14,12 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import ModelError
+from kedge.core.files import fsync_folder
 from kedge.models.forward.lora import Module, base_of, is_quantised, merge, merge_anew, with_lora
 from kedge.models.loading.load import load_causal, no_bars
-from kedge.models.reward.reward_files import whole_folder
 from kedge.models.settings import LoraSettings
+
+ENSEMBLE = "ensemble.json"
 
 
 def start_causal(
@@ -81,3 +87,30 @@ def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path)
 
 def _merged(model: PeftModel) -> PreTrainedModel:
     return merge_anew(model, load_causal(str(base_of(model).name_or_path))) if is_quantised(model) else merge(model)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Generator[Path]:
+    """A partial folder to write into, which replaces `folder` at the end and is deleted on an error.
+
+    A reader never sees half a model. Only a model may be replaced: a folder with anything else in it is refused.
+    """
+    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE)):
+        raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
+    partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
+    for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    fsync_folder(folder.parent)

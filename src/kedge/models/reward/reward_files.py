@@ -8,7 +8,6 @@ never one that ends a text.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,15 +28,15 @@ from transformers import (
 from transformers.utils import logging
 
 from kedge.core.errors import ModelError
-from kedge.core.files import fsync_folder, write_json
+from kedge.core.files import write_json
 from kedge.models.forward.lora import base_of, is_quantised, merge, merge_anew, quantisation, save_adapter
 from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars
 from kedge.models.loading.resolve import resolve
+from kedge.models.loading.start import ENSEMBLE, whole_folder
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits
 
-ENSEMBLE = "ensemble.json"
 ADAPTER, FACTS, BASE = "adapter", "kedge_reward.json", "base.json"
 _HEAD = "score.weight"
 
@@ -200,33 +199,6 @@ def find_base(folder: Path, record: Mapping[str, str], given: str | Path | None)
     if "hash" in record and folder_hash(base) != record["hash"]:
         raise ModelError(f"{folder}: the weights in {base} are not those of the base that its members were trained on")
     return base
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Generator[Path]:
-    """A partial folder to write into, which replaces `folder` at the end and is deleted on an error.
-
-    A reader never sees half a model. Only a model may be replaced: a folder with anything else in it is refused.
-    """
-    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE)):
-        raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
-    partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
-    for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):
-        shutil.rmtree(left_by_a_kill, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        for path in partial.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-    fsync_folder(folder.parent)
 
 
 def _adapter_of(reward: RewardModel, model: PeftModel) -> str:

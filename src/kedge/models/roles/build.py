@@ -6,30 +6,33 @@ where hidden states come from; the roles themselves, their optimisers and their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from kedge.core.errors import CheckpointError
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.forward import heads
+from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.lora import Module, base_of, merge
-from kedge.models.forward.packing import compile_layers
+from kedge.models.forward.reader import compile_layers
 from kedge.models.loading.load import DTypeName
-from kedge.models.loading.start import save_causal, without_dropout
-from kedge.models.reward.ensemble import Ensemble, Member, load_reward
+from kedge.models.loading.start import without_dropout
+from kedge.models.reward.ensemble import Ensemble, load_reward
 from kedge.models.reward.reward_model import RewardModel, head_of
-from kedge.models.roles.backbones import Backbone
-from kedge.models.roles.critic import Critic, NoCritic, head_from_scores, value_head
-from kedge.models.roles.memory import RoleMemory
-from kedge.models.roles.policy import Imitation, Policy, Reference
-from kedge.models.settings import Combine, LoraSettings
+from kedge.models.roles.actor_critic import (
+    Critic,
+    Imitation,
+    Policy,
+    Reference,
+    head_from_scores,
+    value_head,
+)
+from kedge.models.settings import LoraSettings
 from kedge.models.training.ema import EMA
 from kedge.models.training.train_step import TrainStep
 
@@ -83,60 +86,6 @@ class RoleSpec:
         return self.rows * (_INFERENCE_FACTOR if fits_more else 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedJudge:
-    """A reward model that shares most of its weights with the policy."""
-
-    members: tuple[Member, ...]
-    combine: Combine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleSet:
-    """The roles of a run."""
-
-    model: Module
-    """The policy with all its weights: the model that samples and is saved."""
-    policy: Policy
-    critic: Critic | NoCritic
-    reference: Reference
-    shared_judge: SharedJudge | None
-    """The reward model at `RoleSpec.reward` where it shares weights with the policy; any other is loaded elsewhere."""
-    memory: Sequence[RoleMemory]
-    """The rows of the memory table."""
-    notes: Sequence[str]
-    """What a user should know about what could not be shared."""
-    reference_hash: str
-    """Hash of the reference's weights: a run is resumed with the same reference, or not at all."""
-    forget: Callable[[], None] = field(default=lambda: None)
-    """To be called after each batch of rollouts: frees what was cached for it."""
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy.state(),
-            "critic": self.critic.state(),
-            "reference": self.reference_hash,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if state["reference"] != self.reference_hash:
-            raise CheckpointError(
-                f"the reference of this run had the content hash {state['reference']}, and the weights it would go on "
-                f"with have {self.reference_hash}; put the model back that the run was started from"
-            )
-        self.policy.load(state["policy"])
-        self.critic.load(state["critic"])
-
-    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-        """Save the policy as a whole model: with `ema`, the moving average of its weights."""
-        last = {name: weight.clone() for name, weight in self.policy.weights().items()}
-        self.policy.train_step.load_weights(self.policy.final_weights())
-        try:
-            return save_causal(self.model, tokenizer, folder)
-        finally:
-            self.policy.train_step.load_weights(last)
-
-
 def make_policy(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor]) -> Policy:
     train_step = TrainStep(backbone.trainable(), spec.actor, total_steps=spec.actor_steps, owner="policy")
     return Policy(
@@ -169,11 +118,6 @@ def make_reference(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor
         # The precision of the policy: before the first step the two must agree to the last bit.
         autocast=policy.train_step.autocast,
     )
-
-
-def output_head(model: PreTrainedModel) -> Callable[[], Tensor]:
-    """The output matrix as it is when it is asked for."""
-    return lambda: heads.lm_head(model)
 
 
 def load_members(spec: RoleSpec) -> tuple[RewardModel, ...]:

@@ -13,28 +13,26 @@ from peft import PeftModel
 from torch import nn
 
 from kedge.core.seeds import seed_for
+from kedge.models.forward.backbones import LoraBackbone
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.hashing import folder_hash, module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.resolve import resolve
 from kedge.models.reward.reward_files import tokenizer_of
+from kedge.models.reward.reward_model import RewardRole
 from kedge.models.reward.shared import SharedMembers, load_backbone_adapter, load_head, members_on
-from kedge.models.roles.backbones import LoraBackbone
-from kedge.models.roles.build import (
+from kedge.models.roles.actor_critic import (
+    Critic,
+    NoCritic,
+    Policy,
     RoleSet,
-    RoleSpec,
     SharedJudge,
-    make_critic,
-    make_policy,
-    make_reference,
+    head_from_scores,
     output_head,
-    prepare,
-    width_of,
+    value_head,
 )
-from kedge.models.roles.critic import Critic, NoCritic, head_from_scores, value_head
+from kedge.models.roles.build import RoleSpec, make_critic, make_policy, make_reference, prepare, width_of
 from kedge.models.roles.memory import RoleMemory, of_role
-from kedge.models.roles.policy import Policy
-from kedge.models.roles.reward import RewardRole
 from kedge.models.training.train_step import TrainStep
 
 POLICY, CRITIC = "policy", "critic"

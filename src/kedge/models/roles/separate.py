@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from kedge.models.forward.backbones import FullBackbone
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
-from kedge.models.roles.backbones import FullBackbone
+from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet, output_head
 from kedge.models.roles.build import (
-    RoleSet,
     RoleSpec,
     critic_head,
     load_members,
     make_critic,
     make_policy,
     make_reference,
-    output_head,
     plain,
     prepare,
     width_of,
 )
-from kedge.models.roles.critic import Critic, NoCritic
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 
 

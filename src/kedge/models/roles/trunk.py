@@ -12,27 +12,23 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.models.forward import heads
+from kedge.models.forward.backbones import SharedTrunk, TrunkBackbone, own_top, same_trunk, top_of
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.reward.ensemble import Ensemble, load_reward
-from kedge.models.reward.reward_model import RewardModel, head_of
-from kedge.models.roles.backbones import SharedTrunk, TrunkBackbone, own_top, same_trunk, top_of
+from kedge.models.reward.reward_model import RewardModel, RewardRole, head_of
+from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet, SharedJudge, output_head
 from kedge.models.roles.build import (
-    RoleSet,
     RoleSpec,
-    SharedJudge,
     critic_head,
     make_critic,
     make_policy,
     make_reference,
-    output_head,
     plain,
     prepare,
     width_of,
 )
-from kedge.models.roles.critic import Critic, NoCritic
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
-from kedge.models.roles.reward import RewardRole
 from kedge.models.settings import Combine, MeanOfMembers
 
 _NOTE = (

@@ -22,7 +22,7 @@ from kedge.core.batches import AnswerBatch
 from kedge.core.errors import ConfigError
 from kedge.models.forward import heads
 from kedge.models.forward.lora import Module, base_of
-from kedge.models.forward.modes import evaluating
+from kedge.models.forward.reader import evaluating
 from kedge.models.training.learner import Objective, Sums
 from kedge.models.training.preference_methods import (
     CPO,

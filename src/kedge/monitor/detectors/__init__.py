@@ -1,6 +1,13 @@
-"""Detectors over the stream of metrics: one pure rule each (`*_rules`), watched step by step by a `Watchdog`."""
+"""Detectors over the stream of metrics: one pure rule each (`*_rules`), applied step by step by a `Watchdog`."""
 
+from kedge.monitor.detectors.policy_rules import ANSWER_DETECTORS, UPDATE_DETECTORS
+from kedge.monitor.detectors.reward_rules import KL_DETECTORS, REWARD_DETECTORS
 from kedge.monitor.detectors.settings import DetectorSettings
-from kedge.monitor.detectors.watchdog import CATALOGUE, Watchdog
+from kedge.monitor.detectors.watchdog import Detector, Watchdog
 
-__all__ = ["CATALOGUE", "DetectorSettings", "Watchdog"]
+CATALOGUE: tuple[Detector, ...] = (*KL_DETECTORS, *REWARD_DETECTORS, *ANSWER_DETECTORS, *UPDATE_DETECTORS)
+
+READ = frozenset(name for detector in CATALOGUE for name in detector.reads)
+"""The metrics that any detector reads."""
+
+__all__ = ["CATALOGUE", "READ", "DetectorSettings", "Watchdog"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from kedge.monitor.detectors.window import START, Detector, Sign, Window
+from kedge.monitor.detectors.watchdog import START, Detector, Sign, Window
 
 
 def longer(window: Window, threshold: float) -> Sign | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from kedge.monitor.detectors.window import RECENT, Detector, Sign, Window, best_before, noise_of, trend
+from kedge.monitor.detectors.watchdog import RECENT, Detector, Sign, Window, best_before, noise_of, trend
 
 REWARD, GOLD, STD = "reward/mean", "gold/mean", "reward/std"
 

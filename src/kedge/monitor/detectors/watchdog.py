@@ -6,28 +6,20 @@ what to do about an alarm is up to its reader.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
+from kedge.core.findings import Level
 from kedge.monitor.alarms import Alarm
-from kedge.monitor.detectors.policy_rules import ANSWER_DETECTORS, UPDATE_DETECTORS
-from kedge.monitor.detectors.reward_rules import KL_DETECTORS, REWARD_DETECTORS
 from kedge.monitor.detectors.settings import DetectorSettings
-from kedge.monitor.detectors.window import RECENT, START, Detector, Window
-
-CATALOGUE: tuple[Detector, ...] = (
-    *KL_DETECTORS,
-    *REWARD_DETECTORS,
-    *ANSWER_DETECTORS,
-    *UPDATE_DETECTORS,
-)
 
 REARM = 10
 """Quiet steps after which a detector may raise its alarm again: the steps of the old one have then left an average over
 ten."""
-
-READ = frozenset(name for detector in CATALOGUE for name in detector.reads)
-"""The metrics that any detector reads."""
 
 
 class Watchdog:
@@ -35,6 +27,7 @@ class Watchdog:
 
     def __init__(
         self,
+        catalogue: Sequence[Detector],
         settings: DetectorSettings,
         *,
         kl_target: float | None,
@@ -44,9 +37,10 @@ class Watchdog:
         """`score_std` is the spread that scores are normalised to; None where they are not."""
         self._thresholds = {
             detector: threshold
-            for detector in CATALOGUE
+            for detector in catalogue
             if (threshold := settings.threshold(detector.code)) is not None
         }
+        self._read = frozenset(name for detector in catalogue for name in detector.reads)
         self._kl_target, self._kl_limit, self._score_std = kl_target, kl_limit, score_std
         self._start: list[dict[str, float]] = []
         self._recent: list[dict[str, float]] = []
@@ -55,7 +49,7 @@ class Watchdog:
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take in the metrics of one step; the alarms that begin with it."""
-        row = {name: float(value) for name, value in metrics.items() if name in READ}
+        row = {name: float(value) for name, value in metrics.items() if name in self._read}
         self._num_steps += 1
         if len(self._start) < START:
             self._start.append(row)
@@ -111,3 +105,134 @@ class Watchdog:
         self._quiet_for[code] += 1
         if self._quiet_for[code] >= REARM:
             del self._quiet_for[code]
+
+
+START = 5
+"""Steps that `early` averages: the policy has hardly moved by then, and five batches average out the noise of one."""
+RECENT = 40
+"""The most recent steps, as many as are kept."""
+
+NORMAL = 1.4826
+"""Standard deviation of a centred normal variable over the median of its absolute value."""
+
+Row = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """The finding of a rule: one sentence with numbers, and the numbers."""
+
+    message: str
+    evidence: Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """`recent` ends with the step at hand and holds at most `RECENT` steps; `start` are the first `START` of the run.
+
+    A metric that a step lacks, or whose value is not finite, is left out of every average.
+    """
+
+    start: Sequence[Row]
+    recent: Sequence[Row]
+    num_steps: int
+    kl_target: float | None = None
+    kl_limit: float | None = None
+    score_std: float | None = None
+    """The spread that scores are normalised to; None where they are not."""
+    _columns: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, repr=False)
+    """A cache of `values`: several rules read the same metric."""
+
+    def values(self, name: str) -> list[float]:
+        """The finite values of a metric in the recent steps, in order."""
+        if name not in self._columns:
+            column = [value for row in self.recent if math.isfinite(value := row.get(name, math.nan))]
+            self._columns[name] = column
+        return self._columns[name]
+
+    def is_fresh(self, name: str) -> bool:
+        """Whether the step at hand has the metric: a rule is not applied to the same values twice."""
+        return bool(self.recent) and math.isfinite(self.recent[-1].get(name, math.nan))
+
+    def mean(self, name: str, last: int) -> float | None:
+        """Mean of the `last` latest values; None until there are so many, or when this step has none."""
+        values = self.values(name)
+        return fmean(values[-last:]) if self.is_fresh(name) and len(values) >= last else None
+
+    def early(self, name: str) -> float | None:
+        """Mean over the first steps, once they are over: None before, so that nothing is compared with itself."""
+        values = [value for row in self.start if math.isfinite(value := row.get(name, math.nan))]
+        return fmean(values) if values and self.num_steps >= 2 * START else None
+
+    def before(self, name: str, *, last: int, at_most: int, at_least: int) -> float | None:
+        """Median of up to `at_most` values before the `last` ones; None when there are fewer than `at_least`."""
+        earlier = self.values(name)[:-last][-at_most:]
+        return median(earlier) if self.is_fresh(name) and len(earlier) >= at_least else None
+
+
+Rule = Callable[[Window, float], Sign | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """A rule with its documentation. `says` is the rule in words; `source` says where its threshold comes from."""
+
+    code: str
+    level: Level = "warning"
+    reads: tuple[str, ...]
+    rule: Rule = field(repr=False)
+    says: str
+    source: str
+    cause: str
+    advice: str
+
+
+def trend(values: Sequence[float]) -> float:
+    """t statistic of the least-squares slope over equal steps; 0 for fewer than four values, ±inf for a perfect line.
+
+    Neighbouring steps share a policy, so residuals are autocorrelated: with a lag-1 autocorrelation r > 0, n values are
+    worth n (1 - r) / (1 + r), and t is smaller by the root of that share.
+
+    Of 0, 2, 1, 3: slope 0.8, residuals -0.3, 0.9, -0.9, 0.3, r < 0; t = 0.8 / sqrt(1.8 / 2 / 5).
+
+    >>> round(trend([0.0, 2.0, 1.0, 3.0]), 4)
+    1.8856
+    """
+    n = len(values)
+    if n < 4:
+        return 0.0
+    centre, mean = (n - 1) / 2, fmean(values)
+    spread = sum((x - centre) ** 2 for x in range(n))
+    slope = sum((x - centre) * (y - mean) for x, y in enumerate(values)) / spread
+    residuals = [y - mean - slope * (x - centre) for x, y in enumerate(values)]
+    squares = sum(residual * residual for residual in residuals)
+    # The residuals of a perfect line are rounding errors and no noise.
+    if squares <= 1e-24 * sum(y * y for y in values):
+        return math.copysign(math.inf, slope) if slope else 0.0
+    autocorrelation = max(0.0, sum(a * b for a, b in pairwise(residuals)) / squares)
+    return slope / math.sqrt(squares / (n - 2) / spread) * math.sqrt((1 - autocorrelation) / (1 + autocorrelation))
+
+
+def noise_of(values: Sequence[float]) -> float:
+    """Standard deviation of one value around a slowly changing trend, from the median of neighbours' differences.
+
+    A difference of neighbours has twice the variance of the noise and hardly any trend; the median is robust to jumps.
+    Where more than half of the differences are 0 (a score at its ceiling), their root mean square is taken instead.
+    Of 1, 3, 2, 4: median difference 2, 1.4826 * 2 / sqrt(2).
+
+    >>> round(noise_of([1.0, 3.0, 2.0, 4.0]), 4), round(noise_of([1.0, 1.0, 1.0, 0.0]), 4)
+    (2.0967, 0.4082)
+    """
+    differences = [abs(b - a) for a, b in pairwise(values)]
+    middle = median(differences)
+    spread = NORMAL * middle if middle > 0 else math.sqrt(fmean(difference * difference for difference in differences))
+    return spread / math.sqrt(2)
+
+
+def best_before(values: Sequence[float], last: int = 5) -> float:
+    """The best mean of `last` neighbours among all but the `last` ones; there are at least twice as many values.
+
+    >>> best_before([1.0, 4.0, 3.0, 9.0, 9.0], last=2)
+    3.5
+    """
+    return max(fmean(values[at : at + last]) for at in range(len(values) - 2 * last + 1))

@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kedge.monitor.alarms import Alarm
-from kedge.monitor.detectors import DetectorSettings, Watchdog
-from kedge.monitor.detectors.watchdog import READ
+from kedge.monitor.detectors import CATALOGUE, READ, DetectorSettings, Watchdog
 from kedge.monitor.doctor.diagnosis import Cause, Change, History
 from kedge.monitor.doctor.ppo_causes import SUSPECTS, Suspect
 from kedge.monitor.doctor.ppo_changes import Facts
@@ -33,6 +32,7 @@ def replay_detectors(history: History) -> list[Alarm]:
     """Every alarm of the run, by the run's own thresholds where they can be read."""
     is_normalised = value_at(history.settings, "scores.normalise") not in (None, "none")
     watchdog = Watchdog(
+        CATALOGUE,
         _detector_settings(history.settings),
         kl_target=number_at(history.settings, "kl.target"),
         kl_limit=number_at(history.settings, "kl.limit"),

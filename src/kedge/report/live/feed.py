@@ -14,8 +14,8 @@ from typing import Any
 
 from kedge.core.errors import RunError
 from kedge.report.run.run_records import RunRecord, StageRecord
-from kedge.runs import exact_json
 from kedge.runs.folder import runs_in, status_of
+from kedge.runs.journal import load_exact
 from kedge.runs.manifest import MANIFEST_NAME, Manifest, Status, read_manifest
 
 
@@ -58,7 +58,7 @@ class Tail:
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         try:
-            return dict(exact_json.loads(line))
+            return dict(load_exact(line))
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: a line is not a JSON object ({error}). Found: {line[:80]!r}.") from error
 

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from kedge.core.protocols import Generator, RewardSource
 from kedge.core.records import Prompts, Rollouts, joined, num_rows, take
-from kedge.rollout.stream import stream
 from kedge.runtime.local import Clock
-from kedge.stages.rl.prompts import PromptDataset
+from kedge.stages.rl.prompts import PromptDataset, stream
 from kedge.trainers.evaluated import GreedyBaseline, ScoredRollouts
 
 

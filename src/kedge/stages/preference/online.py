@@ -15,7 +15,7 @@ from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import Module, base_of
-from kedge.models.forward.modes import evaluating
+from kedge.models.forward.reader import evaluating
 from kedge.models.loading.start import save_causal, start_causal
 from kedge.models.training.preference_methods import KTO, TDPO
 from kedge.models.training.preference_objectives import Reference, reference_for

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
-from kedge.core.seeds import seed_for
-from kedge.data.batching import LabelledAnswers, TokenSequence, item_at
+from kedge.core.seeds import item_at, seed_for
+from kedge.data.batching import LabelledAnswers, TokenSequence
 from kedge.data.convert import to_fields
 from kedge.data.examples import Message, Pair
 from kedge.data.reading import prompt_key

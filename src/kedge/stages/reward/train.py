@@ -24,9 +24,9 @@ from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
-from kedge.models.loading.start import freeze_lowest
+from kedge.models.loading.start import freeze_lowest, whole_folder
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
-from kedge.models.reward.reward_files import build, save, whole_folder
+from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import preference

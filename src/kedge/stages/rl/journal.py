@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, num_rows
-from kedge.monitor.detectors.watchdog import Watchdog
+from kedge.monitor.detectors import CATALOGUE, Watchdog
 from kedge.rewards.failures import Reward
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
@@ -43,7 +43,9 @@ class IterationJournal:
         kl = self.settings.kl
         # `reward/std` is of raw scores: normalised ones have a spread of about 1, whatever it says.
         score_std = None if self.settings.scores.normalise == "none" else 1.0
-        self.detectors = Watchdog(self.settings.detectors, kl_target=kl.target, kl_limit=kl.limit, score_std=score_std)
+        self.detectors = Watchdog(
+            CATALOGUE, self.settings.detectors, kl_target=kl.target, kl_limit=kl.limit, score_std=score_std
+        )
 
     @property
     def sources(self) -> tuple[Reward, ...]:

@@ -16,8 +16,7 @@ from kedge.models.forward.lora import base_of
 from kedge.models.loading.load import DTypeName
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
-from kedge.models.reward.reward_model import RewardFacts, RewardModel
-from kedge.models.roles.reward import reward_role
+from kedge.models.reward.reward_model import RewardFacts, RewardModel, reward_role
 from kedge.models.settings import Combine, MeanOfMembers
 from kedge.stages.shared.encoding import Encoder
 from kedge.stages.shared.loop import checked_device

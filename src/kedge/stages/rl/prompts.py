@@ -6,15 +6,17 @@ the uninterrupted one would have asked, and a prompt that comes twice is two gro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kedge.core.errors import DataError
-from kedge.core.records import Prompts, repeated
-from kedge.core.seeds import seed_for
-from kedge.data.batching import item_at
+from kedge.core.protocols import Generator
+from kedge.core.records import Prompts, Rollouts, repeated
+from kedge.core.seeds import item_at, seed_for
 from kedge.data.examples import Prompt
 from kedge.data.reading import read
 from kedge.data.template import encode_prompt
@@ -77,3 +79,19 @@ def read_prompts(
             f"{named}; leave them out, or raise max_prompt_tokens (the longest has {max(n for _, n in too_long):,})"
         )
     return PromptDataset(prompts=prompts, tokens=tokens, batch=batch, answers=answers, seed=seed_for(seed, "prompts"))
+
+
+def stream(
+    generator: Generator, batches: Iterable[Prompts], *, lag: int, seed: int, start: int = 0
+) -> Iterator[Rollouts]:
+    """Rollouts of the batches, in order. `lag` 0 is strictly on-policy; with 1, they are one version old.
+
+    `start` is the number of the first batch: a resumed run samples what the uninterrupted one would have sampled.
+    """
+    in_flight = deque[Future[Rollouts]]()
+    for number, prompts in enumerate(batches, start=start):
+        in_flight.append(generator.submit(prompts, seed_for(seed, "rollout", number)))
+        if len(in_flight) > lag:
+            yield in_flight.popleft().result()
+    while in_flight:
+        yield in_flight.popleft().result()

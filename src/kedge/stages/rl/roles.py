@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from kedge.core import plugins
 from kedge.core.batches import Batch
 from kedge.core.optimiser import OptimiserSettings
-from kedge.core.seeds import seed_for
-from kedge.data.batching import item_at, padded_batches
+from kedge.core.seeds import item_at, seed_for
+from kedge.data.batching import padded_batches
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.load import DTypeName
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import Imitation, RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.memory import table
-from kedge.models.roles.policy import Imitation
 from kedge.rewards.failures import Reward
 from kedge.rewards.settings import MixSource, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing

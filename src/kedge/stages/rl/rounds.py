@@ -19,7 +19,7 @@ from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import Module, base_of
 from kedge.models.loading.load import load_causal
-from kedge.models.reward.reward_files import whole_folder
+from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
 from kedge.models.training.preference_objectives import Reference, reference_for

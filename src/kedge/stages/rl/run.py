@@ -24,16 +24,15 @@ from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
-from kedge.models.roles.build import RoleSet
+from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward
 from kedge.rollout.generators import GeneratorParts, open_generator
 from kedge.rollout.settings import SamplingSettings
-from kedge.rollout.stream import stream
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
 from kedge.stages.rl.journal import IterationJournal
-from kedge.stages.rl.prompts import PromptDataset, read_prompts
+from kedge.stages.rl.prompts import PromptDataset, read_prompts, stream
 from kedge.stages.rl.reward import decoded
 from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
 from kedge.stages.rl.settings import RLSettings

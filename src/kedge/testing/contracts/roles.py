@@ -26,8 +26,8 @@ from kedge.core.loss import ItemLoss
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.loading.tiny import make_tiny, tiny_tokenizer
-from kedge.models.roles.build import RoleSet, RoleSpec
-from kedge.models.roles.critic import NoCritic
+from kedge.models.roles.actor_critic import NoCritic, RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.models.settings import LoraSettings
 
 LENGTHS, PROMPTS, WIDTH = (9, 5, 12, 7, 12, 4), (3, 2, 1, 4, 6, 2), 12

@@ -15,7 +15,8 @@ from kedge_example.short_prompts import STAGE
 from kedge.core.answers import TextSource
 from kedge.core.protocols import Generator, Tracker
 from kedge.models.loading.tiny import tiny_model
-from kedge.models.roles.build import RoleSet, RoleSpec
+from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.build import RoleSpec
 from kedge.rollout.generators import GeneratorParts
 from kedge.rollout.settings import SamplingSettings
 from kedge.testing.contracts import (
