@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.data.convert import convert, to_fields
+from kedge.data.converting import convert, to_fields
 from kedge.data.examples import (
     Demonstration,
     Example,
