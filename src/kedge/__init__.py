@@ -1,3 +1,3 @@
 """Kedge: the complete RLHF loop as checked software."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -54,9 +54,8 @@ def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: 
         if _is_of_another_branch(details):
             continue
         path = (*prefix, *_written(details["loc"], section))
-        field = ".".join(str(part) for part in path) or "(top)"
         text = describe(details, section)
-        found.setdefault((path, text), (tree.place(path).line, f"{tree.where(path)}: {field}: {text}"))
+        found.setdefault((path, text), tree.problem(path, text))
     return list(found.values())
 
 
