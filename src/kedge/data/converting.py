@@ -68,18 +68,20 @@ def convert(
 def canonical_lines(rows: Iterable[object], kinds: Sequence[Kind], *, name: str) -> list[bytes]:
     """Rows that a program holds as the lines of a canonical file of one of `kinds`; of any kind where none is given.
 
-    Rows are mappings of fields, prompts may also be plain text, and a null is an absent field. Unlike in a file, one
-    broken row is an error: whoever made it can mend it. `name` is what messages call the rows.
+    Rows are mappings of fields, where a null is an absent field; lists of messages; or, for prompts, plain text.
+    Unlike in a file, one broken row is an error: whoever made it can mend it. `name` is what messages call the rows.
     """
-    fields = list(_fields_of(rows, takes_text=tuple(kinds) == ("prompts",), name=name))
+    fields = list(_fields_of(rows, are_prompts=tuple(kinds) == ("prompts",), name=name))
     if not fields:
         raise DataError(f"{name}: there are no rows in it")
     try:
         fmt = recognise(fields[:SAMPLE_ROWS], kind=kinds[0] if len(kinds) == 1 else None)
     except DataError as error:
         raise DataError(f"{name}: {error}") from error
-    possible = kinds or (fmt.kind,)
-    kind = fmt.kind if fmt.kind in possible else next((kind for kind in possible if kind in SERVES[fmt.kind]), None)
+    possible: Sequence[Kind] = kinds or (fmt.kind,)
+    kind: Kind | None = (
+        fmt.kind if fmt.kind in possible else next((kind for kind in possible if kind in SERVES[fmt.kind]), None)
+    )
     if kind is None:
         columns = ", ".join(fmt.columns.values())
         raise DataError(f"{name}: holds {fmt.kind}, recognised by {columns}; {' or '.join(possible)} are needed here")
@@ -93,15 +95,15 @@ def canonical_lines(rows: Iterable[object], kinds: Sequence[Kind], *, name: str)
     return lines
 
 
-def _fields_of(rows: Iterable[object], *, takes_text: bool, name: str) -> Iterator[dict[str, Any]]:
+def _fields_of(rows: Iterable[object], *, are_prompts: bool, name: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows):
         if isinstance(row, Mapping):
             fields = cast("Mapping[Any, Any]", row).items()
             yield {str(field): value for field, value in fields if value is not None}
-        elif takes_text and isinstance(row, str):
-            yield {"prompt": row}
+        elif isinstance(row, list) or (are_prompts and isinstance(row, str)):
+            yield {"prompt" if are_prompts else "messages": row}
         else:
-            wanted = "text or a dict of fields" if takes_text else "a dict of fields"
+            wanted = "text or a dict of fields" if are_prompts else "a dict of fields"
             raise DataError(f"{name}[{number}]: expected {wanted}, found {row!r:.80} ({type(row).__name__})")
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 from kedge.core.errors import ConfigError
 from kedge.recipe.yaml_source import KeyPath, Place, Tree, parse_scalar, read_tree
 
-
 Overrides = Sequence[str] | Mapping[str, Any]
 """Settings to change: texts `a.b=v`, whose values are YAML, or values by dotted key."""
 

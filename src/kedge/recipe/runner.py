@@ -28,7 +28,6 @@ from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, new_manifest, r
 from kedge.stages.shared.context import Context, Say
 from kedge.stages.shared.interrupt import StopRequest
 
-
 _FIRST_LAYOUT: Final = (0, 2)
 """The first version whose checkpoints this one reads."""
 

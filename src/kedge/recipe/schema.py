@@ -99,7 +99,7 @@ def recipe_of(
     found, to be reported with the others.
     """
     file = Path(label)
-    tree = layers_of(Tree(dict(values), root=root), file, overrides)
+    tree = layers_of(Tree(dict(values), file=file, root=root), file, overrides)
     return _checked(tree, file, [(0, problem) for problem in noticed])
 
 
