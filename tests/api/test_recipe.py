@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.core.errors import ConfigError
+from kedge.recipe.wiring import connect
 from kedge.testing.journals import records
 
 PPO = Callable[..., kedge.PPO]
@@ -75,9 +76,20 @@ def test_a_dict_may_extend_a_file_and_hold_functions_and_rows(values: dict[str, 
     assert (recipe.name, settings["iterations"], settings["prompts"]) == ("other", 2, "inputs/ppo.prompts.jsonl")
     assert settings["reward"]["kind"] == "callable"
     assert not [finding for finding in recipe.check() if finding.level == "fatal"]
+    Path("base.yaml").write_text(json.dumps(values).replace('"batch": 4', '"batch": 0'))
     with pytest.raises(ConfigError, match=r"\n  base.yaml line 1: stages.ppo.batch: must be at least 1, found 0"):
-        Path("base.yaml").write_text(json.dumps(values).replace('"batch": 4', '"batch": 0'))
         kedge.Recipe({"extends": "base.yaml"})
+
+
+def test_paths_of_a_dict_start_here_and_those_of_the_file_that_it_extends_there(values: dict[str, Any]) -> None:
+    Path("below").mkdir()
+    Path("below/base.yaml").write_text(json.dumps(values))
+    Path("prompts.jsonl").rename("below/prompts.jsonl")
+    Path("others.jsonl").write_text('{"prompt": "Say nothing"}\n')
+    recipe = {"extends": "below/base.yaml", "stages": {"two": {**values["stages"]["ppo"], "prompts": "others.jsonl"}}}
+    links = connect(kedge.Recipe(recipe)._recipe).links
+    sources = {name: [link.source() for link in links[name] if link.field == "prompts"] for name in links}
+    assert sources == {"ppo": ["below/prompts.jsonl"], "two": ["./others.jsonl"]}
 
 
 def test_a_file_cannot_name_a_function_of_a_script(values: dict[str, Any]) -> None:

@@ -33,7 +33,19 @@ def test_a_model_is_loaded_from_wherever_it_is(done: kedge.Run, tiny: str) -> No
         model, tokenizer = kedge.load_model(place)
         text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], return_tensors="pt", return_dict=True)
         assert model.generate(**text, max_new_tokens=2, do_sample=False).shape[1] == text["input_ids"].shape[1] + 2
-    with pytest.raises(ModelError, match="no model here; expected a folder with config.json"):
+    with pytest.raises(ModelError, match="no model here; expected a folder with config"):
         kedge.load_model(done.folder / "inputs")
     with pytest.raises(ModelError, match="no model named 'tinny'"):
         kedge.load_model("tinny")
+
+
+def test_an_ensemble_or_several_models_are_not_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "model/ensemble.json").touch()
+    with pytest.raises(ModelError, match=r"holds 2 models; name one: \S+one/model, \S+two/model"):
+        kedge.load_model(tmp_path)
+    (tmp_path / "one/model/member-0").mkdir()
+    (tmp_path / "one/model/member-0/config.json").touch()
+    with pytest.raises(ModelError, match=r"an ensemble of reward models.*; load a member: \S+member-0"):
+        kedge.load_model(tmp_path / "one")

@@ -68,12 +68,14 @@ def test_group_best_of_n_and_evaluate(rollouts: Settings, runs: Path, tiny: str)
     assert group.status == "done"
     prompts = [{"prompt": f"Say {word}", "most": 4} for word in ("yes", "no")]
     sampled: Settings = {"prompts": prompts, "device": "cpu", "seed": 3}
-    best = kedge.BestOfN(tiny, reward=length, n=2, method={"kind": "rejection", "finished": False},
-                         max_prompt_tokens=40, sampling={"max_new_tokens": 6}, **sampled).run(runs / "best", say=None)  # fmt: skip
+    short: Settings = {"max_prompt_tokens": 40, "sampling": {"max_new_tokens": 6}}
+    method = {"kind": "rejection", "finished": False}
+    best = kedge.BestOfN(tiny, reward=length, n=2, method=method, **short, **sampled).run(runs / "best", say=None)
     made = best.stage("best_of_n")
     assert set(made.outputs) == {"model", "demonstrations"}
-    evaluate = kedge.Evaluate(models=[tiny, str(made.model)], reward=[length, {"kind": "regex", "pattern": "."}],
-                              max_new_tokens=6, **sampled).run(runs / "eval", say=None)  # fmt: skip
+    sources = [length, {"kind": "regex", "pattern": "."}]
+    evaluate = kedge.Evaluate(models=[tiny, made], reward=sources, max_new_tokens=6, **sampled)
+    evaluate = evaluate.run(runs / "eval", say=None)
     evaluation = json.loads(evaluate.stage("evaluate").outputs["evaluation"].read_text())
     assert set(evaluation["models"]) == {tiny, str(made.model)}
 

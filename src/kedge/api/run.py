@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from kedge.api.models import load_from
 from kedge.core.errors import ModelError, RunError
 from kedge.core.suggest import did_you_mean
-from kedge.report.writing import run_folder, write_report
 from kedge.runs import folder as folders
 from kedge.runs.lineage import locate
 from kedge.runs.manifest import Manifest, Status, read_manifest
@@ -86,6 +85,8 @@ class Run:
     """A run that is there: of a recipe, with a folder a stage, or the folder of one stage alone."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        from kedge.report.writing import run_folder  # pages, charts and numpy, which a class of settings does not need
+
         self.folder = run_folder(Path(folder))
 
     @property
@@ -133,6 +134,8 @@ class Run:
 
     def report(self) -> Path:
         """Write the page about the run as it is now; returns where it is."""
+        from kedge.report.writing import write_report
+
         return write_report(self.folder, None)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ The settings of a stage belong to the stage, which comes through the plugin door
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -20,7 +20,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.monitor.alerts import AlertSettings
 from kedge.recipe import problems
 from kedge.recipe.layers import Overrides, layers_of, load_layers
-from kedge.recipe.yaml_source import Tree
+from kedge.recipe.yaml_source import KeyPath, Place, Tree
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -99,8 +99,18 @@ def recipe_of(
     found, to be reported with the others.
     """
     file = Path(label)
-    tree = layers_of(Tree(dict(values), file=file, root=root), file, overrides)
+    # Without a file of its own, a value belongs to the working folder, whatever file it is put over.
+    places = dict.fromkeys(_paths_in(values), Place(None, 0))
+    tree = layers_of(Tree(dict(values), places, file, root), file, overrides)
     return _checked(tree, file, [(0, problem) for problem in noticed])
+
+
+def _paths_in(values: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key path of nested mappings."""
+    if isinstance(values, Mapping):
+        for key, value in cast("Mapping[str, Any]", values).items():
+            yield (*path, key)
+            yield from _paths_in(value, (*path, key))
 
 
 def _checked(tree: Tree, file: Path, noted: Problems) -> Recipe:
