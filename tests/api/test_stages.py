@@ -142,7 +142,7 @@ def test_settings_are_checked_when_the_object_is_made(rollouts: Settings) -> Non
         "PPO: 5 problem(s)",
         "  sede: not a setting here (did you mean 'seed'?)",
         "  from: not a keyword here; what the stage starts from is `model`",
-        "  roles: must be 'separate', 'lora' or 'trunk', found 'lorra' (did you mean 'lora'?)",
+        "  roles: must be 'lora', 'separate' or 'trunk', found 'lorra' (did you mean 'lora'?)",
         "  iterations: must be at least 1, found 0",
         "  kl.tagret: not a setting here (did you mean 'target'?)",
     ]

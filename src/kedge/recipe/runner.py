@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from kedge.core.settings import Section
 from kedge.core.stage import MayChange
 from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
+from kedge.monitor.trackers.forwarding import ForwardingTracker
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, Plan, connect
 from kedge.report.writing import write_card, write_report
@@ -217,24 +218,18 @@ def _tracked(run: Run, recipe: Recipe, stage: str, around: _Around) -> Generator
         tracker.close()
 
 
-class _CallingTracker:
+class _CallingTracker(ForwardingTracker):
     """Calls a function with every step after it was written; where that gives True, the run is asked to stop."""
 
-    def __init__(self, tracker: Tracker, on_step: Callable[[int, Metrics], bool], stop: StopRequest) -> None:
-        self._tracker = tracker
+    def __init__(self, inner: Tracker, on_step: Callable[[int, Metrics], bool], stop: StopRequest) -> None:
+        super().__init__(inner)
         self._on_step = on_step
         self._stop = stop
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        self._tracker.log(metrics, step=step)
+        super().log(metrics, step=step)
         if self._on_step(step, {name: float(value) for name, value in metrics.items()}):
             self._stop.ask()
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        self._tracker.event(event)
-
-    def close(self) -> None:
-        self._tracker.close()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
-from kedge.core.hashing import hash_json
+from kedge.core.files import hash_json
 from kedge.core.suggest import did_you_mean
 
 Function = Callable[..., Any]
