@@ -61,7 +61,7 @@ def write_pairs(path: Path, blocks: int) -> None:
 
 def audit_here(path: str) -> None:
     """The child: audit one file, print the numbers as JSON."""
-    from kedge.data.audit import audit
+    from kedge.data.auditing import audit
 
     start, start_cpu = time.perf_counter(), time.process_time()
     result = audit([path])

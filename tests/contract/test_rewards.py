@@ -25,6 +25,7 @@ from kedge.rewards.model import OnTokens, on_text
 from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
 from kedge.rewards.settings import (
     TEXT_KINDS,
+    CallableSource,
     ExactSource,
     FailureSettings,
     FunctionSource,
@@ -65,6 +66,11 @@ def _function(place: Place) -> TextSource:
     return function.make(FunctionSource(kind="function", path="mine.py:score"), place.context)
 
 
+def _callable(place: Place) -> TextSource:
+    settings = {"kind": "callable", "function": lambda answers: [len(answer.text) for answer in answers]}
+    return function.make_callable(CallableSource.model_validate(settings), place.context)
+
+
 def _math(place: Place) -> TextSource:
     def verify(pairs: Sequence[tuple[str, str]], timeout_s: float) -> list[bool | None]:
         return [solution == answer for solution, answer in pairs]
@@ -98,6 +104,7 @@ SOURCES: dict[str, Callable[[Place], TextSource]] = {
     "unit_tests": lambda place: unit_tests.make(UnitTestsSource(kind="unit_tests", extract="whole"), place.context),
     "math": _math,
     "function": _function,
+    "callable": _callable,
     "model": _model,
     "http": _http,
     "judge": _judge,

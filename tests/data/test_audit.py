@@ -12,7 +12,7 @@ import pytest
 
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.findings import Finding
-from kedge.data.audit import Audit, audit
+from kedge.data.auditing import Audit, audit
 from kedge.data.examples import Messages
 
 Write = Callable[[str, Sequence[Any]], str]

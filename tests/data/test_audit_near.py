@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.core.stats import wilson
-from kedge.data.audit.minhash import PERMUTATIONS, Sketched, Sketches, jaccard
-from kedge.data.audit.neighbours import clusters, matches
-from kedge.data.audit.ngrams import GRAM, GramCollector, Overlap
-from kedge.data.audit.shingles import TokenRows, WordHashes, fold32
-from kedge.data.audit.text_matching import LiteralFinder, text_key, words
+from kedge.data.auditing.minhash import PERMUTATIONS, Sketched, Sketches, jaccard
+from kedge.data.auditing.neighbours import clusters, matches
+from kedge.data.auditing.ngrams import GRAM, GramCollector, Overlap
+from kedge.data.auditing.shingles import TokenRows, WordHashes, fold32
+from kedge.data.auditing.text_matching import LiteralFinder, text_key, words
 
 
 def sketched(texts: list[str], *, seed: int = 0) -> Sketched:

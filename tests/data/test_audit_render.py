@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from kedge.core.findings import Finding
-from kedge.data.audit import Audit, audit, render_terminal
+from kedge.data.auditing import Audit, audit, render_terminal
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> [bold]not markup[/bold]"
 

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.data.convert import convert, to_fields
+from kedge.data.converting import canonical_lines, convert, to_fields
 from kedge.data.examples import (
     Demonstration,
     Example,
@@ -24,6 +25,7 @@ from kedge.data.examples import (
     Ranking,
     Role,
     Thumb,
+    prompt_of,
 )
 from kedge.data.formats import KNOWN_FIELDS, parse, recognise
 from kedge.data.kinds import as_kind, kind_of
@@ -213,3 +215,48 @@ def test_prompt_with_a_solution_becomes_a_demonstration() -> None:
         as_kind(Prompt(prompt=turn("2+2?"), origin=HERE), "demonstrations")
     with pytest.raises(DataError, match="prompts cannot be turned into thumbs; they can become: demonstrations"):
         as_kind(solved, "thumbs")
+
+
+def test_rows_in_memory_become_the_file_that_reads_back_as_the_same_examples(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "2 + 2?", "answer": "4", "level": np.int64(3), "note": None},
+        "Why?",
+        [{"role": "user", "content": "Hi"}],
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b"".join(canonical_lines(rows, ["prompts"], name="prompts")))
+    first, second, third = load(file, kind="prompts")
+    assert isinstance(first, Prompt)
+    assert (first.prompt, first.answer, first.extra) == (turn("2 + 2?"), "4", {"level": 3})
+    assert [prompt_of(one) for one in (second, third)] == [turn("Why?"), turn("Hi")]
+    pairs = [{"prompt": "q", "chosen": "a", "rejected": "b"}]
+    assert json.loads(canonical_lines(pairs, ["prompts"], name="p")[0]) == {"prompt": [user("q")]}
+    assert json.loads(canonical_lines(pairs, [], name="p")[0]) == {
+        "prompt": [user("q")],
+        "chosen": [{"role": "assistant", "content": "a"}],
+        "rejected": [{"role": "assistant", "content": "b"}],
+    }
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("rows", "kinds", "message"),
+    [
+        ([], ["prompts"], "rows: there are no rows in it"),
+        ([{"prompt": "a"}, {"prompt": ""}, 3], ["pairs"], r"rows\[2\]: expected a dict of fields, found 3 \(int\)"),
+        ([{"prompt": "a"}, {"question": "b"}], ["prompts"], "rows: the first rows have two formats in equal number"),
+        ([{"prompt": "a"}] * 2 + [{"question": "b"}], ["prompts"], r"rows\[2\]: field 'prompt' is missing"),
+        ([{"prompt": "a", "bad": "\ud800"}], ["prompts"], r"rows\[0\]: .*surrogates"),
+        (
+            [{"prompt": "a", "completion": "b"}],
+            ["pairs", "rankings"],
+            "holds demonstrations.*pairs or rankings are",
+        ),
+    ],
+)
+def test_one_broken_row_in_memory_is_an_error_that_names_it(rows: list[Any], kinds: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        canonical_lines(rows, kinds, name="rows")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.data.split import assign, split
+from kedge.data.splitting import assign, split
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What README and docs tell people to type works: blocks run where they can, and commands are parsed everywhere.
 
 A comment right above a fenced block says what is done with it: `<!-- slow -->` runs it among the slow tests, and
-`<!-- not run: WHY -->` only parses it; a block without one runs every time. The blocks of a page share a folder.
+`<!-- not run: WHY -->` only parses it; a block without one runs every time. The blocks of a page share a folder, and
+Python that is not named as a file (`# name.py`) goes on where the last such block ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,18 @@ def run_block(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def runnable(page: Path, *marks: str) -> list[Block]:
-    return [block for block in BLOCKS[page] if block.mark in marks and block.language in ("bash", "python")]
+    """The blocks to run; Python that goes on from one block to the next is one script, at the place of its last."""
+    blocks = [block for block in BLOCKS[page] if block.mark in marks and block.language in ("bash", "python")]
+    joined: list[Block] = []
+    for block in blocks:
+        if joined and _goes_on(joined[-1]) and _goes_on(block):
+            block = replace(block, text=f"{joined.pop().text}\n\n\n{block.text}")
+        joined.append(block)
+    return joined
+
+
+def _goes_on(block: Block) -> bool:
+    return block.language == "python" and re.match(r"# \w+\.py", block.text) is None
 
 
 QUICK = [page for page in BLOCKS if runnable(page, "")]

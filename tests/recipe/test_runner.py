@@ -82,6 +82,19 @@ def test_resuming_with_another_recipe_names_what_changed(recipe: Recipe, tmp_pat
         run(changed, tmp_path / "runs", is_resumed=True)
 
 
+def test_a_run_of_version_0_1_is_not_resumed(recipe: Recipe, tmp_path: Path) -> None:
+    run(recipe, tmp_path / "runs")
+    file = tmp_path / "runs/prep/run.json"
+    manifest = json.loads(file.read_text())
+    for version, is_refused in (("0.1.0", True), ("0.1.9rc1", True), ("0.2.0", False), ("1.0", False)):
+        file.write_text(json.dumps({**manifest, "environment": {**manifest["environment"], "kedge": version}}))
+        if is_refused:
+            with pytest.raises(ConfigError, match=rf"made by Kedge {version}, whose checkpoints have another layout"):
+                run(recipe, tmp_path / "runs", is_resumed=True)
+        else:
+            run(recipe, tmp_path / "runs", is_resumed=True)
+
+
 def test_resuming_with_other_data_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     run(recipe, tmp_path / "runs")
     (tmp_path / "pairs.jsonl").write_text(PAIRS.replace("good 3", "better 3"))

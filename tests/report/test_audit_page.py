@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kedge.core.findings import Finding
-from kedge.data.audit import Audit, audit
-from kedge.data.audit.result import Histogram
-from kedge.data.audit.rules import RULES
+from kedge.data.auditing import Audit, audit
+from kedge.data.auditing.result import Histogram
+from kedge.data.auditing.rules import RULES
 from kedge.report.audit import length_plot, render_audit
 from kedge.report.charts.svg import SMALL, figure
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import ConfigError, PluginError
+from kedge.rewards.callables import identity_of
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import RewardError, Source
-from kedge.rewards.function import make, source
-from kedge.rewards.settings import FunctionSource
+from kedge.rewards.function import make, make_callable, source
+from kedge.rewards.settings import CallableSource, FunctionSource
 
 Make = Callable[..., Answer]
 
@@ -32,7 +37,7 @@ def lengths(answers):
 def first(answer):
     return ord(answer.text[0])
 
-def nothing(answer, more):
+def other(text):
     return 0
 """
 
@@ -92,8 +97,8 @@ def test_a_wrong_kind_of_result_is_an_error(answer: Make, returned: Any, message
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("mine.py:lenghts", "has no function 'lenghts' (did you mean 'lengths'?); it has: lengths, first, nothing"),
-        ("mine.py:nothing", "mine.py:nothing: found parameters (answer, more), expected `answers`"),
+        ("mine.py:lenghts", "has no function 'lenghts' (did you mean 'lengths'?); it has: lengths, first, other"),
+        ("mine.py:other", "mine.py:other: found parameters (text), expected `answers`"),
         ("exact", "function.path: 'exact' is a kind of its own; write `kind: exact`"),
         ("other.py:f", "other.py; expected `file.py:function`, relative to the recipe"),
     ],
@@ -131,7 +136,135 @@ def test_an_installed_plugin(context: RewardContext, answer: Make, monkeypatch: 
         make(FunctionSource(kind="function", path="mien"), context)
 
 
-def test_options_are_for_plugins(context: RewardContext) -> None:
-    (context.folder / "mine.py").write_text(FILE)
-    with pytest.raises(ConfigError, match="only a plugin takes options"):
-        make(FunctionSource(kind="function", path="mine.py:first", options={"a": 1}), context)
+UNITS = """
+def one(answer, unit, solution=None, *, factor=1):
+    return factor * (answer.text == f"{solution} {unit}")
+
+def many(answers, unit, solution):
+    return [answer.text == f"{known} {unit}" for answer, known in zip(answers, solution, strict=True)]
+
+def rest(answer, **others):
+    return sum(map(len, others))
+
+def place(answer, /, unit):
+    return len(unit)
+
+def hidden(answer, unit, /):
+    return 0
+"""
+
+
+def units(context: RewardContext, name: str, fields: set[str] | None = None, **options: Any) -> TextSource:
+    (context.folder / "units.py").write_text(UNITS)
+    settings = FunctionSource(kind="function", path=f"units.py:{name}", options=options)
+    return make(settings, replace(context, fields=None if fields is None else frozenset(fields)))
+
+
+def test_options_fill_parameters_by_name(context: RewardContext, answer: Make) -> None:
+    rows = [answer("3 km", solution="3"), answer("3 km", solution="4"), answer("None km")]
+    assert units(context, "one", unit="km", factor=5).score(rows) == [5.0, 0.0, 5.0]
+    assert units(context, "place", unit="km").score(rows[:1]) == [2.0]
+
+
+def test_fields_of_the_prompts_record_fill_parameters_by_name(context: RewardContext, answer: Make) -> None:
+    rows = [answer("3 m", solution="3", unit="m"), answer("3 km", solution="3", unit="m")]
+    assert units(context, "one").score(rows) == [1.0, 0.0]
+    assert units(context, "one", unit="km").score(rows) == [0.0, 1.0]  # an option goes before the record
+    assert units(context, "rest").score(rows[:1]) == [len("unit") + len("solution")]
+
+
+def test_a_function_of_the_whole_list_is_given_lists_and_only_complete_rows(
+    context: RewardContext, answer: Make
+) -> None:
+    rows = [answer("3 km", solution="3"), answer("4 km"), answer("5", solution="5")]
+    source = units(context, "many", unit="km")
+    assert isinstance(source, Source)
+    results = source.judge(rows)
+    assert [result.score for result in results if result.is_scored] == [1.0, 0.0]
+    assert results[1].reason == "the prompt's record has no field solution"
+    one = units(context, "one")
+    assert isinstance(one, Source)
+    assert one.judge([answer("x")])[0].reason == "the prompt's record has no field unit"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "one",
+            {},
+            "units.py:one: nothing fills its parameter `unit` (did you mean 'units'?): the prompts' records have "
+            "solution, units; the options have nothing. Put it into one of them, or give it a default",
+        ),
+        ("one", {"unit": "km", "facter": 2}, "options.facter is no parameter of the function (did you mean 'factor'?)"),
+        ("hidden", {"unit": "km"}, "parameter `unit` cannot be given by name; leave out the `/`"),
+    ],
+)
+def test_a_parameter_that_nothing_fills_is_an_error_at_once(
+    context: RewardContext, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        units(context, name, {"solution", "units"}, **options)
+    assert message in str(error.value)
+
+
+def test_what_a_partial_has_bound_stays_bound(answer: Make) -> None:
+    def score(answer: Answer, unit: str, factor: float = 1.0) -> float:
+        return factor * (answer.text == unit)
+
+    row = answer("km", unit="m", factor=3.0)
+    assert source(partial(score, unit="km"), name="f").score([row]) == [3.0]
+    assert source(partial(score, unit="km"), name="f", options={"factor": 2.0}).score([row]) == [2.0]
+
+
+def outer(answer: Answer) -> float:
+    return 1.0
+
+
+class Counter:
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __call__(self, answer: Answer) -> float:
+        return answer.text.count(self.word)
+
+
+def test_a_callable_is_written_down_by_name_and_source(answer: Make) -> None:
+    def inner(limit: int) -> Callable[[Answer], float]:
+        return lambda answer: float(len(answer.text) > limit)
+
+    def settings(function: Any) -> CallableSource:
+        return CallableSource.model_validate({"kind": "callable", "function": function})
+
+    dumped = settings(outer).model_dump(mode="json")
+    assert dumped == {
+        "kind": "callable",
+        "options": {},
+        "name": f"{__name__}.outer",
+        "source": settings(outer).source,
+        "importable": True,
+    }
+    assert not settings(inner(3)).importable
+    assert not settings(Counter("a")).importable
+    assert settings(Counter("a")).name.endswith(".Counter")
+    sources = [settings(one).source for one in (outer, inner(3), inner(4), Counter("a"), Counter("b"))]
+    assert len(set(sources)) == 5
+    assert settings(inner(3)).source == sources[1]
+    assert settings(partial(outer)).source != sources[0]
+    context = RewardContext(folder=Path(), seed=0)
+    assert make_callable(settings(Counter("a")), context).score([answer("banana")]) == [3.0]
+
+
+def test_a_function_without_source_text_is_known_by_its_instructions() -> None:
+    def compiled(text: str) -> Any:
+        names: dict[str, Any] = {}
+        exec(text, names)
+        return names["f"]
+
+    one, same, other = (compiled(f"def f(answer): return {n}") for n in (1000, 1000, 1001))
+    assert identity_of(one)["source"] == identity_of(same)["source"] != identity_of(other)["source"]
+
+
+def test_a_recipe_cannot_name_a_callable() -> None:
+    with pytest.raises(ValidationError, match=r'write \{kind: function, path: "file.py:name"\}'):
+        CallableSource.model_validate({"kind": "callable", "name": "rules.score"})

@@ -27,7 +27,7 @@ def audit_all(
     recipe: Recipe, plan: Plan, readable: set[str], progress: Callable[[int], None] | None
 ) -> Iterator[Finding]:
     """All files together. What a stage calls `heldout`, and the prompts of an evaluation, must not be trained on."""
-    from kedge.data.audit import audit
+    from kedge.data.auditing import audit
 
     held = _held_out(recipe, plan) & readable
     cared_for: dict[str, frozenset[str]] = {}

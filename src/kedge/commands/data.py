@@ -13,9 +13,9 @@ from kedge.core.suggest import did_you_mean
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from kedge.data.audit import Audit
-    from kedge.data.convert import Converted
-    from kedge.data.split import Split
+    from kedge.data.auditing import Audit
+    from kedge.data.converting import Converted
+    from kedge.data.splitting import Split
 
 
 def check_files(
@@ -30,7 +30,7 @@ def check_files(
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
     """Audit files; with a model, also count its tokens, look for its control tokens and check its template."""
-    from kedge.data.audit import audit
+    from kedge.data.auditing import audit
 
     if model is None and window is not None:
         raise ConfigError(f"--window {window}: tokens can only be counted with a tokenizer; name one with --model")
@@ -68,14 +68,14 @@ def check_files(
 
 def render(audit: Audit) -> RenderableType:
     """The audit for a terminal."""
-    from kedge.data.audit import render_terminal
+    from kedge.data.auditing import render_terminal
 
     return render_terminal(audit)
 
 
 def save_html(audit: Audit, file: Path) -> None:
     """The audit as one page that opens offline."""
-    from kedge.data.audit.rules import RULES
+    from kedge.data.auditing.rules import RULES
     from kedge.report.audit import render_audit
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def save_html(audit: Audit, file: Path) -> None:
 
 def convert_file(source: str, to: Path | None, *, kind: str | None, max_broken: float) -> Converted:
     """Convert one file; without a target, into `<stem>.<kind>.jsonl` here."""
-    from kedge.data.convert import convert
+    from kedge.data.converting import convert
     from kedge.data.examples import Kind
     from kedge.data.reading import recognised
     from kedge.data.sources import stem_of
@@ -97,6 +97,6 @@ def convert_file(source: str, to: Path | None, *, kind: str | None, max_broken: 
 
 
 def split_files(sources: Sequence[str], to: Path, *, heldout: float, seed: int, by: str, max_broken: float) -> Split:
-    from kedge.data.split import split
+    from kedge.data.splitting import split
 
     return split(sources, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken)

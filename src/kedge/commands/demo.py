@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kedge.commands.narrator import Narrator, Tell
-from kedge.data.audit import audit
+from kedge.data.auditing import audit
 from kedge.demo import story
 from kedge.demo.recipe import NAMES, Version, write_demo
 from kedge.demo.world import FULL_SIZES, Sizes

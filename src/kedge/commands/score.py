@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.core.errors import ConfigError, DataError, NumericsError
-from kedge.data.convert import to_fields
+from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb
 from kedge.data.reading import read, recognised
 from kedge.data.sources import SET_ASIDE_SUFFIX, stem_of

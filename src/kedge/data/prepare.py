@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from kedge.core.errors import DataError
-from kedge.data.audit.scan import contents
-from kedge.data.audit.text_matching import collapse_spaces, text_key
-from kedge.data.convert import to_fields
+from kedge.data.auditing.scan import contents
+from kedge.data.auditing.text_matching import collapse_spaces, text_key
+from kedge.data.converting import to_fields
 from kedge.data.examples import Example, Kind, Messages, Pair, Thumb, answers_of, prompt_of
 from kedge.data.reading import prompt_key, read, recognised
-from kedge.data.split import assign
+from kedge.data.splitting import assign
 from kedge.data.writing import row_writer
 
 Fault = Literal["empty", "identical", "contradictory", "duplicate", "contaminated"]

@@ -25,7 +25,8 @@ from kedge.data.sources import Row, rows
 from kedge.data.writing import encode
 
 MAX_BROKEN = 0.01
-_SAMPLE_ROWS = 100
+SAMPLE_ROWS = 100
+"""Rows by which a format is recognised."""
 _LISTED_BROKEN = 20
 _HOPELESS_AFTER = 1000
 
@@ -160,7 +161,7 @@ def load(
 
 def recognised(source: str | Path, kind: Kind | None) -> Format:
     """The format of a source, from its first rows; `kind` is what it will be used as, where that is known."""
-    sample = list(islice(rows(source), _SAMPLE_ROWS))
+    sample = list(islice(rows(source), SAMPLE_ROWS))
     good = [row.fields for row in sample if row.fields is not None]
     if not good:
         first = sample[0]

@@ -23,7 +23,7 @@ Write = Callable[[Mapping[str, Any]], None]
 
 
 def encode(value: Any) -> bytes:
-    return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _plain(value: Any) -> Any:

@@ -1,21 +1,26 @@
-"""A recipe as layers: the files it extends, the file itself, the overrides of the command line."""
+"""A recipe as layers: the files it extends, the file or the values of a script, the overrides."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import ConfigError
 from kedge.recipe.yaml_source import KeyPath, Place, Tree, parse_scalar, read_tree
 
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Settings to change: texts `a.b=v`, whose values are YAML, or values by dotted key."""
 
-def load_layers(file: Path, overrides: Sequence[str] = ()) -> Tree:
-    """Read `file`, put it over what it `extends`, and put `overrides` (`a.b=v`) over both."""
-    tree = _with_bases(file, chain=())
-    for text in overrides:
-        tree = merge(tree, _override(text))
-    return tree
+
+def load_layers(file: Path, overrides: Overrides = ()) -> Tree:
+    """Read `file`, put it over what it `extends`, and put `overrides` over both."""
+    return _overridden(_with_bases(file, chain=()), overrides)
+
+
+def layers_of(tree: Tree, file: Path, overrides: Overrides = ()) -> Tree:
+    """The same for values that no file holds; `file` names them in messages, and paths start in its folder."""
+    return _overridden(_over_bases(tree, file, chain=()), overrides)
 
 
 def merge(under: Tree, over: Tree) -> Tree:
@@ -26,7 +31,7 @@ def merge(under: Tree, over: Tree) -> Tree:
     """
     values, replaced = _merged(under.values, over.values, ())
     kept = {path: place for path, place in under.places.items() if not _is_below(path, replaced)}
-    return Tree(values, kept | over.places, over.file or under.file)
+    return Tree(values, kept | over.places, over.file or under.file, over.root or under.root)
 
 
 def _with_bases(file: Path, chain: tuple[Path, ...]) -> Tree:
@@ -34,7 +39,11 @@ def _with_bases(file: Path, chain: tuple[Path, ...]) -> Tree:
     if resolved in chain:
         circle = " -> ".join(path.name for path in (*chain[chain.index(resolved) :], resolved))
         raise ConfigError(f"{file}: `extends` goes in a circle: {circle}")
-    tree = read_tree(file)
+    return _over_bases(read_tree(file), file, (*chain, resolved))
+
+
+def _over_bases(tree: Tree, file: Path, chain: tuple[Path, ...]) -> Tree:
+    """`tree`, which `file` holds, over the files that it extends. `chain` are the files that led here."""
     bases = tree.values.pop("extends", [])
     place = tree.places.pop(("extends",), Place(file, 1))
     bases = [bases] if isinstance(bases, str) else bases
@@ -45,19 +54,38 @@ def _with_bases(file: Path, chain: tuple[Path, ...]) -> Tree:
         base_file = file.parent / base
         if not base_file.is_file():
             raise ConfigError(f"{file}: 1 problem(s)\n  {place}: extends: there is no file {base_file}")
-        under = merge(under, _with_bases(base_file, (*chain, resolved)))
+        under = merge(under, _with_bases(base_file, chain))
     return merge(under, tree)
 
 
-def _override(text: str) -> Tree:
+def _overridden(tree: Tree, overrides: Overrides) -> Tree:
+    if isinstance(overrides, Mapping):
+        layers = [_override(dotted, value, f"{dotted}={value!r}") for dotted, value in overrides.items()]
+    else:
+        layers = [_parsed_override(text) for text in overrides]
+    for layer in layers:
+        tree = merge(tree, layer)
+    return tree
+
+
+def _parsed_override(text: str) -> Tree:
     dotted, equals, value = text.partition("=")
+    if not equals:
+        raise _not_an_override(text)
+    return _override(dotted, parse_scalar(value), text)
+
+
+def _override(dotted: str, value: Any, text: str) -> Tree:
     path: KeyPath = tuple(dotted.strip().split("."))
-    if not equals or not all(path):
-        raise ConfigError(f"--set {text!r}: expected a.b=value, for example --set stages.ppo.kl.limit=8")
-    values: Any = parse_scalar(value)
+    if not all(path):
+        raise _not_an_override(text)
     for key in reversed(path):
-        values = {key: values}
-    return Tree(values, {path: Place(None, 0, text)})
+        value = {key: value}
+    return Tree(value, {path: Place(None, 0, text)})
+
+
+def _not_an_override(text: str) -> ConfigError:
+    return ConfigError(f"--set {text!r}: expected a.b=value, for example --set stages.ppo.kl.limit=8")
 
 
 def _merged(under: dict[str, Any], over: dict[str, Any], path: KeyPath) -> tuple[dict[str, Any], set[KeyPath]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -53,10 +53,9 @@ def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: 
     for details in error.errors():
         if _is_of_another_branch(details):
             continue
-        path = (*prefix, *_written(details["loc"], section))
-        field = ".".join(str(part) for part in path) or "(top)"
+        path = (*prefix, *_written(details, section))
         text = describe(details, section)
-        found.setdefault((path, text), (tree.place(path).line, f"{tree.where(path)}: {field}: {text}"))
+        found.setdefault((path, text), tree.problem(path, text))
     return list(found.values())
 
 
@@ -66,14 +65,18 @@ def describe(details: ErrorDetails, section: type[BaseModel]) -> str:
     if kind == "missing":
         return "is required and missing"
     if kind == "extra_forbidden":
-        key, known = str(details["loc"][-1]), known_keys(section, details["loc"][:-1])
-        if RENAMED.get(key) in known:
-            return f"is called `{RENAMED[key]}` now; the settings inside are the same"
-        allowed = f"; allowed: {', '.join(known)}" if known else ""
-        return f"not a setting here{did_you_mean(key, known) or allowed}"
+        return unknown_key(str(details["loc"][-1]), known_keys(section, details["loc"][:-1]))
     if kind in _WORDS:
         return _WORDS[kind](context, details["input"])
     return f"{details['msg']}, found {details['input']!r}"
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """The words for a key that is not one of `known`."""
+    if RENAMED.get(key) in known:
+        return f"is called `{RENAMED[key]}` now; the settings inside are the same"
+    allowed = f"; allowed: {', '.join(known)}" if known else ""
+    return f"not a setting here{did_you_mean(key, known) or allowed}"
 
 
 def known_keys(section: type[BaseModel], location: Iterable[str | int]) -> list[str]:
@@ -120,28 +123,29 @@ def _step(model: Any, part: str | int) -> list[Any]:
         for name, info in model.model_fields.items():
             if part in (name, info.alias):
                 marks = [mark for mark in info.metadata if isinstance(mark, PluginSection)]
-                return marks or _unwrapped(info.annotation)
+                return marks or unwrapped(info.annotation)
     return []
 
 
-def _unwrapped(annotation: Any) -> list[Any]:
+def unwrapped(annotation: Any) -> list[Any]:
+    """The types that an annotation names, out of unions, lists and mappings."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _unwrapped(get_args(annotation)[0])
+        return unwrapped(get_args(annotation)[0])
     if origin in (Union, types.UnionType, list, tuple, dict):
-        return [inner for argument in get_args(annotation) for inner in _unwrapped(argument)]
+        return [inner for argument in get_args(annotation) for inner in unwrapped(argument)]
     return [] if origin is Literal else [annotation]
 
 
-def _written(location: tuple[str | int, ...], section: type[BaseModel]) -> KeyPath:
+def _written(details: ErrorDetails, section: type[BaseModel]) -> KeyPath:
     """Drop from pydantic's location what nobody wrote: class names, union tags, plugin names, validator names."""
-    kept: list[str | int] = []
+    location, kept = details["loc"], list[str | int]()
     current: list[Any] = [section]
     for index, part in enumerate(location):
         following = [inner for model in current for inner in _step(model, part)]
         is_plugin = any(isinstance(model, PluginSection) for model in current)
         is_key = bool(following) or isinstance(part, int) or any(part in _names(model) for model in current)
-        is_branch = part == "str" or str(part).startswith("tagged-union[")
+        is_branch = part == "str" or str(part).startswith("tagged-union[") or details["type"] == "value_error"
         if not is_plugin and (is_key or (index == len(location) - 1 and not (is_branch and index))):
             kept.append(part)
         current = following or current

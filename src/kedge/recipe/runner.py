@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import re
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
+import kedge
 from kedge.core.errors import ConfigError, ContractStop
-from kedge.core.protocols import Tracker
+from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
 from kedge.core.stage import MayChange
 from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
+from kedge.monitor.trackers.forwarding import ForwardingTracker
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, Plan, connect
 from kedge.report.writing import write_card, write_report
@@ -22,6 +27,10 @@ from kedge.runs.folder import Run, RunTracker, status_of
 from kedge.runs.lineage import describe, locate
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, new_manifest, read_manifest
 from kedge.stages.shared.context import Context, Say
+from kedge.stages.shared.interrupt import StopRequest
+
+_FIRST_LAYOUT: Final = (0, 2)
+"""The first version whose checkpoints this one reads."""
 
 
 @runtime_checkable
@@ -32,18 +41,50 @@ class _Checkpointed(Protocol):
     def checkpoints(self) -> CheckpointSettings: ...
 
 
+OnStep = Callable[[str, int, Metrics], bool]
+"""Given the stage, the step and its metrics after they were written; True asks the run to stop."""
+
+
 def run_recipe(recipe: Recipe, runs: Path, *, is_resumed: bool, say: Say) -> Path:
-    """Run every stage that is not done yet; returns the folder of the pipeline."""
+    """Run every stage that is not done yet, in `runs/NAME`; returns that folder."""
+    return run_in(runs / recipe.settings.name, recipe, is_resumed=is_resumed, say=say)
+
+
+def run_in(
+    folder: Path,
+    recipe: Recipe,
+    *,
+    is_resumed: bool,
+    say: Say,
+    on_step: OnStep | None = None,
+    write_inputs: Callable[[], None] = lambda: None,
+) -> Path:
+    """The same in any folder. `write_inputs` puts files into it that the stages read, before the first one begins.
+
+    Where `on_step` or Ctrl-C asks to stop, it ends with KeyboardInterrupt, saved, and can be resumed.
+    """
     plan = connect(recipe)
     _refuse_what_cannot_run(recipe)
-    folder = runs / recipe.settings.name
     with _open_pipeline(recipe, folder, is_resumed=is_resumed) as pipeline:
         say(f"run folder: {folder}")
+        stop = StopRequest()
         with _reported(folder, say), _finished(pipeline, RunTracker(pipeline)):
+            write_inputs()
             for name in plan.order:
-                _run_stage(name, recipe, plan, folder, say)
+                if stop.is_asked:  # after the last step of the stage before
+                    raise KeyboardInterrupt
+                _run_stage(name, recipe, plan, folder, _Around(say=say, stop=stop, on_step=on_step))
     say(f"done: {folder}")
     return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """What the stages of a run share, besides the recipe."""
+
+    say: Say
+    stop: StopRequest
+    on_step: OnStep | None
 
 
 @contextmanager
@@ -75,9 +116,10 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool) -> Run:
         return Run.create(folder, manifest=manifest)
     if not is_resumed:
         raise ConfigError(
-            f"{folder}: there is a run of this name already ({status_of(folder)}); use --resume to go on with it, "
-            "or --set name=ANOTHER to start anew"
+            f"{folder}: there is a run of this name already ({status_of(folder)}); use --resume to go on with it "
+            "(in Python: resume=True), or --set name=ANOTHER to start anew"
         )
+    _refuse_older_layout(folder)
     changed = _differences(_fixed(recipe, dict(read_manifest(folder).settings)), _fixed(recipe, resolved))
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
@@ -88,7 +130,17 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool) -> Run:
     return _reopened(folder, None)
 
 
-def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) -> None:
+def _refuse_older_layout(folder: Path) -> None:
+    """Version 0.2 lays checkpoints out anew, and what an older one wrote cannot be gone on with."""
+    made_by = read_manifest(folder).environment.kedge
+    if tuple(int(part) for part in re.findall(r"\d+", made_by)[:2]) < _FIRST_LAYOUT:
+        raise ConfigError(
+            f"{folder}: this run was made by Kedge {made_by}, whose checkpoints have another layout than those of "
+            f"{kedge.__version__}; start a new run with --set name=ANOTHER, or go on with it in Kedge {made_by}"
+        )
+
+
+def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Around) -> None:
     from kedge.stages.shared.peak_memory import peak_told  # torch, which a recipe that cannot run need not wait for
 
     stage, home = recipe.kinds[name], folder / name
@@ -99,16 +151,16 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
     if (home / MANIFEST_NAME).exists():
         _refuse_changed_inputs(name, inputs, home)
         if status_of(home) == "done":
-            say(f"{name}: done before, kept")
+            around.say(f"{name}: done before, kept")
             return
         run = _reopened(home, _keep(recipe.stages[name]))
     else:
         run = _create_stage(name, recipe, inputs, home)
-    say(f"{name}: {stage.summary}")
+    around.say(f"{name}: {stage.summary}")
     by_field: dict[str, list[str]] = {}
     for link, source in zip(plan.links[name], sources, strict=True):
         by_field.setdefault(link.field, []).append(source)
-    with run, _tracked(run, recipe, name) as tracker, _finished(run, tracker) as outputs:
+    with run, _tracked(run, recipe, name, around) as tracker, _finished(run, tracker) as outputs:
         context = Context(
             name=name,
             seed=seed_for(recipe.settings.seed, name),
@@ -118,7 +170,8 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
             chat_template=recipe.chat_template,
             recipe_folder=recipe.file.parent,
             sources=by_field,
-            say=say,
+            say=around.say,
+            stop=around.stop,
         )
         with peak_told(tracker, context.device):
             made = run_stage(context, recipe.stages[name])
@@ -152,15 +205,31 @@ def _keep(settings: Section) -> CheckpointSettings | None:
 
 
 @contextmanager
-def _tracked(run: Run, recipe: Recipe, stage: str) -> Generator[Tracker]:
+def _tracked(run: Run, recipe: Recipe, stage: str, around: _Around) -> Generator[Tracker]:
     name = f"{recipe.settings.name}/{stage}"
     tracker = open_trackers(RunTracker(run), recipe.settings.trackers, run_folder=run.folder, name=name)
     if recipe.settings.alerts:
         tracker = Alerts(tracker, recipe.settings.alerts, run=name)
+    if around.on_step:
+        tracker = _CallingTracker(tracker, partial(around.on_step, stage), around.stop)
     try:
         yield tracker
     finally:
         tracker.close()
+
+
+class _CallingTracker(ForwardingTracker):
+    """Calls a function with every step after it was written; where that gives True, the run is asked to stop."""
+
+    def __init__(self, inner: Tracker, on_step: Callable[[int, Metrics], bool], stop: StopRequest) -> None:
+        super().__init__(inner)
+        self._on_step = on_step
+        self._stop = stop
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        super().log(metrics, step=step)
+        if self._on_step(step, {name: float(value) for name, value in metrics.items()}):
+            self._stop.ask()
 
 
 @contextmanager

@@ -1,11 +1,11 @@
-"""The recipe: one YAML page for a whole pipeline. Loading, checking of every key, and the schema for editors.
+"""The recipe: one page for a whole pipeline. Loading, checking of every key, and the schema for editors.
 
 The settings of a stage belong to the stage, which comes through the plugin door: this file knows none by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -19,8 +19,8 @@ from kedge.core.stage import MayChange, Stage
 from kedge.core.suggest import did_you_mean
 from kedge.monitor.alerts import AlertSettings
 from kedge.recipe import problems
-from kedge.recipe.layers import load_layers
-from kedge.recipe.yaml_source import Tree
+from kedge.recipe.layers import Overrides, layers_of, load_layers
+from kedge.recipe.yaml_source import KeyPath, Place, Tree
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -55,6 +55,7 @@ class Recipe:
     """A recipe whose every key has been checked. `tree` remembers where each was written."""
 
     file: Path
+    """Its YAML file. For one that a script made, what messages call it, in the folder where relative paths start."""
     settings: RecipeSettings
     stages: Mapping[str, Section]
     kinds: Mapping[str, Stage]
@@ -75,25 +76,59 @@ class Recipe:
         return {**top, "stages": stages}
 
 
-def load_recipe(file: Path, overrides: Sequence[str] = ()) -> Recipe:
+Problems = list[tuple[int, str]]
+"""Lines of a file, and what is wrong there."""
+
+
+def load_recipe(file: Path, overrides: Overrides = ()) -> Recipe:
     """Read, merge and check a recipe; all problems are reported at once."""
-    tree = load_layers(file, overrides)
-    found: list[tuple[int, str]] = []
-    settings = _validated(RecipeSettings, tree.values, tree, (), found)
+    return _checked(load_layers(file, overrides), file, [])
+
+
+def recipe_of(
+    values: Mapping[str, Any],
+    overrides: Overrides = (),
+    *,
+    label: str = "recipe",
+    root: tuple[str, ...] = (),
+    noticed: Sequence[str] = (),
+) -> Recipe:
+    """The same for values that a script holds; relative paths start in the working folder.
+
+    Messages begin with `label` and leave out the keys `root`. `noticed` are problems that the caller has
+    found, to be reported with the others.
+    """
+    file = Path(label)
+    # Without a file of its own, a value belongs to the working folder, whatever file it is put over.
+    places = dict.fromkeys(_paths_in(values), Place(None, 0))
+    tree = layers_of(Tree(dict(values), places, file, root), file, overrides)
+    return _checked(tree, file, [(0, problem) for problem in noticed])
+
+
+def _paths_in(values: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key path of nested mappings."""
+    if isinstance(values, Mapping):
+        for key, value in cast("Mapping[str, Any]", values).items():
+            yield (*path, key)
+            yield from _paths_in(value, (*path, key))
+
+
+def _checked(tree: Tree, file: Path, noted: Problems) -> Recipe:
+    settings = _validated(RecipeSettings, tree.values, tree, (), noted)
     stages, kinds = dict[str, Section](), dict[str, Stage]()
     raw_stages: Any = tree.values.get("stages")
     for name, raw in (cast("dict[str, Any]", raw_stages) if isinstance(raw_stages, dict) else {}).items():
-        stage = _stage_of(name, raw, tree, found)
+        stage = _stage_of(name, raw, tree, noted)
         if stage is None:
             continue
-        section = _validated(stage.settings, raw, tree, ("stages", name), found)
+        section = _validated(stage.settings, raw, tree, ("stages", name), noted)
         if section is not None:
             stages[name], kinds[name] = section, stage
-    _check_trackers(tree, found)
-    if found or settings is None:
-        found = sorted(dict.fromkeys(found), key=lambda problem: problem[0])
-        listed = "\n".join(f"  {text}" for _, text in found)
-        raise ConfigError(f"{file}: {len(found)} problem(s)\n{listed}")
+    _check_trackers(tree, noted)
+    if noted or settings is None:
+        noted = sorted(dict.fromkeys(noted), key=lambda problem: problem[0])
+        listed = "\n".join(f"  {text}" for _, text in noted)
+        raise ConfigError(f"{file}: {len(noted)} problem(s)\n{listed}")
     return Recipe(file=file, settings=settings, stages=stages, kinds=kinds, tree=tree)
 
 
@@ -123,11 +158,11 @@ def recipe_schema() -> dict[str, Any]:
     }
 
 
-def _stage_of(name: str, raw: Any, tree: Tree, found: list[tuple[int, str]]) -> Stage | None:
+def _stage_of(name: str, raw: Any, tree: Tree, noted: Problems) -> Stage | None:
     """The plugin of one stage, or None with the reason noted."""
 
     def note(path: tuple[str, ...], text: str) -> None:
-        found.append((tree.place(path).line, f"{tree.where(path)}: {'.'.join(path)}: {text}"))
+        noted.append(tree.problem(path, text))
 
     here = ("stages", name)
     if not isinstance(raw, dict):
@@ -147,21 +182,21 @@ def _stage_of(name: str, raw: Any, tree: Tree, found: list[tuple[int, str]]) -> 
         return note(here, str(error))
 
 
-def _check_trackers(tree: Tree, found: list[tuple[int, str]]) -> None:
+def _check_trackers(tree: Tree, noted: Problems) -> None:
     installed = plugins.names("trackers")
     asked: Any = tree.values.get("trackers")
     for name in cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}:
         if name not in installed:
             path = ("trackers", name)
             text = f"no such tracker{did_you_mean(name, installed)}; installed: {', '.join(installed)}"
-            found.append((tree.place(path).line, f"{tree.where(path)}: trackers.{name}: {text}"))
+            noted.append(tree.problem(path, text))
 
 
 def _validated(
-    section: type[SectionT], values: Any, tree: Tree, prefix: tuple[str, ...], found: list[tuple[int, str]]
+    section: type[SectionT], values: Any, tree: Tree, prefix: tuple[str, ...], noted: Problems
 ) -> SectionT | None:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        found.extend(problems.lines(error, section, tree, prefix))
+        noted.extend(problems.lines(error, section, tree, prefix))
         return None

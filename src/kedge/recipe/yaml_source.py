@@ -19,23 +19,27 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value was written: a file and a line, or an override of the command line (no file)."""
+    """Where a value was written: a file and a line, an override (no file), or a script (no file, no text)."""
 
     file: Path | None
     line: int
     text: str = ""
 
     def __str__(self) -> str:
-        return f"line {self.line}" if self.file else f"--set {self.text}"
+        if self.file:
+            return f"line {self.line}"
+        return f"--set {self.text}" if self.text else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Plain values and the place of every key path in them."""
+    """Plain values and the place of every key path in them; values of a script have no places."""
 
     values: dict[str, Any]
     places: dict[KeyPath, Place] = field(default_factory=dict[KeyPath, Place])
     file: Path | None = None
+    root: KeyPath = ()
+    """Messages leave these keys out where a path begins with them: whoever wrote one stage alone did not write them."""
 
     def place(self, path: KeyPath) -> Place:
         """The place of `path`, or of the nearest key above it that was written down."""
@@ -48,6 +52,13 @@ class Tree:
         place = self.place(path)
         is_elsewhere = place.file is not None and place.file != self.file
         return f"{place.file} {place}" if is_elsewhere else str(place)
+
+    def problem(self, path: KeyPath, text: str) -> tuple[int, str]:
+        """The line of `path`, by which problems are sorted, and the problem in words: its place, the field, `text`."""
+        shown = path[len(self.root) :] if path[: len(self.root)] == self.root else path
+        field_name = ".".join(str(part) for part in shown) or "(top)"
+        where = self.where(path)
+        return self.place(path).line, f"{where}: {field_name}: {text}" if where else f"{field_name}: {text}"
 
 
 def read_tree(file: Path) -> Tree:

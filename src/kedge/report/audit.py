@@ -14,8 +14,8 @@ from kedge.report.charts.plot import Bar, Bars, Colour, Plot
 from kedge.report.pages import render_page
 
 if TYPE_CHECKING:
-    from kedge.data.audit import Audit, FileAudit
-    from kedge.data.audit.result import Histogram, LongerWins
+    from kedge.data.auditing import Audit, FileAudit
+    from kedge.data.auditing.result import Histogram, LongerWins
 
 _COLOURS: Mapping[str, Colour] = {"prompt": "third", "rejected": "second", "disliked": "second"}
 

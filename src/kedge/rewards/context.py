@@ -12,3 +12,5 @@ class RewardContext:
     """The folder of the recipe: relative paths start here."""
     seed: int
     """The seed of the run."""
+    fields: frozenset[str] | None = None
+    """The fields that records of prompts have, `solution` where it is known; None before the prompts are known."""

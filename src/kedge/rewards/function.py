@@ -1,15 +1,15 @@
-"""A reward in Python: `file.py:function` of the user's, or an installed plugin.
+"""A reward in Python: `file.py:function` of the user's, one that a script handed over, or an installed plugin.
 
-The name of the function's one parameter says what it wants: `answers` (the whole list, a list of numbers back) or
-`answer` (one, a number back). It runs in this process, with everything that the user may do: it is the user's code.
-None is no score. An exception costs the rows it was called with their score; a wrong kind of result is an error.
+It runs in this process, with everything that the user may do: it is the user's code. How it is called is described in
+`kedge.rewards.callables`. None is no score. An exception costs the rows it was called with their score; a wrong kind of
+result is an error.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -20,9 +20,10 @@ from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import ConfigError, RewardError
 from kedge.core.suggest import did_you_mean
+from kedge.rewards.callables import Parameters, parameters_of
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import ScoreResult, Source, per_answer, unscored
-from kedge.rewards.settings import TEXT_KINDS, FunctionSource
+from kedge.rewards.settings import TEXT_KINDS, CallableSource, FunctionSource
 
 
 def make(settings: FunctionSource, context: RewardContext) -> TextSource:
@@ -31,30 +32,42 @@ def make(settings: FunctionSource, context: RewardContext) -> TextSource:
         raise ConfigError(f"function.path: '{settings.path}' is a kind of its own; write `kind: {settings.path}`")
     if not colon:
         return plugins.find("rewards", settings.path)(settings.options, context)
-    if settings.options:
-        raise ConfigError(f"function.options: only a plugin takes options, found {settings.path!r}")
-    return source(_function(context.folder / file, name), name=settings.path)
+    function = _function(context.folder / file, name)
+    return source(function, name=settings.path, options=settings.options, fields=context.fields)
 
 
-def source(function: Callable[..., Any], *, name: str) -> Source:
+def make_callable(settings: CallableSource, context: RewardContext) -> TextSource:
+    return source(settings.function, name=settings.name, options=settings.options, fields=context.fields)
+
+
+def source(
+    function: Callable[..., Any],
+    *,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    fields: Collection[str] | None = None,
+) -> Source:
     """A source over a Python function; `name` is what error messages call it."""
-    match tuple(inspect.signature(function).parameters):
-        case ("answers",):
-            return Source(partial(_judge_all, function, name))
-        case ("answer",):
-            return per_answer(partial(_judge_one, function, name))
-        case parameters:
-            raise ConfigError(
-                f"{name}: found parameters ({', '.join(parameters)}), expected `answers` (a list, a list of numbers "
-                "back) or `answer` (one, a number back)"
-            )
+    parameters = parameters_of(function, name=name, options=options or {}, fields=fields)
+    if parameters.takes == "answers":
+        return Source(partial(_judge_all, function, parameters, name))
+    return per_answer(partial(_judge_one, function, parameters, name))
 
 
-def _judge_all(function: Callable[..., Any], name: str, answers: Sequence[Answer]) -> list[ScoreResult]:
-    if not answers:
-        return []
+def _judge_all(
+    function: Callable[..., Any], parameters: Parameters, name: str, answers: Sequence[Answer]
+) -> list[ScoreResult]:
+    lacking = [parameters.missing(answer) for answer in answers]
+    complete = [answer for answer, missing in zip(answers, lacking, strict=True) if not missing]
+    results = iter(_scored_together(function, parameters, name, complete) if complete else ())
+    return [_incomplete(missing) if missing else next(results) for missing in lacking]
+
+
+def _scored_together(
+    function: Callable[..., Any], parameters: Parameters, name: str, answers: Sequence[Answer]
+) -> list[ScoreResult]:
     try:
-        scores = function(list(answers))
+        scores = parameters.call_all(function, answers)
     except Exception as error:
         return [_failure(error)] * len(answers)
     if not hasattr(scores, "__len__") or not hasattr(scores, "__iter__"):
@@ -64,12 +77,18 @@ def _judge_all(function: Callable[..., Any], name: str, answers: Sequence[Answer
     return [_result(score, name) for score in scores]
 
 
-def _judge_one(function: Callable[..., Any], name: str, answer: Answer) -> ScoreResult:
+def _judge_one(function: Callable[..., Any], parameters: Parameters, name: str, answer: Answer) -> ScoreResult:
+    if missing := parameters.missing(answer):
+        return _incomplete(missing)
     try:
-        score = function(answer)
+        score = parameters.call_one(function, answer)
     except Exception as error:
         return _failure(error)
     return _result(score, name)
+
+
+def _incomplete(missing: Sequence[str]) -> ScoreResult:
+    return unscored(f"the prompt's record has no field {', '.join(missing)}")
 
 
 def _result(score: Any, name: str) -> ScoreResult:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from kedge.core.settings import Section
 from kedge.core.stage import Input
 from kedge.core.suggest import did_you_mean
+from kedge.rewards.callables import identity_of
 
 Url = Annotated[str, Field(pattern=r"^https?://\S+$")]
 NamedPart = Literal["whole", "boxed", "hashes", "last_line", "fenced"]
@@ -61,7 +64,35 @@ class FunctionSource(Section):
     path: str = Field(min_length=1)
     """`file.py:function`, or the name of an installed reward plugin."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Settings of the plugin."""
+    """Values of the function's parameters by name, or settings of the plugin."""
+
+
+class CallableSource(Section):
+    """A Python function that a script handed over. It lives in the script's process; what is written down identifies
+    it, so that a run is not resumed with another one."""
+
+    kind: Literal["callable"]
+    function: SkipJsonSchema[Callable[..., Any]] = Field(exclude=True, repr=False)
+    """The function itself, or any other object that can be called."""
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Values of its parameters by name."""
+    name: str = ""
+    """Its module and its name there."""
+    source: str = ""
+    """A hash of its source text."""
+    importable: bool = False
+    """Whether another process can import it by its name: not a lambda, nor a function inside another or of a script."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _identified(cls, given: Any) -> Any:
+        function = cast("dict[str, Any]", given).get("function") if isinstance(given, dict) else None
+        if not callable(function):
+            raise ValueError(
+                "`callable` is for scripts, which hand over the function itself (kedge.PPO(reward=f)); in a recipe "
+                'write {kind: function, path: "file.py:name"}'
+            )
+        return {**cast("dict[str, Any]", given), **identity_of(function)}
 
 
 class ExactSource(Section):
@@ -182,6 +213,7 @@ class JudgeSource(Section):
 
 TextSettings = (
     FunctionSource
+    | CallableSource
     | ExactSource
     | NumericSource
     | MathSource

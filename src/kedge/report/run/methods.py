@@ -24,12 +24,15 @@ def _named(settings: Mapping[str, Any], key: str) -> str:
     """A model, a reward or files, by the name in the settings.
 
     >>> settings = {"data": ["a.jsonl", "b.jsonl"], "reward": {"kind": "regex"}}
-    >>> _named(settings, "data"), _named(settings, "from"), _named(settings, "reward")
-    ('`a.jsonl` and `b.jsonl`', "the recipe's model", 'a reward of kind `regex`')
+    >>> settings["gold"] = {"kind": "callable", "name": "m.f"}
+    >>> _named(settings, "data"), _named(settings, "from"), _named(settings, "reward"), _named(settings, "gold")
+    ('`a.jsonl` and `b.jsonl`', "the recipe's model", 'a reward of kind `regex`', 'the function `m.f`')
     """
     value = settings.get(key)
     if value is None:
         return "the recipe's model"
+    if isinstance(value, Mapping) and value.get("kind") == "callable":
+        return f"the function `{value.get('name', '?')}`"
     if isinstance(value, Mapping):
         return f"a reward of kind `{value.get('kind', '?')}`"
     if isinstance(value, (list, tuple)):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from kedge.data.convert import to_fields
+from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Message
 from kedge.data.writing import row_writer
 from kedge.models.loading.start import save_causal, start_causal

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kedge.core.files import write_json
-from kedge.data.convert import to_fields
+from kedge.data.converting import to_fields
 from kedge.data.examples import Message, Pair, Prompt
 from kedge.data.writing import row_writer
 from kedge.evaluate.answers import ModelAnswer, Preferences

@@ -23,6 +23,7 @@ from kedge.stages.evaluate.files import write_answers, write_numbers, write_pair
 from kedge.stages.evaluate.settings import EvaluateSettings
 from kedge.stages.rl.answering import Answered, Answering, answer
 from kedge.stages.rl.divergence import log_ratios
+from kedge.stages.rl.prompts import fields_of
 from kedge.stages.rl.reward import open_reward, tokenizer_hash
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.loop import pick_device
@@ -130,6 +131,7 @@ def _scores(
         open_reward,
         context,
         cases=cases.__getitem__,
+        fields=fields_of(prompts),
         failures=settings.failures,
         device=context.device,
         max_tokens=max(each.answered.rollouts.tokens_BT.shape[1] for each in candidates),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kedge.core.seeds import item_at, seed_for
 from kedge.data.batching import LabelledAnswers, TokenSequence
-from kedge.data.convert import to_fields
+from kedge.data.converting import to_fields
 from kedge.data.examples import Message, Pair
 from kedge.data.reading import prompt_key
 from kedge.data.writing import row_writer

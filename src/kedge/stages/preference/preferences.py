@@ -11,7 +11,7 @@ from kedge.data.batching import LabelledAnswers, TokenSequence
 from kedge.data.examples import Messages, Pair, Ranking, Thumb
 from kedge.data.kinds import as_kind
 from kedge.data.reading import prompt_key, read
-from kedge.data.split import assign
+from kedge.data.splitting import assign
 from kedge.data.template import encode_conversation
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from kedge.core.stats import logistic_slope
 from kedge.data.batching import RankedAnswers
 from kedge.data.examples import Pair, Ranking, text_of
 from kedge.data.reading import prompt_key, read
-from kedge.data.split import assign
+from kedge.data.splitting import assign
 from kedge.stages.reward.settings import LengthControl
 from kedge.stages.shared.encoding import Encoder
 

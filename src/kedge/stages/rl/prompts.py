@@ -56,6 +56,12 @@ class PromptDataset:
         return repeated(tokens, ids=groups, answers=self.answers if answers is None else answers)
 
 
+def fields_of(prompts: Sequence[Prompt]) -> frozenset[str]:
+    """The fields of the prompts' records that a reward may ask for: `solution` where one is known, and all others."""
+    solution = {"solution"} if any(prompt.answer is not None for prompt in prompts) else set[str]()
+    return frozenset(solution.union(*(prompt.extra for prompt in prompts)))
+
+
 def read_prompts(
     source: str,
     tokenizer: PreTrainedTokenizerBase,

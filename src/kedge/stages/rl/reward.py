@@ -49,14 +49,16 @@ def open_reward(
     cases: Callable[[int], PromptRecord],
     failures: FailureSettings,
     device: str,
+    fields: frozenset[str] | None = None,
     max_tokens: int | None = None,
     load: Callable[[str], Judge] | None = None,
 ) -> Reward:
     """The source that the settings at `field` ask for; a plain string is a reward model, by stage or folder.
 
-    `tokenizer` is the policy's, `cases` knows the prompt of each group. `max_tokens`, where it is known, is the most
-    that prompt and answer can have, and a reward model that cannot read so many is refused or warned of. `load` opens
-    the judge of a place where that is not a matter of reading a folder: it may share weights with the policy.
+    `tokenizer` is the policy's, `cases` knows the prompt of each group, and `fields` are those of the prompts' records
+    (`fields_of`), from which the parameters of a function are filled. `max_tokens`, where it is known, is the most that
+    prompt and answer can have, and a reward model that cannot read so many is refused or warned of. `load` opens the
+    judge of a place where that is not a matter of reading a folder: it may share weights with the policy.
     """
     read = partial(answers_of, prompt_of=cases, decode=partial(decoded, tokenizer))
 
@@ -74,7 +76,7 @@ def open_reward(
         return FromText(CountedSource(on_text(scorer_of(judge), source, partial(_encoded, judge)), counter), read)
 
     wiring = Wiring(
-        context=RewardContext(folder=context.recipe_folder, seed=context.seed),
+        context=RewardContext(folder=context.recipe_folder, seed=context.seed, fields=fields),
         read=read,
         open_model=open_model,
         failures=failures,

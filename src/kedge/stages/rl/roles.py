@@ -22,7 +22,7 @@ from kedge.models.roles.memory import table
 from kedge.rewards.failures import Reward
 from kedge.rewards.settings import MixSource, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing
-from kedge.stages.rl.prompts import PromptDataset
+from kedge.stages.rl.prompts import PromptDataset, fields_of
 from kedge.stages.rl.reward import open_reward
 from kedge.stages.rl.settings import ImitationSettings, RLSettings
 from kedge.stages.shared.context import Context
@@ -140,6 +140,7 @@ def open_run_reward(
         field=field,
         tokenizer=tokenizer,
         cases=prompts.case,
+        fields=fields_of(prompts.prompts),
         failures=settings.failures,
         device=device,
         max_tokens=max(map(len, prompts.tokens)) + settings.sampling.max_new_tokens,

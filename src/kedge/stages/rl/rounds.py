@@ -29,7 +29,7 @@ from kedge.rollout.local import LocalGenerator
 from kedge.runs.state import load_state, save_state
 from kedge.stages.best_of_n.settings import BestOfNSettings
 from kedge.stages.rl.answers import AnswerSampler, Groups, facts_of, frontier, kept, sample_of
-from kedge.stages.rl.prompts import PromptDataset, read_prompts
+from kedge.stages.rl.prompts import PromptDataset, fields_of, read_prompts
 from kedge.stages.rl.reward import decoded, open_reward
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.tokenizer import tokenizer_for
@@ -201,6 +201,7 @@ def _source(
         field=field,
         tokenizer=tokenizer,
         cases=book.case,
+        fields=fields_of(book.prompts),
         failures=settings.failures,
         device=device,
         max_tokens=max(map(len, book.tokens)) + settings.sampling.max_new_tokens,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kedge.data.audit.minhash import PERMUTATIONS, Rows, Sketched, jaccard
-from kedge.data.audit.shingles import U32, U64
+from kedge.data.auditing.minhash import PERMUTATIONS, Rows, Sketched, jaccard
+from kedge.data.auditing.shingles import U32, U64
 
 _RECALL = 0.99
 _NEIGHBOURS = 32

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.data.audit.result import Histogram, Lengths, Unit
-from kedge.data.audit.scan import Scan
+from kedge.data.auditing.result import Histogram, Lengths, Unit
+from kedge.data.auditing.scan import Scan
 
 Column = NDArray[Any]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kedge.data.audit.result import Audit, FileAudit, Offender
-from kedge.data.audit.run import audit
-from kedge.data.audit.terminal import render_terminal
+from kedge.data.auditing.result import Audit, FileAudit, Offender
+from kedge.data.auditing.run import audit
+from kedge.data.auditing.terminal import render_terminal
 
 __all__ = ["Audit", "FileAudit", "Offender", "audit", "render_terminal"]

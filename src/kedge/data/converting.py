@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kedge.core.errors import DataError
-from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb
-from kedge.data.formats import KNOWN_FIELDS, Format
-from kedge.data.kinds import CONVERTS
-from kedge.data.reading import MAX_BROKEN, Reading, recognised
+from kedge.data.examples import Demonstration, Example, Kind, Messages, Origin, Pair, Prompt, Ranking, Thumb
+from kedge.data.formats import KNOWN_FIELDS, Format, parse, recognise
+from kedge.data.kinds import CONVERTS, SERVES, as_kind
+from kedge.data.reading import MAX_BROKEN, SAMPLE_ROWS, Reading, recognised
 from kedge.data.sources import SET_ASIDE_SUFFIX, stem_of
-from kedge.data.writing import row_writer
+from kedge.data.writing import encode, row_writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,48 @@ def convert(
         num_without=num_without,
         num_broken=reading.num_broken,
     )
+
+
+def canonical_lines(rows: Iterable[object], kinds: Sequence[Kind], *, name: str) -> list[bytes]:
+    """Rows that a program holds as the lines of a canonical file of one of `kinds`; of any kind where none is given.
+
+    Rows are mappings of fields, where a null is an absent field; lists of messages; or, for prompts, plain text.
+    Unlike in a file, one broken row is an error: whoever made it can mend it. `name` is what messages call the rows.
+    """
+    fields = list(_fields_of(rows, are_prompts=tuple(kinds) == ("prompts",), name=name))
+    if not fields:
+        raise DataError(f"{name}: there are no rows in it")
+    try:
+        fmt = recognise(fields[:SAMPLE_ROWS], kind=kinds[0] if len(kinds) == 1 else None)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+    possible: Sequence[Kind] = kinds or (fmt.kind,)
+    kind: Kind | None = (
+        fmt.kind if fmt.kind in possible else next((kind for kind in possible if kind in SERVES[fmt.kind]), None)
+    )
+    if kind is None:
+        columns = ", ".join(fmt.columns.values())
+        raise DataError(f"{name}: holds {fmt.kind}, recognised by {columns}; {' or '.join(possible)} are needed here")
+    lines: list[bytes] = []
+    for number, row in enumerate(fields):
+        try:
+            examples = as_kind(parse(row, fmt, Origin(name, number)), kind)
+            lines.extend(encode(to_fields(example)) + b"\n" for example in examples)
+        except (DataError, TypeError) as error:  # what JSON cannot hold is a TypeError
+            raise DataError(f"{name}[{number}]: {error}") from error
+    return lines
+
+
+def _fields_of(rows: Iterable[object], *, are_prompts: bool, name: str) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows):
+        if isinstance(row, Mapping):
+            fields = cast("Mapping[Any, Any]", row).items()
+            yield {str(field): value for field, value in fields if value is not None}
+        elif isinstance(row, list) or (are_prompts and isinstance(row, str)):
+            yield {"prompt" if are_prompts else "messages": row}
+        else:
+            wanted = "text or a dict of fields" if are_prompts else "a dict of fields"
+            raise DataError(f"{name}[{number}]: expected {wanted}, found {row!r:.80} ({type(row).__name__})")
 
 
 def to_fields(example: Example) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from kedge.data.audit.result import Offender
-from kedge.data.audit.role_order import prompt_and_answers
-from kedge.data.audit.scan import Scan, contents
-from kedge.data.audit.single_file import LocatedFinding
+from kedge.data.auditing.result import Offender
+from kedge.data.auditing.role_order import prompt_and_answers
+from kedge.data.auditing.scan import Scan, contents
+from kedge.data.auditing.single_file import LocatedFinding
 from kedge.data.examples import Example
 from kedge.data.reading import read
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.core.findings import Finding, Level
-from kedge.data.audit.result import Audit, FileAudit
+from kedge.data.auditing.result import Audit, FileAudit
 
 _STYLES: dict[Level, str] = {"fatal": "bold red", "warning": "yellow", "info": "cyan", "ok": "green"}
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kedge.core.errors import ConfigError
-from kedge.data.audit.cross_file import between_training_files, contamination, leakage
-from kedge.data.audit.excerpts import offenders
-from kedge.data.audit.minhash import PERMUTATIONS, SHINGLE, Sketches
-from kedge.data.audit.ngrams import GRAM, EvaluationGrams, GramCollector, Overlap
-from kedge.data.audit.result import Audit, Part, worst_first
-from kedge.data.audit.scan import Checks, Distinct, Measure, Scan, Scanner
-from kedge.data.audit.single_file import audit_file
-from kedge.data.audit.text_matching import KNOWN_SPECIAL_TOKENS, TRANSCRIPT_MARKERS, LiteralFinder
+from kedge.data.auditing.cross_file import between_training_files, contamination, leakage
+from kedge.data.auditing.excerpts import offenders
+from kedge.data.auditing.minhash import PERMUTATIONS, SHINGLE, Sketches
+from kedge.data.auditing.ngrams import GRAM, EvaluationGrams, GramCollector, Overlap
+from kedge.data.auditing.result import Audit, Part, worst_first
+from kedge.data.auditing.scan import Checks, Distinct, Measure, Scan, Scanner
+from kedge.data.auditing.single_file import audit_file
+from kedge.data.auditing.text_matching import KNOWN_SPECIAL_TOKENS, TRANSCRIPT_MARKERS, LiteralFinder
 from kedge.data.reading import read
 
 Source = str | Path

@@ -19,12 +19,12 @@ from jinja2 import TemplateError
 from xxhash import xxh3_64_intdigest
 
 from kedge.core.errors import KedgeError
-from kedge.data.audit.minhash import Sketches
-from kedge.data.audit.ngrams import GramCollector, Overlap
-from kedge.data.audit.result import Part
-from kedge.data.audit.role_order import NamedAnswers, prompt_and_answers, role_problems
-from kedge.data.audit.rules import EXAMPLES_PER_FINDING
-from kedge.data.audit.text_matching import REPLACEMENT, LiteralFinder, collapse_spaces, text_key, words
+from kedge.data.auditing.minhash import Sketches
+from kedge.data.auditing.ngrams import GramCollector, Overlap
+from kedge.data.auditing.result import Part
+from kedge.data.auditing.role_order import NamedAnswers, prompt_and_answers, role_problems
+from kedge.data.auditing.rules import EXAMPLES_PER_FINDING
+from kedge.data.auditing.text_matching import REPLACEMENT, LiteralFinder, collapse_spaces, text_key, words
 from kedge.data.examples import Demonstration, Example, Kind, Messages, Pair, Prompt, Ranking, Thumb
 from kedge.data.reading import prompt_key
 

@@ -15,8 +15,8 @@ from typing import IO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.data.audit.shingles import U32, TokenRows, WordHashes, fold32
-from kedge.data.audit.text_matching import words
+from kedge.data.auditing.shingles import U32, TokenRows, WordHashes, fold32
+from kedge.data.auditing.text_matching import words
 
 PERMUTATIONS = 120  # divisible by 3, 4, 5, 6, 8, 10 and 12, the rows a band may have
 SHINGLE = 5

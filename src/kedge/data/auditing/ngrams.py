@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.data.audit.shingles import U64, TokenRows, WordHashes
-from kedge.data.audit.text_matching import words
+from kedge.data.auditing.shingles import U64, TokenRows, WordHashes
+from kedge.data.auditing.text_matching import words
 
 GRAM = 13
 BOILERPLATE_PROMPTS = 10

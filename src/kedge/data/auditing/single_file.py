@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from kedge.core.findings import Finding
 from kedge.core.stats import wilson
-from kedge.data.audit.lengths import Column, column, histograms, lengths
-from kedge.data.audit.neighbours import clusters
-from kedge.data.audit.result import FileAudit, LongerWins, Near
-from kedge.data.audit.rules import EXAMPLES_PER_FINDING, LENGTH_BIAS_ABOVE, OUTLIER_TIMES_MEDIAN, make_finding
-from kedge.data.audit.scan import Distinct, Scan
+from kedge.data.auditing.lengths import Column, column, histograms, lengths
+from kedge.data.auditing.neighbours import clusters
+from kedge.data.auditing.result import FileAudit, LongerWins, Near
+from kedge.data.auditing.rules import EXAMPLES_PER_FINDING, LENGTH_BIAS_ABOVE, OUTLIER_TIMES_MEDIAN, make_finding
+from kedge.data.auditing.scan import Distinct, Scan
 
 _EVERYWHERE = (
     "empty.prompt",

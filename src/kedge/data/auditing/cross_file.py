@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.data.audit.lengths import column
-from kedge.data.audit.neighbours import matches
-from kedge.data.audit.ngrams import EvaluationGrams, Overlap
-from kedge.data.audit.rules import EXAMPLES_PER_FINDING, make_finding
-from kedge.data.audit.scan import Scan
-from kedge.data.audit.shingles import U64
-from kedge.data.audit.single_file import LocatedFinding, Place, locate
+from kedge.data.auditing.lengths import column
+from kedge.data.auditing.neighbours import matches
+from kedge.data.auditing.ngrams import EvaluationGrams, Overlap
+from kedge.data.auditing.rules import EXAMPLES_PER_FINDING, make_finding
+from kedge.data.auditing.scan import Scan
+from kedge.data.auditing.shingles import U64
+from kedge.data.auditing.single_file import LocatedFinding, Place, locate
 
 Directions = Mapping[str, NDArray[Any]]
 
