@@ -9,15 +9,17 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import KedgeError, RewardError
 from kedge.core.protocols import RewardSource
-from kedge.core.records import Rollouts
 from kedge.rewards.settings import FailureSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kedge.core.records import Rollouts
 
 _REASON_CHARS = 200
 _REASONS_KEPT = 100
