@@ -43,7 +43,7 @@ def sample(
     from kedge.commands import best_of as best_of_sampling
     from kedge.commands import sample as sampling
     from kedge.stages.rl.answering import Answering, answer
-    from kedge.stages.shared.loop import checked_device
+    from kedge.stages.shared.device import checked_device
 
     sampling.refuse_target(to)
     judge = best_of_sampling.judge_for(best_of, reward, answers, device=device)

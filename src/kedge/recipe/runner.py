@@ -89,7 +89,9 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool) -> Run:
 
 
 def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) -> None:
-    from kedge.stages.shared.peak_memory import peak_told  # torch, which a recipe that cannot run need not wait for
+    from kedge.stages.shared.peak_memory import (
+        report_peak_memory,  # torch, which a recipe that cannot run need not wait for
+    )
 
     stage, home = recipe.kinds[name], folder / name
     run_stage = stage.load_run()
@@ -120,7 +122,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, say: Say) ->
             sources=by_field,
             say=say,
         )
-        with peak_told(tracker, context.device):
+        with report_peak_memory(tracker, context.device):
             made = run_stage(context, recipe.stages[name])
         for output, path in made.items():
             if stage.makes[output] in ("model", "reward_model"):
