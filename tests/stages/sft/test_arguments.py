@@ -22,7 +22,7 @@ SETTINGS = SFTSettings.model_validate(
         "data": "data",
         "epochs": 1.5,
         "batch": 4,
-        "micro_batch": 2,
+        "micro_batch": 1,
         "max_length": 110,
         "lora": {"rank": 3, "dropout": 0.2},
         "optimiser": {"lr": 3e-3, "schedule": "linear", "warmup": 0.5},
@@ -69,17 +69,17 @@ def test_epochs_and_batch_make_the_steps(whole: Any) -> None:
 
 
 def test_rows_are_packed_within_the_longest_length_and_few_at_a_time(whole: Any) -> None:
-    for batch in (batch for batches in whole.updates for batch in batches):
-        assert len(batch.tokens_BT) <= 2
-        assert 55 < batch.tokens_BT.shape[1] <= 110
-    assert max(batch.segment_BT.max().item() for batches in whole.updates for batch in batches) > 1
+    batches = whole.updates[0]
+    assert [len(batch.tokens_BT) for batch in batches] == [1, 1]
+    assert [batch.segment_BT.max().item() for batch in batches] == [3, 1]
+    assert 80 < batches[0].tokens_BT.shape[1] <= 110
 
 
 def test_without_packing_each_has_a_row(start: RunStage, tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"packing": False, "epochs": 0.5, "samples": 0})
     (first, _) = start(tmp_path / "sft", settings).updates
-    assert [len(batch.tokens_BT) for batch in first] == [2, 2]
-    assert [batch.segment_BT.max().item() for batch in first] == [1, 1]
+    assert [len(batch.tokens_BT) for batch in first] == [1, 1, 1, 1]
+    assert [batch.segment_BT.max().item() for batch in first] == [1, 1, 1, 1]
 
 
 def test_held_out_conversations_are_evaluated_and_never_learnt(whole: Any) -> None:
@@ -88,7 +88,7 @@ def test_held_out_conversations_are_evaluated_and_never_learnt(whole: Any) -> No
     assert b"train 03?" in learnt
     assert b"held" not in learnt
     for batches in whole.evaluations:
-        assert [len(batch.tokens_BT) for batch in batches] == [2, 2, 1]
+        assert [len(batch.tokens_BT) for batch in batches] == [1] * 5
         joined = b"".join(whole.texts(batches))
         assert all(f"held {number:02d}?".encode() in joined for number in range(5))
         assert b"train" not in joined
