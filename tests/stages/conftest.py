@@ -25,7 +25,7 @@ from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.runs import Run, new_manifest
 from kedge.runs.checkpoints import CheckpointSettings
-from kedge.runs.tracker import RunTracker
+from kedge.runs.folder import RunTracker
 from kedge.stages.shared.context import Context
 
 RULES = """

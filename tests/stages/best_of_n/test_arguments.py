@@ -150,7 +150,7 @@ def test_each_step_has_prompts_best_answers_and_own_answers(bond: Any) -> None:
     for batches in bond.updates:
         assert max(len(batch.tokens_BT) for batch in batches) == 3
         assert sum(batch.item_B.sum().item() for batch in batches) == 4  # one chosen answer to each prompt of the step
-        assert set(weight for batch in batches for weight in batch.weight_B[batch.item_B].tolist()) == {0.5}
+        assert {weight for batch in batches for weight in batch.weight_B[batch.item_B].tolist()} == {0.5}
     own_rows = [sum((~batch.item_B).sum().item() for batch in batches) for batches in bond.updates]
     assert 4 < max(own_rows) <= 8  # two own answers to each prompt, less those without an advantage
     first = [json.loads(line) for line in (bond.folder / "answers-1.jsonl").read_text().splitlines()]

@@ -5,23 +5,25 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kedge.rewards.failures import Tally
+from kedge.rewards.failures import FailureCounter
+from kedge.rewards.score_results import ScoreResult
 from kedge.rewards.settings import FailureSettings
-from kedge.rewards.verdicts import Verdict
 from kedge.stages.rl.unscored import report_unscored
 
 
-def failing(tally: Tally, *reasons: str) -> None:
-    tally.add([Verdict(score=float("nan"), reason=reason) for reason in reasons])
+def failing(counter: FailureCounter, *reasons: str) -> None:
+    counter.add([ScoreResult(score=float("nan"), reason=reason) for reason in reasons])
 
 
 def test_each_source_is_reported_when_it_has_more_than_before() -> None:
     events: list[Any] = []
     context: Any = SimpleNamespace(event=lambda *arguments, **evidence: events.append((*arguments, evidence)))
-    first, second, good = (Tally(name, FailureSettings(max_share=1.0)) for name in ("reward.a", "reward.b", "reward.c"))
+    first, second, good = (
+        FailureCounter(name, FailureSettings(max_share=1.0)) for name in ("reward.a", "reward.b", "reward.c")
+    )
     failing(first, "late", "late", "refused")
     failing(second, *"vwxyz")
-    good.add([Verdict(score=1.0, reason="")])
+    good.add([ScoreResult(score=1.0, reason="")])
 
     reported = report_unscored(context, [first, second, good], step=4)
     assert reported == {"reward.a": 3, "reward.b": 5}
