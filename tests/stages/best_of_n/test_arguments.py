@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kedge.core.optimiser import learning_rate
 from kedge.core.seeds import seed_for
 from kedge.data.batching import step_rows
 from kedge.models.loading.tiny import make_tiny
+from kedge.models.training.train_step import learning_rate
 from kedge.rollout.local import LocalGenerator
 from kedge.stages.best_of_n.settings import BestOfNSettings
 from kedge.stages.best_of_n.train import train

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from kedge.core.optimiser import learning_rate
 from kedge.core.seeds import seed_for
 from kedge.data.batching import step_rows
 from kedge.models.loading.tiny import make_tiny
+from kedge.models.training.train_step import learning_rate
 from kedge.stages.preference import online as online_stage
 from kedge.stages.preference import train as offline_stage
 from kedge.stages.preference.settings import PreferenceSettings

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from kedge.core.optimiser import learning_rate
 from kedge.core.seeds import seed_for
 from kedge.data.batching import step_rows
 from kedge.models.loading.tiny import make_tiny
+from kedge.models.training.train_step import learning_rate
 from kedge.runs.state import load_state
 from kedge.stages.reward import train as reward_stage
 from kedge.stages.reward.settings import RewardSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kedge.rewards.failures import FailureCounter
-from kedge.rewards.score_results import ScoreResult
+from kedge.rewards.failures import FailureCounter, ScoreResult
 from kedge.rewards.settings import FailureSettings
 from kedge.stages.rl.unscored import report_unscored
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kedge.core.optimiser import learning_rate
 from kedge.data.batching import step_rows
 from kedge.models.loading.tiny import make_tiny
+from kedge.models.training.train_step import learning_rate
 from kedge.stages.sft.settings import SFTSettings
 from kedge.stages.sft.train import train
 
