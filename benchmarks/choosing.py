@@ -50,7 +50,7 @@ stages:
     micro_batch: 16
     max_length: 128
     if_unfit: go_on
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 1e-3, beta2: 0.98}
 """
@@ -65,7 +65,7 @@ PREFERENCE = """
     micro_batch: 32
     max_length: 128
     samples: 0
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 2e-4, beta2: 0.98}
 """
@@ -87,7 +87,7 @@ ONLINE = """
     batch: 32
     micro_batch: 32
     max_length: 128
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 2e-4, beta2: 0.98}
 """
@@ -142,7 +142,7 @@ BEST_OF = f"""
 REJECTION = (
     BEST_OF.replace("NAME", "rejection").replace("METHOD", "{kind: rejection, rounds: 2}").replace("RATE", "1e-3")
 )
-BOND = BEST_OF.replace("NAME", "bond").replace("METHOD", "{kind: distil, steps: 40}").replace("RATE", "5e-4")
+BOND = BEST_OF.replace("NAME", "bond").replace("METHOD", "{kind: bond, steps: 40}").replace("RATE", "5e-4")
 EVALUATE = """
   eval:
     kind: evaluate

@@ -61,7 +61,7 @@ RANDOM_LABELS: dict[str, Any] = {
     "micro_batch": 16,
     "max_length": 128,
     "if_unfit": "go_on",
-    "look": {"every": 1000},
+    "eval": {"every": 1000},
     "checkpoints": {"every": 1000},
     "optimiser": {"lr": 1e-3, "beta2": 0.98},
 }

@@ -103,7 +103,7 @@ def test_a_trained_model_beats_the_one_it_came_from(kedge: Kedge, home: Path) ->
     assert [one["answer"] for one in json.loads(again.out)] == [one["answer"] for one in answers[12:]]
 
     assert "win rate over tiny" in done.out
-    assert "reward gave no score to 4 of 24 answers: the function gave None (4×)" in done.out
+    assert "reward: 4 of 24 answers have no score so far: the function gave None (4x)" in done.out
 
 
 def test_the_pairs_are_data_for_the_next_round(kedge: Kedge, home: Path) -> None:

@@ -120,7 +120,7 @@ def test_the_chosen_answers_have_the_known_distribution(run: Callable[..., Path]
 def test_distilling_reaches_the_distribution_of_the_best_of_n(run: Callable[..., Path], tmp_path: Path) -> None:
     """Anchors of one prompt are few; over sixteen copies of it their luck evens out."""
     stage = run(
-        "{kind: distil, steps: 200, anchors: 128, answers: 4}\n    optimiser: {lr: 1e-2, schedule: linear}", copies=16
+        "{kind: bond, steps: 200, anchors: 128, answers: 4}\n    optimiser: {lr: 1e-2, schedule: linear}", copies=16
     )
     probs = distribution(tmp_path / "model")
     exact = best_of(probs, scores_of_tokens(len(probs)), 4)
@@ -130,7 +130,7 @@ def test_distilling_reaches_the_distribution_of_the_best_of_n(run: Callable[...,
 
 # The toy shop
 
-METHODS = {"rejection": ("{kind: rejection, rounds: 2}", "2e-3"), "distil": ("{kind: distil, steps: 60}", "1e-3")}
+METHODS = {"rejection": ("{kind: rejection, rounds: 2}", "2e-3"), "bond": ("{kind: bond, steps: 60}", "1e-3")}
 STAGE = """
   NAME:
     kind: best_of_n
@@ -149,7 +149,7 @@ STAGE = """
 EVALUATE = """
   eval:
     kind: evaluate
-    models: [sft, rejection, distil]
+    models: [sft, rejection, bond]
     prompts: heldout.jsonl
     reward: {kind: function, path: "rules.py:true"}
     max_new_tokens: 24

@@ -27,7 +27,7 @@ STAGES = """
     micro_batch: 32
     max_length: 64
     epochs: 2
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 5e-4, beta2: 0.98}
   eval:

@@ -110,7 +110,7 @@ STAGE = """
     micro_batch: 32
     max_length: 64
     samples: 0
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: RATE, beta2: 0.98}
 """

@@ -39,7 +39,7 @@ stages:
     micro_batch: 16
     max_length: 64
     if_unfit: go_on
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: RATE, beta2: 0.98}
 """

@@ -51,8 +51,8 @@ def test_overfitting_is_cut_short_where_it_began() -> None:
     diagnosis = diagnose(sft(FALLING, heldout))
     assert named(diagnosis) == "train.overfitted"
     assert diagnosis.causes[0].since == 50
-    assert changes(diagnosis) == {"epochs": (4.0, 2.0), "look.patience": (None, 3)}
-    patient = diagnose(sft(FALLING, heldout, settings={"look": {"patience": 3}}))
+    assert changes(diagnosis) == {"epochs": (4.0, 2.0), "eval.patience": (None, 3)}
+    patient = diagnose(sft(FALLING, heldout, settings={"eval": {"patience": 3}}))
     assert patient.is_healthy
     assert patient.notes == ("early stopping: the held-out loss was best at step 50 (1.2)",)
 

@@ -50,7 +50,7 @@ PPO: dict[str, Any] = {"kind": "ppo", **ROLLOUTS, "epochs": 2, "minibatches": 2,
 GROUP: dict[str, Any] = {"kind": "group", **ROLLOUTS, "reward": PLAIN, "roles": "separate"}
 PREFERENCE: dict[str, Any] = {
     "kind": "preference", "from": "sft", "data": "prepare.train", "heldout": "prepare.heldout", **SUPERVISED,
-    "look": {"every": 4}, "samples": 2, "sample_tokens": 6,
+    "eval": {"every": 4}, "samples": 2, "sample_tokens": 6,
 }  # fmt: skip
 ONLINE: dict[str, Any] = {**SAMPLED, "rounds": 2, "reward": PLAIN, "answers": 3, "finished": False, "rows": 16}
 BEST_OF: dict[str, Any] = {
@@ -63,12 +63,12 @@ STAGES: dict[str, dict[str, Any]] = {
     "sft": {"kind": "sft", "data": "demonstrations.jsonl", "epochs": 2, **SUPERVISED},
     "sft-held": {
         "kind": "sft", "data": "demonstrations.jsonl", "heldout": "others.jsonl", "packing": False, "epochs": 3,
-        "lora": {"rank": 2, "dropout": 0.1}, "look": {"every": 2, "patience": 2}, "samples": 2, "sample_tokens": 6,
+        "lora": {"rank": 2, "dropout": 0.1}, "eval": {"every": 2, "patience": 2}, "samples": 2, "sample_tokens": 6,
         **SUPERVISED,
     },
     "reward": {
         "kind": "reward", "from": "sft", "data": "prepare.train", "heldout": "prepare.heldout", "members": 3,
-        "if_unfit": "go_on", "look": {"every": 4}, **SUPERVISED,
+        "if_unfit": "go_on", "eval": {"every": 4}, **SUPERVISED,
     },
     "reward-lora": {
         "kind": "reward", "from": "sft", "data": "prepare.train", "lora": {"rank": 2}, "if_unfit": "go_on",
@@ -104,7 +104,7 @@ STAGES: dict[str, dict[str, Any]] = {
         "online": {**ONLINE, "reference": "round", "offline": 0.5, "pairs": "all"},
     },
     "rejection": {**BEST_OF, "method": {"kind": "rejection", "rounds": 2, "finished": False, "share": 0.8}},
-    "bond": {**BEST_OF, "method": {"kind": "distil", "steps": 4, "anchors": 6}},
+    "bond": {**BEST_OF, "method": {"kind": "bond", "steps": 4, "anchors": 6}},
     "eval": {
         "kind": "evaluate", "models": ["sft", "ppo-separate", "dpo"], "reward": "reward", "gold": SHORT,
         "prompts": "prompts.jsonl", "answers": 2, "max_new_tokens": 8, "temperature": 0.8, "rows": 16,

@@ -41,9 +41,9 @@ REWARD = """
     if_unfit: go_on
 """
 LORA = "    lora: {rank: 2, dropout: 0.2}\n"
-OFTEN = "    optimiser: {lr: 3e-3}\n    look: {every: 5}\n    checkpoints: {every: 3}\n"
+OFTEN = "    optimiser: {lr: 3e-3}\n    eval: {every: 5}\n    checkpoints: {every: 3}\n"
 IMPATIENT = """    optimiser: {lr: 1.0, schedule: constant}
-    look: {every: 2, patience: 1}
+    eval: {every: 2, patience: 1}
     checkpoints: {every: 3}
 """
 

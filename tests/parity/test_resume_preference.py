@@ -32,7 +32,7 @@ stages:
     samples: 2
     sample_tokens: 6
     optimiser: {lr: 3e-3}
-    look: {every: 5}
+    eval: {every: 5}
     checkpoints: {every: 3}
 """
 DATA = "    data: pairs.jsonl\n"

@@ -1,11 +1,12 @@
-"""A place to write recipes in, and short PPO runs on a tiny model."""
+"""A place to write recipes in, short PPO runs on a tiny model, and single stages whose learners are recorded."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ from kedge.models.reward.ensemble import lora_members
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.settings import LoraSettings
+from kedge.models.training.learner import Learner
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
+from kedge.runs import Run, new_manifest
+from kedge.runs.checkpoints import CheckpointSettings
+from kedge.runs.folder import RunTracker
+from kedge.stages.shared.context import Context
 
 RULES = """
 def plain(answer):
@@ -134,6 +140,90 @@ def weights() -> Callable[[Path], dict[str, torch.Tensor]]:
     from safetensors.torch import load_file
 
     return lambda stage: load_file(stage / "model" / "model.safetensors")
+
+
+@dataclass(kw_only=True)
+class Recorded:
+    """Where a stage wrote; for each optimiser step its learner, its batches and the seed of torch's random numbers; and
+    the batches of each held-out evaluation."""
+
+    folder: Path
+    learners: list[Learner[Any]] = field(default_factory=list[Learner[Any]])
+    updates: list[list[Any]] = field(default_factory=list[list[Any]])
+    seeds: list[int] = field(default_factory=list[int])
+    evaluations: list[list[Any]] = field(default_factory=list[list[Any]])
+
+    def texts(self, batches: Sequence[Any]) -> list[bytes]:
+        """The printable part of every row, in order; the tiny model's tokens are bytes."""
+        rows = [row.tolist() for batch in batches for row in batch.tokens_BT]
+        return [bytes(token for token in row if token < 128) for row in rows]
+
+    def lines(self, journal: str) -> list[dict[str, Any]]:
+        file = self.folder / f"{journal}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def metric(self, name: str) -> dict[int, float]:
+        """By step, where it was logged."""
+        return {line["step"]: line[name] for line in self.lines("metrics") if name in line}
+
+    def checkpoints(self) -> list[int]:
+        return Run.open(self.folder, for_writing=False).checkpoints.steps()
+
+
+@pytest.fixture(scope="session")
+def run_recorded() -> Callable[..., Recorded]:
+    """One stage without a recipe around it, in a folder that is new or taken up again, with seed 3.
+
+    With `interrupt_at`, Ctrl-C comes in that optimiser step, counted from 1.
+    """
+
+    def run(
+        folder: Path,
+        train: Callable[[Context, Any], Any],
+        settings: Any,
+        *,
+        interrupt_at: int = 0,
+        **sources: str | Sequence[str],
+    ) -> Recorded:
+        recorded, keep = Recorded(folder=folder), CheckpointSettings(keep=99)
+        update, measure = Learner[Any].update, Learner[Any].measure
+
+        def recording_update(learner: Learner[Any], batches: Sequence[Any]) -> dict[str, float]:
+            recorded.learners.append(learner)
+            recorded.updates.append(list(batches))
+            recorded.seeds.append(torch.initial_seed())
+            if len(recorded.updates) == interrupt_at:
+                signal.raise_signal(signal.SIGINT)
+            return update(learner, batches)
+
+        def recording_measure(learner: Learner[Any], batches: Sequence[Any]) -> dict[str, float]:
+            recorded.evaluations.append(list(batches))
+            return measure(learner, batches)
+
+        if folder.exists():
+            opened = Run.open(folder, for_writing=True, keep=keep)
+        else:
+            manifest = new_manifest(name="a", kind=settings.kind, seed=3, settings={})
+            opened = Run.create(folder, manifest=manifest, keep=keep)
+        with opened as stage_run, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Learner, "update", recording_update)
+            patched.setattr(Learner, "measure", recording_measure)
+            patched.setenv("KEDGE_CACHE", str(folder / "cache"))
+            context = Context(
+                name="stage",
+                seed=3,
+                run=stage_run,
+                tracker=RunTracker(stage_run),
+                device="cpu",
+                chat_template=None,
+                recipe_folder=folder.parent,
+                sources={name: [paths] if isinstance(paths, str) else paths for name, paths in sources.items()},
+                say=lambda _: None,
+            )
+            train(context, settings)
+        return recorded
+
+    return run
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.answering import Answered, Answering, answer
 from kedge.stages.rl.judge import Judge, load_judge
 from kedge.stages.rl.reward import scorer_of
-from kedge.stages.shared.loop import checked_device
+from kedge.stages.shared.device import checked_device
 
 
 def sample_answers(

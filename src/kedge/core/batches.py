@@ -30,6 +30,11 @@ class Batch:
             shapes = [tuple(x.shape) for x in (self.tokens_BT, self.segment_BT, self.counted_BT)]
             raise ShapeError(f"Batch: tokens, segments and counted must have one shape, found {shapes}")
 
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int((self.segment_BT > 0).sum())
+
     def to(self, device: torch.device) -> Batch:
         move = _mover(device)
         return Batch(tokens_BT=move(self.tokens_BT), segment_BT=move(self.segment_BT), counted_BT=move(self.counted_BT))
@@ -57,6 +62,11 @@ class Comparisons:
             rows = f"tokens {tuple(self.tokens_BT.shape)}, attention mask {tuple(self.attention_mask_BT.shape)}"
             places = f"rows {tuple(self.row_CK.shape)}, ranks {tuple(self.rank_CK.shape)}"
             raise ShapeError(f"Comparisons: {rows}; {places}: the two of each kind must have one shape")
+
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int(self.attention_mask_BT.sum())
 
     def to(self, device: torch.device) -> Comparisons:
         move = _mover(device)
@@ -103,6 +113,11 @@ class AnswerBatch:
     @property
     def num_answers(self) -> int:
         return len(self.is_good_S)
+
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int((self.segment_BT > 0).sum())
 
     def to(self, device: torch.device) -> AnswerBatch:
         move = _mover(device)

@@ -40,7 +40,7 @@ SFT = """\
     micro_batch: 16
     packing: false # rows of 60 tokens: padding costs less than a mask over packed ones
     max_length: 128
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 5e-3, beta2: 0.98} # large, because the weights are random
 """
@@ -55,7 +55,7 @@ REWARD = """\
     batch: 16
     micro_batch: 16
     max_length: 128
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 1e-3, beta2: 0.98}
 """
@@ -111,7 +111,7 @@ DPO = """\
     batch: 32
     micro_batch: 32
     max_length: 128
-    look: {every: 1000}
+    eval: {every: 1000}
     checkpoints: {every: 1000}
     optimiser: {lr: 5e-4}
 """

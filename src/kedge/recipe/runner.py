@@ -141,7 +141,7 @@ def _refuse_older_layout(folder: Path) -> None:
 
 
 def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Around) -> None:
-    from kedge.stages.shared.peak_memory import peak_told  # torch, which a recipe that cannot run need not wait for
+    from kedge.stages.shared.peak_memory import report_peak_memory  # torch: late, for a recipe that cannot run
 
     stage, home = recipe.kinds[name], folder / name
     run_stage = stage.load_run()
@@ -173,7 +173,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
             say=around.say,
             stop=around.stop,
         )
-        with peak_told(tracker, context.device):
+        with report_peak_memory(tracker, context.device):
             made = run_stage(context, recipe.stages[name])
         for output, path in made.items():
             if stage.makes[output] in ("model", "reward_model"):

@@ -66,7 +66,7 @@ ONLINE = {"rounds": 2, "prompts": "p.jsonl", "reward": {"kind": "exact"}, "answe
             "chosen by `reward`, in 3 rounds.",
         ),
         (
-            resolved("best_of_n", **ON_PROMPTS, method={"kind": "distil", "steps": 40}),
+            resolved("best_of_n", **ON_PROMPTS, method={"kind": "bond", "steps": 40}),
             "Best of 8, distilled: `sft` is moved to the distribution of the best of its 8 answers to each prompt of "
             "`p.jsonl`, chosen by `reward`, in 40 steps.",
         ),

@@ -20,8 +20,8 @@ from kedge.recipe.schema import load_recipe
 from kedge.rollout.local import LocalGenerator
 from kedge.stages.best_of_n import train as best_of_n
 from kedge.stages.best_of_n.bond import own_weights
-from kedge.stages.best_of_n.settings import BestOfNSettings, Distil, check, explain
-from kedge.stages.rl.answers import ScoredAnswer, chosen, facts_of, frontier
+from kedge.stages.best_of_n.settings import BestOfNSettings, Bond, check, explain
+from kedge.stages.rl.answers import ScoredAnswer, chosen, frontier, round_metrics
 
 Records = Callable[[Path], list[dict[str, Any]]]
 RunStage = Callable[..., Path]
@@ -50,7 +50,7 @@ STAGE: dict[str, Any] = {
     "checkpoints": {"every": 2, "keep": 9},
 }
 REJECTION = {"kind": "rejection", "rounds": 2, "epochs": 2, "finished": False}
-DISTIL = {"kind": "distil", "steps": 5, "anchors": 4}
+BOND = {"kind": "bond", "steps": 5, "anchors": 4}
 DROPOUT = {"rank": 2, "dropout": 0.3}
 
 
@@ -132,8 +132,8 @@ def test_what_was_imitated_is_data_for_other_stages(whole: Callable[..., Path]) 
     assert curve[1]["kl"] == pytest.approx(math.log(2) - 1 / 2)
 
 
-def test_distilling_tells_of_every_step(whole: Callable[..., Path]) -> None:
-    stage = whole(DISTIL)
+def test_bond_logs_every_step(whole: Callable[..., Path]) -> None:
+    stage = whole(BOND)
     lines = [one for one in rows_of(stage / "metrics.jsonl") if "train/loss" in one]
     assert [one["step"] for one in lines] == [1, 2, 3, 4, 5]
     assert lines[0]["kl/mean"] == pytest.approx(0, abs=1e-5)  # nothing is learnt when the first step samples
@@ -166,11 +166,11 @@ def falls(real: Callable[..., Any], call: int) -> Callable[..., Any]:
     [
         (REJECTION, None, LocalGenerator, "generate", 2),  # half of the first round is drawn
         (REJECTION, None, TrainStep, "learn", 2),  # before the first checkpoint
-        (REJECTION, None, best_of_n, "look_back", 1),
+        (REJECTION, None, best_of_n, "log_trained_policy", 1),
         (REJECTION, DROPOUT, LocalGenerator, "generate", 3),  # between two rounds
         pytest.param(REJECTION, DROPOUT, TrainStep, "learn", 8, marks=pytest.mark.slow),  # in the second round
-        (DISTIL, None, LocalGenerator, "generate", 6),
-        pytest.param(DISTIL, DROPOUT, TrainStep, "learn", 4, marks=pytest.mark.slow),
+        (BOND, None, LocalGenerator, "generate", 6),
+        pytest.param(BOND, DROPOUT, TrainStep, "learn", 4, marks=pytest.mark.slow),
     ],
 )
 def test_taken_up_again_it_is_the_same_run(
@@ -205,9 +205,9 @@ def drawn(prompt: int, *scores: float, **fields: Any) -> list[ScoredAnswer]:
 def test_an_answer_without_a_score_is_never_the_best() -> None:
     groups = [drawn(0, math.nan, 1.0, 2.0), drawn(1, math.nan, math.nan, math.nan), drawn(2, 4.0, 4.0, 0.0)]
     assert [(one.prompt, one.number) for one in chosen(groups, 3)] == [(0, 2), (2, 0)]
-    facts = facts_of(groups, 3)
-    assert facts["reward/unscored"] == pytest.approx(4 / 9)
-    assert facts["reward/mean"] == pytest.approx(11 / 5)
+    metrics = round_metrics(groups, 3)
+    assert metrics["reward/unscored"] == pytest.approx(4 / 9)
+    assert metrics["reward/mean"] == pytest.approx(11 / 5)
     found = frontier(groups, 3)
     assert (found["prompts"], found["left_out"]) == (1, 2)
     assert [point["reward"] for point in found["curve"]] == pytest.approx([8 / 3, 4.0, 4.0])
@@ -215,7 +215,7 @@ def test_an_answer_without_a_score_is_never_the_best() -> None:
 
 def test_the_weight_of_an_own_answer_on_paper() -> None:
     """Two prompts with two answers each; the anchor's scores of the first are 0 and 2, of the second unknown."""
-    method = Distil(answers=2, forward=0.25)
+    method = Bond(answers=2, forward=0.25)
     anchors_BM = torch.tensor([[0.0, 2.0, math.nan]] * 2 + [[math.nan] * 3] * 2)
     scores_B, kl_B = torch.tensor([1.0, 3.0, 1.0, 9.0]), torch.tensor([0.1, 0.4, 0.0, 0.0])
     # n = 2. Score 1: F = 2/3, F₋ = 1/3, ratio (4/9 − 1/9) / (1/3) = 1. Score 3: F = 1, F₋ = 2/3, ratio 5/3.
@@ -246,7 +246,7 @@ def test_settings_leave_out_chosen_answers(run_stage: RunStage, tmp_path: Path) 
 
 def test_prompts_that_cannot_be_chosen_for_are_left_out_and_said(run_stage: RunStage, tmp_path: Path) -> None:
     reward, failures = {"kind": "function", "path": "rules.py:some"}, {"max_share": 0.5}
-    stage = run_stage(tmp_path, method={**DISTIL, "steps": 2}, reward=reward, failures=failures)
+    stage = run_stage(tmp_path, method={**BOND, "steps": 2}, reward=reward, failures=failures)
     told = {one["code"]: one["message"] for one in rows_of(stage / "events.jsonl")}
     assert told["best_of_n.few_scores"].startswith("1 of 10 prompts have fewer than 3 answers with a score")
     assert "7 of 66 answers have no score so far" in told["reward.unscored"]  # 4 of 40 at first, one a batch since
@@ -257,14 +257,17 @@ def test_prompts_that_cannot_be_chosen_for_are_left_out_and_said(run_stage: RunS
 
 def test_what_a_recipe_may_say() -> None:
     given = {"kind": "best_of_n", "reward": "reward", "prompts": "prompts.jsonl"}
-    assert BestOfNSettings.model_validate({**given, "method": "distil"}).method == Distil()
-    with pytest.raises(ValidationError, match=r"no method 'distill' \(did you mean 'distil'\?\); methods: rejection"):
-        BestOfNSettings.model_validate({**given, "method": "distill"})
+    assert BestOfNSettings.model_validate({**given, "method": "bond"}).method == Bond()
+    with pytest.raises(ValidationError, match=r"no method 'bnd' \(did you mean 'bond'\?\); methods: rejection"):
+        BestOfNSettings.model_validate({**given, "method": "bnd"})
+    for renamed in ("distil", {"kind": "distil", "steps": 5}):
+        with pytest.raises(ValidationError, match="distil is called bond now"):
+            BestOfNSettings.model_validate({**given, "method": renamed})
     with pytest.raises(ValidationError, match="leave out top_p and top_k"):
-        BestOfNSettings.model_validate({**given, "method": "distil", "sampling": {"top_p": 0.9}})
+        BestOfNSettings.model_validate({**given, "method": "bond", "sampling": {"top_p": 0.9}})
     greedy = BestOfNSettings.model_validate({**given, "sampling": {"top_k": 1}})
     assert [finding.code for finding in check(greedy)] == ["best_of_n.greedy"]
-    assert explain(BestOfNSettings.model_validate({**given, "method": "distil", "batch": 16}))[-1] == (
+    assert explain(BestOfNSettings.model_validate({**given, "method": "bond", "batch": 16}))[-1] == (
         "100 optimiser steps of 16 prompts × (1 chosen answer and 2 of the policy) = 48 rows, as 6 micro-batches of 8"
     )
     assert explain(greedy)[0] == "the best of 8 is 1.20 nats from one answer, at most"

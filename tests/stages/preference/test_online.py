@@ -21,9 +21,16 @@ from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.rollout.local import LocalGenerator
 from kedge.stages.preference import online as online_training
-from kedge.stages.preference.online_pairs import Made, drawn_beside, key_of, pairs_of, preferences_of, write_pairs
+from kedge.stages.preference.online_pairs import (
+    RoundPairs,
+    drawn_beside,
+    pairs_of,
+    preferences_of,
+    prompt_key_of,
+    write_pairs,
+)
 from kedge.stages.preference.online_settings import OnlineSettings
-from kedge.stages.preference.preferences import Preference, Preferences
+from kedge.stages.preference.preferences import Preference
 from kedge.stages.preference.settings import STAGE as STAGE_OF
 from kedge.stages.preference.settings import PreferenceSettings
 from kedge.stages.rl.answers import ScoredAnswer
@@ -60,7 +67,7 @@ STAGE: dict[str, Any] = {
     "max_length": 64,
     "samples": 2,
     "optimiser": {"lr": 1e-2},
-    "look": {"every": 2},
+    "eval": {"every": 2},
     "checkpoints": {"every": 2, "keep": 9},
 }
 START = {"kto": 0.5, "tdpo": math.log(2)}
@@ -145,8 +152,8 @@ def online(**given: Any) -> OnlineSettings:
     return OnlineSettings.model_validate({"prompts": "p.jsonl", "reward": "reward", **given})
 
 
-def told(made: Made) -> list[tuple[int, str, str]]:
-    return [(one.chosen.prompt, one.chosen.text, one.rejected.text) for one in made.sides]
+def told(made: RoundPairs) -> list[tuple[int, str, str]]:
+    return [(pair.chosen.prompt, pair.chosen.text, pair.rejected.text) for pair in made.pairs]
 
 
 def test_the_best_is_chosen_and_the_worst_rejected_and_what_makes_no_pair_is_counted() -> None:
@@ -188,22 +195,22 @@ def book_of(*prompts: str) -> PromptDataset:
 
 def test_what_was_sampled_is_learnt_token_for_token() -> None:
     made = pairs_of([drawn(1, 1.0, 3.0)], online())
-    (pair,) = preferences_of(made, book_of("One?", "Two?"), as_thumbs=False)
+    (pair,) = preferences_of(made.pairs, book_of("One?", "Two?"), as_thumbs=False)
     chosen = TokenSequence(tokens=[7, 9, 101, 9], counted=[False, False, True, True])
     rejected = TokenSequence(tokens=[7, 9, 100, 9], counted=[False, False, True, True])
     assert pair.answers.sequences == (chosen, rejected)
     assert pair.answers.is_good == (True, False)
-    liked, disliked = preferences_of(made, book_of("One?", "Two?"), as_thumbs=True)
+    liked, disliked = preferences_of(made.pairs, book_of("One?", "Two?"), as_thumbs=True)
     assert (liked.answers.sequences, liked.answers.is_good) == ((chosen,), (True,))
     assert (disliked.answers.sequences, disliked.answers.is_good) == ((rejected,), (False,))
-    assert liked.key == disliked.key == pair.key
+    assert liked.prompt_key == disliked.prompt_key == pair.prompt_key
 
 
 def test_the_file_of_pairs_passes_the_check_of_data(tmp_path: Path, kedge: Callable[..., int]) -> None:
     texts = ("It ships on Monday.", "Look it up.", "Monday, thank you!")
     made = pairs_of([drawn(n, 1.0, -n - 1.0, 2.0 + n, texts=[f"{t} {n}" for t in texts]) for n in range(3)], online())
     book, file = book_of("Which day?", "When?", "Is it soon?"), tmp_path / "pairs.jsonl"
-    write_pairs(made, book, file, held_out=frozenset({key_of(made.sides[1], book)}))
+    write_pairs(made.pairs, book, file, held_out=frozenset({prompt_key_of(made.pairs[1], book)}))
     rows = rows_of(file)
     assert [(row["chosen_score"], row["rejected_score"]) for row in rows] == [(2.0, -1.0), (3.0, -2.0), (4.0, -3.0)]
     assert [row["held_out"] for row in rows] == [False, True, False]
@@ -213,14 +220,13 @@ def test_the_file_of_pairs_passes_the_check_of_data(tmp_path: Path, kedge: Calla
 
 
 def test_given_pairs_come_in_an_order_of_their_own_in_each_round_and_none_twice_before_all() -> None:
-    items = [Preference(answers=None, prompt=(), key=key) for key in range(5)]  # pyright: ignore[reportArgumentType]
-    given = Preferences(items=items)
-    first = [one.key for one in drawn_beside(given, 8, seed=3, number=0)]
+    given = [Preference(answers=None, prompt=(), prompt_key=key) for key in range(5)]  # pyright: ignore[reportArgumentType]
+    first = [preference.prompt_key for preference in drawn_beside(given, 8, seed=3, number=0)]
     assert sorted(first[:5]) == [0, 1, 2, 3, 4]
     assert len(set(first[5:])) == 3
-    assert first == [one.key for one in drawn_beside(given, 8, seed=3, number=0)]
-    assert first != [one.key for one in drawn_beside(given, 8, seed=3, number=1)]
-    assert drawn_beside(Preferences(items=()), 4, seed=3, number=0) == []
+    assert first == [preference.prompt_key for preference in drawn_beside(given, 8, seed=3, number=0)]
+    assert first != [preference.prompt_key for preference in drawn_beside(given, 8, seed=3, number=1)]
+    assert drawn_beside([], 4, seed=3, number=0) == []
 
 
 # Whole runs
@@ -324,9 +330,9 @@ def test_without_a_pair_it_says_why(run_stage: RunStage, tmp_path: Path) -> None
 def test_a_later_round_without_a_pair_ends_the_run_well(
     run_stage: RunStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = Made(sides=(), without={"score all answers that may be chosen alike": 10}, left_out={})
+    nothing = RoundPairs(pairs=(), without={"score all answers that may be chosen alike": 10}, left_out={})
 
-    def first_round_alone(groups: Any, online: OnlineSettings) -> Made:
+    def first_round_alone(groups: Any, online: OnlineSettings) -> RoundPairs:
         return nothing if groups[0][0].kl else pairs_of(groups, online)  # the first answers are of the start itself
 
     monkeypatch.setattr(online_training, "pairs_of", first_round_alone)
@@ -364,11 +370,11 @@ def falls(real: Callable[..., Any], call: int) -> Callable[..., Any]:
         ({"method": "dpo"}, LocalGenerator, "generate", 1),  # before anything is drawn
         ({"method": "dpo"}, TrainStep, "learn", 2),  # before the first checkpoint
         ({"method": "dpo"}, TrainStep, "learn", 4),  # in the first round, behind a checkpoint
-        ({"method": "dpo"}, online_training, "finish", 1),  # the round is learnt and not yet kept
+        ({"method": "dpo"}, online_training, "save_round", 1),  # the round is learnt and not yet kept
         ({"method": "dpo"}, online_training, "write_pairs", 2),  # the second round is drawn
         ({"method": "dpo"}, TrainStep, "learn", 5),  # the second round is told, and nothing of it saved
         pytest.param({"method": "dpo"}, TrainStep, "learn", 7, marks=pytest.mark.slow),  # in the second round
-        ({"method": "dpo"}, online_training, "look_back", 1),
+        ({"method": "dpo"}, online_training, "log_trained_policy", 1),
         ({"method": "dpo", "online": {"reference": "round"}, "lora": DROPOUT}, online_training, "write_pairs", 2),
     ],
 )

@@ -12,7 +12,8 @@ import pytest
 from kedge.core.errors import DataError
 from kedge.data.batching import TokenSequence
 from kedge.models.loading.tiny import tiny_tokenizer
-from kedge.stages.preference.preferences import Preferences, hold_out, mismatched, read_preferences
+from kedge.stages.preference.preferences import Preferences, mismatched, read_preferences
+from kedge.stages.shared.held_out import hold_out
 
 Read = Callable[..., Preferences]
 TOKENIZER = tiny_tokenizer()
@@ -112,16 +113,16 @@ def test_the_wrong_kind_of_data_is_refused_with_what_to_do(found: Read) -> None:
 
 def test_held_out_prompts_are_not_trained_on(found: Read) -> None:
     rows = [{"prompt": f"Number {n // 2}?", "chosen": f"yes {n}", "rejected": "no"} for n in range(40)]
-    train, held = hold_out(found(rows), share=0.25, seed=1)
-    keys = [{one.key for one in part.items} for part in (train, held)]
-    assert (len(train.items), len(held.items)) == (30, 10)
+    train, held_out = hold_out(found(rows).items, share=0.25, seed=1)
+    keys = [{item.prompt_key for item in part} for part in (train, held_out)]
+    assert (len(train), len(held_out)) == (30, 10)
     assert keys[0] & keys[1] == set()
     with pytest.raises(DataError, match="nothing to split: 1 distinct prompt"):
-        hold_out(found(PAIRS[:1]), share=0.1, seed=1)
+        hold_out(found(PAIRS[:1]).items, share=0.1, seed=1)
 
 
 def test_a_mismatched_answer_belongs_to_the_next_other_prompt(found: Read) -> None:
-    items = found([*PAIRS[:1], PAIRS[2], PAIRS[1]], wants_thumbs=True)  # why, why (spelt otherwise), who
+    items = found([*PAIRS[:1], PAIRS[2], PAIRS[1]], wants_thumbs=True).items  # why, why (spelt otherwise), who
     made = [one.sequences[0] for one in mismatched(items, max_length=200)]
     assert [text(one) for one in made] == [
         shown("Why?", "Me, I think."),
@@ -136,4 +137,4 @@ def test_a_mismatched_answer_belongs_to_the_next_other_prompt(found: Read) -> No
     assert text(cut) == shown("Why?", "Me, I")[: -len("<|im_end|>\n")]  # as long as "So." with its end and new line
     assert len(cut.counted) == len(cut.tokens) == len(made[4].tokens)
     with pytest.raises(DataError, match="all of these have the same prompt"):
-        mismatched(found(PAIRS[:1], wants_thumbs=True), max_length=200)
+        mismatched(found(PAIRS[:1], wants_thumbs=True).items, max_length=200)

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -52,14 +53,15 @@ def sequences() -> list[TokenSequence]:
 def ask(
     folder: Path, model: Any, wanted: list[TokenSequence] | None = None, warned: list[str] | None = None
 ) -> list[float]:
-    told: list[str] = [] if warned is None else warned
+    messages: list[str] = [] if warned is None else warned
+    context: Any = SimpleNamespace(event=lambda level, code, message: messages.append(f"{level} {code}: {message}"))
     return reference_logprobs(
+        context,
         partial(adapters_off, model),
         wanted or sequences(),
         file=folder / NAME,
         pad=256,
         autocast=nullcontext,
-        warn=lambda code, message: told.append(f"{code}: {message}"),
     )
 
 
@@ -139,7 +141,7 @@ def test_a_damaged_file_is_told_and_made_again(how: str, count: list[int], tmp_p
         file.write_bytes(content if how == "a changed number" else content[:-10])
     assert ask(run, model(), warned=warned) == found
     assert count == [5, 5]
-    assert [one.partition(":")[0] for one in warned] == ["preference.reference_damaged"] * 2
+    assert [one.partition(":")[0] for one in warned] == ["warning preference.reference_damaged"] * 2
     assert [str(file) in one for file, one in zip(files, warned, strict=True)] == [True, True]
     assert ask(run, model()) == found
     assert count == [5, 5]

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +20,9 @@ from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.runs import Run, new_manifest
 from kedge.runs.folder import RunTracker
+from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.settings import STAGE, PreferenceSettings
-from kedge.stages.preference.train import DisplacementWatch
+from kedge.stages.shared.context import Context
 from kedge.testing import toy
 
 RunStage = Callable[..., Path]
@@ -144,26 +144,35 @@ def test_rankings_and_thumbs(run: RunStage) -> None:
 # Displacement
 
 
-def test_displacement_is_told_once_and_only_beyond_the_allowed_fall(tmp_path: Path) -> None:
-    said: list[str] = []
-    with Run.create(tmp_path / "run", manifest=new_manifest(name="a", kind="preference", seed=0, settings={})) as one:
-        context: Any = SimpleNamespace(run=one, tracker=RunTracker(one), say=said.append)
-        one.log({"heldout/chosen_logp": -50.0}, 0)
-        watch = DisplacementWatch(context)
-        watch.log({"train/loss": 1.0}, step=1)
+def test_displacement_is_reported_once_and_only_beyond_the_allowed_fall(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with Run.create(tmp_path / "run", manifest=new_manifest(name="a", kind="preference", seed=0, settings={})) as run:
+        context = Context(
+            name="train",
+            seed=0,
+            run=run,
+            tracker=RunTracker(run),
+            device="cpu",
+            chat_template=None,
+            recipe_folder=tmp_path,
+            sources={},
+            say=lines.append,
+        )
+        run.log({"reward/mean": 1.0}, 0)
+        run.log({"heldout/chosen_logp": -50.0}, 0)
         for step, value in ((2, -54.9), (3, -40.0), (4, -55.2), (5, -80.0)):
-            watch.log({"heldout/chosen_logp": value}, step=step)
-        events = one.read_events()
+            warn_of_displacement(context, value, step=step)
+        events = run.read_events()
         assert [(event["step"], event["level"], event["code"]) for event in events] == [
             (4, "warning", "preference.displacement")
         ]
         assert events[0]["evidence"] == {"start": -50.0, "now": -55.2, "allowed_fall": 0.1}
-        assert "from -50.0 to -55.2 nats" in said[0]
-        assert len(said) == 1
-        # A run that is taken up before the warning tells it again.
-        one.resume_at(3)
-        DisplacementWatch(context).log({"heldout/chosen_logp": -60.0}, step=4)
-        codes = [event["code"] for event in one.read_events()]
+        assert "from -50.0 to -55.2 nats" in lines[0]
+        assert len(lines) == 1
+        # A run that is resumed before the warning writes it again.
+        run.resume_at(3)
+        warn_of_displacement(context, -60.0, step=4)
+        codes = [event["code"] for event in run.read_events()]
         assert codes.count("preference.displacement") == 1
 
 

@@ -12,8 +12,9 @@ import pytest
 from kedge.core.errors import DataError
 from kedge.data.examples import Message
 from kedge.models.loading.tiny import tiny_tokenizer
-from kedge.stages.reward.comparisons import Judged, fold, fold_of, hold_out, judged, length_controlled
+from kedge.stages.reward.comparisons import EncodedComparison, fold, fold_of, length_controlled, read_comparisons
 from kedge.stages.shared.encoding import Encoder
+from kedge.stages.shared.held_out import hold_out
 
 Write = Callable[[str, str], Path]
 END = 258
@@ -31,10 +32,10 @@ def pair(number: int, chosen: str, rejected: str, **extra: object) -> dict[str, 
     return {"prompt": f"question {number}", "chosen": chosen, "rejected": rejected, **extra}
 
 
-def pairs(write: Write, gaps: Sequence[int], *, use_margin: bool = False) -> list[Judged]:
+def pairs(write: Write, gaps: Sequence[int], *, use_margin: bool = False) -> list[EncodedComparison]:
     """Pairs whose chosen answer is so many tokens longer than the rejected one; one token is one byte here."""
     rows = [pair(i, "x" * (50 + gap), "y" * 50, margin=0.25) for i, gap in enumerate(gaps)]
-    return judged([str(write("pairs.jsonl", jsonl(*rows)))], encoder(), use_margin=use_margin)
+    return read_comparisons([str(write("pairs.jsonl", jsonl(*rows)))], encoder(), use_margin=use_margin)
 
 
 # Tokens
@@ -62,7 +63,7 @@ def test_pairs_and_rankings_become_comparisons_with_their_own_facts(write: Write
     tied = {"prompt": "question 4", "answers": ["a", "b", "c"], "rank": [1, 1, 1]}
     harmless = write("harmless.jsonl", jsonl(ranking, tied))
 
-    found = judged([str(helpful), str(harmless)], encoder(), use_margin=True)
+    found = read_comparisons([str(helpful), str(harmless)], encoder(), use_margin=True)
     assert [one.ranked.objective for one in found] == [0, 0, 1]  # everything ties in the last ranking: left out
     assert [one.ranked.rank for one in found] == [(1, 2), (1, 2), (2, 1, 2)]
     assert [one.ranked.margin for one in found] == [0.5, 0.0, 0.0]
@@ -72,7 +73,7 @@ def test_pairs_and_rankings_become_comparisons_with_their_own_facts(write: Write
     assert found[2].answer_texts == ("assistant: a", "assistant: bb", "assistant: ccc")
     assert [bytes(answer[-4:-1]) for answer in found[2].ranked.answers] == [b"t\na", b"\nbb", b"ccc"]
 
-    unasked = judged([str(helpful)], encoder(), use_margin=False)
+    unasked = read_comparisons([str(helpful)], encoder(), use_margin=False)
     assert [one.ranked.margin for one in unasked] == [0.0, 0.0]
     assert [one.margin for one in unasked] == [0.5, None]  # the report shows it all the same
 
@@ -80,23 +81,23 @@ def test_pairs_and_rankings_become_comparisons_with_their_own_facts(write: Write
 def test_a_file_without_comparisons_is_refused(write: Write) -> None:
     file = write("demos.jsonl", jsonl({"prompt": "a question", "completion": "an answer"}))
     with pytest.raises(DataError, match="holds no pairs or rankings"):
-        judged([str(file)], encoder(), use_margin=False)
+        read_comparisons([str(file)], encoder(), use_margin=False)
 
 
 # Parts
 
 
-def many(write: Write) -> list[Judged]:
+def many(write: Write) -> list[EncodedComparison]:
     """40 prompts with 3 pairs each."""
     rows = [pair(i % 40, f"good {i}", f"bad {i}") for i in range(120)]
-    return judged([str(write("many.jsonl", jsonl(*rows)))], encoder(), use_margin=False)
+    return read_comparisons([str(write("many.jsonl", jsonl(*rows)))], encoder(), use_margin=False)
 
 
 def test_what_is_held_out_shares_no_prompt_with_the_rest(write: Write) -> None:
     items = many(write)
     train, held = hold_out(items, share=0.25, seed=1)
     assert (len(train), len(held)) == (90, 30)
-    assert {one.prompt for one in train}.isdisjoint({one.prompt for one in held})
+    assert {one.prompt_key for one in train}.isdisjoint({one.prompt_key for one in held})
     assert sorted([*train, *held], key=lambda one: one.where) == sorted(items, key=lambda one: one.where)
     assert hold_out(items, share=0.25, seed=1) == (train, held)
     assert hold_out(items, share=0.25, seed=2) != (train, held)
@@ -108,7 +109,7 @@ def test_each_prompt_is_kept_from_exactly_one_member(write: Write) -> None:
     for one in items:
         assert sum(one in part for part in parts) == 2
     for part in parts:
-        prompts = {one.prompt for one in part}
+        prompts = {one.prompt_key for one in part}
         assert len(part) == 3 * len(prompts)  # a prompt is in a part as a whole
         assert 15 < len(prompts) < 38
     assert fold(items, member=0, members=1, seed=1) == items
@@ -185,6 +186,6 @@ def test_the_residual_slope_is_the_most_likely_one(write: Write, gaps: list[int]
 def test_rankings_are_left_alone_by_length_control(write: Write) -> None:
     ranking = {"prompt": "question 3", "answers": ["a", "bb", "ccc"], "rank": [2, 1, 3]}
     both = [write("p.jsonl", jsonl(pair(1, "xx", "y"), pair(2, "x", "yy"))), write("r.jsonl", jsonl(ranking))]
-    items = judged([str(file) for file in both], encoder(), use_margin=False)
+    items = read_comparisons([str(file) for file in both], encoder(), use_margin=False)
     for how in ("balance", "residual"):
         assert length_controlled(items, how)[2] == items[2]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.models.reward.reward_model import RewardFacts, unnormalised
-from kedge.stages.reward.comparisons import Judged, fold, judged
+from kedge.stages.reward.comparisons import EncodedComparison, fold, read_comparisons
 from kedge.stages.reward.scoring import report_out_of_fold
 from kedge.stages.shared.encoding import Encoder
 
@@ -41,7 +41,7 @@ class Knows:
         return torch.tensor([[-float(len(row)) if row in self.seen else float(len(row))] for row in rows])
 
 
-def texts(items: list[Judged]) -> frozenset[tuple[int, ...]]:
+def texts(items: list[EncodedComparison]) -> frozenset[tuple[int, ...]]:
     return frozenset(tuple(answer) for one in items for answer in one.ranked.answers)
 
 
@@ -53,7 +53,9 @@ def test_each_comparison_is_scored_by_the_member_that_never_saw_its_prompt(write
     ]
     file = write("pairs.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = tiny_tokenizer()
-    items = judged([str(file)], Encoder(tokenizer=tokenizer, max_length=200, truncate="left"), use_margin=False)
+    items = read_comparisons(
+        [str(file)], Encoder(tokenizer=tokenizer, max_length=200, truncate="left"), use_margin=False
+    )
     members = [
         Knows(texts(fold(items, member=i, members=3, seed=5)), tokenizer, unnormalised(["reward"])) for i in range(3)
     ]

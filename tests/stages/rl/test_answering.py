@@ -22,7 +22,7 @@ from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl import answering
 from kedge.stages.rl.answering import Answering, answer
 from kedge.stages.rl.divergence import log_ratios
-from kedge.stages.shared.loop import checked_device
+from kedge.stages.shared.device import checked_device
 
 PROMPTS: list[Messages] = [
     (Message("user", "Which day?"),),

@@ -83,7 +83,7 @@ def test_nothing_left_to_learn_is_refused(run: Run) -> None:
 
 
 def test_patience_without_held_out_data_is_refused_by_the_check() -> None:
-    settings = SFTSettings.model_validate({"kind": "sft", "data": "d.jsonl", "look": {"patience": 2}})
+    settings = SFTSettings.model_validate({"kind": "sft", "data": "d.jsonl", "eval": {"patience": 2}})
     (found,) = STAGE.check(settings)
-    assert (found.level, found.code, found.where) == ("fatal", "sft.patience", "look.patience")
+    assert (found.level, found.code, found.where) == ("fatal", "sft.patience", "eval.patience")
     assert list(STAGE.check(SFTSettings.model_validate({"kind": "sft", "data": "d.jsonl"}))) == []

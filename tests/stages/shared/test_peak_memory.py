@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kedge.stages.shared import peak_memory as memory
-from kedge.stages.shared.peak_memory import CODE, NAME, peak_told
+from kedge.stages.shared.peak_memory import CODE, NAME, report_peak_memory
 
 
 class Told:
@@ -34,7 +34,7 @@ def taken(mebibytes: int) -> None:
 def peak_of(mebibytes: int) -> float:
     """In MiB."""
     told = Told()
-    with peak_told(told, "cpu"):
+    with report_peak_memory(told, "cpu"):
         taken(mebibytes)
     (event,) = told.events
     assert (event["level"], event["code"], event["evidence"]["of"]) == ("info", CODE, "process")
@@ -49,7 +49,7 @@ def test_each_stage_has_a_peak_of_its_own() -> None:
 
 def test_a_stage_that_fails_has_its_failure_to_tell_and_nothing_else() -> None:
     told = Told()
-    with pytest.raises(ZeroDivisionError), peak_told(told, "cpu"):
+    with pytest.raises(ZeroDivisionError), report_peak_memory(told, "cpu"):
         raise ZeroDivisionError
     assert told.events == []
 
@@ -67,7 +67,7 @@ def test_on_a_gpu_its_allocator_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: calls.append("reset"))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: calls.append("read") or 3 * 2**29)
     told = Told()
-    with peak_told(told, "cuda"):
+    with report_peak_memory(told, "cuda"):
         calls.append("work")
     assert calls == ["reset", "work", "read"]
     assert told.events[0]["evidence"] == {NAME: 1.5, "of": "gpu"}

@@ -30,6 +30,11 @@ class WeightedAnswers:
     item_B: Tensor
     """bool: True on the rows that count as items; their log-prob is logged."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int(self.attention_mask_BT.sum())
+
     def to(self, device: torch.device) -> WeightedAnswers:
         moved: dict[str, Any] = {
             field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)

@@ -79,7 +79,7 @@ def unmoved(points: Sequence[Point], history: History) -> CauseAndChanges | None
 def overfitted(history: History) -> CauseAndChanges | None:
     """Held-out loss up from its best while the training loss went on falling. None with early stopping, which keeps
     the best weights, and for ensembles, whose held-out losses are those of several learners."""
-    if number_at(history.settings, "look.patience") is not None or (number_at(history.settings, "members") or 1) > 1:
+    if number_at(history.settings, "eval.patience") is not None or (number_at(history.settings, "members") or 1) > 1:
         return None
     evaluations, losses = _points(history, HELDOUT_LOSS), _smoothed(_points(history, TRAIN_LOSS))
     if len(evaluations) < 3:
@@ -101,7 +101,7 @@ def overfitted(history: History) -> CauseAndChanges | None:
     fewer = rounded(epochs * best_step / evaluations[-1][0]) if epochs else None
     proposals = changed(history.settings, "epochs", fewer, why, area="learning rate") if fewer else []
     patience = changed(
-        history.settings, "look.patience", 3, "stop at the best look and keep its weights", area="evaluation"
+        history.settings, "eval.patience", 3, "stop at the best evaluation and keep its weights", area="evaluation"
     )
     return cause, [*proposals, *patience]
 
@@ -217,7 +217,7 @@ def notes(history: History) -> list[str]:
     lines = _findings(history) if history.reward_report.get("is_fit", True) else []
     if not evaluations and _points(history, TRAIN_LOSS):
         lines.append("nothing is held out: overfitting cannot be seen (give `heldout`)")
-    if evaluations and value_at(history.settings, "look.patience") is not None:
+    if evaluations and value_at(history.settings, "eval.patience") is not None:
         best = min(evaluations, key=lambda point: point[1])
         lines.append(f"early stopping: the held-out loss was best at step {best[0]} ({best[1]:.3g})")
     return lines

@@ -102,7 +102,7 @@ def _best_of_n(settings: Mapping[str, Any]) -> str:
     start, n = _named(settings, "from"), settings.get("n")
     choice = f"its {n} answers to each prompt of {_named(settings, 'prompts')}, chosen by {_named(settings, 'reward')}"
     method: Mapping[str, Any] = settings.get("method") or {}
-    if _kind(settings) == "distil":
+    if _kind(settings) == "bond":
         return (
             f"Best of {n}, distilled: {start} is moved to the distribution of the best of {choice}, in "
             f"{method.get('steps')} steps."

@@ -9,46 +9,28 @@ Shape letters: B sequences, T token positions, M answers of the anchor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from kedge.algorithms.best_of_n import best_of_log_ratio, best_of_weights
+from kedge.core.batches import pad_rows, pad_tokens
 from kedge.core.errors import DataError
-from kedge.core.protocols import Metrics, Tracker
 from kedge.core.records import Rollouts, to_device
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import Module, base_of
 from kedge.models.training.learner import Learner
 from kedge.models.training.weighted_objective import WeightedAnswers, weighted_likelihood
-from kedge.stages.best_of_n.settings import Distil
-from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer
-from kedge.stages.rl.rounds import Round
-from kedge.stages.shared import loop as training
+from kedge.stages.best_of_n.settings import BestOfNSettings, Bond
+from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer, chosen
+from kedge.stages.rl.rounds import draw_round, log_round
+from kedge.stages.shared.context import Context
+from kedge.stages.shared.interrupt import interruptible
+from kedge.stages.shared.loop import TrainLoop
 from kedge.trainers.evaluated import sampled_tokens
-
-
-@dataclass(slots=True, kw_only=True)
-class WithFacts:
-    """A tracker that tells of each step what was seen while it was prepared."""
-
-    tracker: Tracker
-    facts: dict[str, float] = field(default_factory=dict[str, float])
-
-    def log(self, metrics: Metrics, *, step: int) -> None:
-        self.tracker.log({**metrics, **self.facts}, step=step)
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        self.tracker.event(event)
-
-    def close(self) -> None:
-        self.tracker.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,64 +55,83 @@ class _Anchor:
         return Random(seed).choices(self.answers, weights=self.weights)[0]
 
 
-def train_distil(asker: AnswerSampler, model: Module, method: Distil, anchors: Round) -> int:
-    """All steps, from where the run was; gives the last one."""
-    settings, pad = asker.settings, padding_id(asker.tokenizer)
-    by_prompt = _by_prompt(asker, anchors.groups)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnAnswers:
+    """The policy's answers of one step, on the CPU; `prompts` are places in the data set."""
+
+    rollouts: Rollouts
+    groups: Sequence[int]
+    prompts: Sequence[int]
+    scores_B: Tensor
+    kl_B: Tensor
+    gold_B: Tensor | None
+
+
+def train_bond(
+    sampler: AnswerSampler, settings: BestOfNSettings, method: Bond, model: Module
+) -> tuple[list[ScoredAnswer], int]:
+    """All steps, from where the run was; gives the best of N answers of the starting model, and the last step."""
+    context, pad = sampler.context, padding_id(sampler.tokenizer)
+    drawn = draw_round(sampler, model, 0)
+    anchors = _anchors(context, drawn.groups, settings.n)
     objective = weighted_likelihood(base_of(model), temperature=settings.sampling.temperature)
     learner = Learner(model, objective, settings.optimiser, total_steps=method.steps)
-    told = WithFacts(tracker=asker.context.tracker)
-
-    def steps(start: int) -> Iterator[list[WeightedAnswers]]:
-        for number, asked in zip(count(start), asker.book.batches(start, method.steps), strict=False):
+    loop = TrainLoop(context, learner, checkpoints=settings.checkpoints)
+    if not loop.is_resumed:
+        log_round(sampler, drawn, 0)
+    prompts_of_steps = sampler.dataset.batches(learner.step, method.steps)
+    with interruptible(context.stop, context.say):
+        for number, prompts in loop.steps(enumerate(prompts_of_steps, start=learner.step)):
             model.eval()
-            rollouts = asker.generator.generate(asked, seed_for(asker.context.seed, "own", number))
-            rows = _rows(asker, method, to_device(rollouts, "cpu"), by_prompt, told.facts)
-            yield _batches(rows, settings.micro_batch, pad)
+            rollouts = sampler.generator.generate(prompts, seed_for(context.seed, "own", number))
+            answers = _score(sampler, to_device(rollouts, "cpu"))
+            rows = [*_best_rows(sampler, method, anchors, answers), *_own_rows(sampler, method, anchors, answers)]
+            metrics = loop.update(_batches(rows, settings.micro_batch, pad))
+            if metrics is not None:
+                loop.finish({**metrics, **_metrics(answers)})
+    return chosen(drawn.groups, settings.n), loop.step
 
-    return training.fit(
-        replace(asker.context, tracker=told),
-        learner,
-        settings,
-        steps_from=steps,
-        held=(),
-        tokens_of=lambda batch: int(batch.attention_mask_BT.sum()),
-        before=lambda: anchors.tell(0),
+
+def _score(sampler: AnswerSampler, rollouts: Rollouts) -> _OwnAnswers:
+    scores_B, kl_B = sampler.reward.score(rollouts).cpu(), torch.tensor(sampler.kl(rollouts))
+    groups: list[int] = rollouts.group_B.tolist()
+    return _OwnAnswers(
+        rollouts=rollouts,
+        groups=groups,
+        prompts=[sampler.dataset.item(group) for group in groups],
+        scores_B=scores_B,
+        kl_B=kl_B,
+        gold_B=sampler.gold.score(rollouts) if sampler.gold else None,
     )
 
 
-def _rows(
-    asker: AnswerSampler, method: Distil, rollouts: Rollouts, anchors: Mapping[int, _Anchor], facts: dict[str, float]
-) -> list[_Row]:
-    """Of each prompt a best answer of the anchor, then the policy's own."""
-    scores_B, kl_B = asker.reward.score(rollouts).cpu(), torch.tensor(asker.kl(rollouts))
-    groups = rollouts.group_B.tolist()
-    prompts = [asker.book.item(group) for group in groups]
-    unknown_M = torch.full((asker.settings.drawn,), torch.nan, dtype=torch.float64)
-    anchors_BM = torch.stack([anchors[prompt].scores_M if prompt in anchors else unknown_M for prompt in prompts])
-    weight_B = own_weights(scores_B, kl_B, anchors_BM, method, asker.settings.n)
-    facts.clear()
-    facts.update(_facts(asker, rollouts, scores_B, kl_B))
-    rows = [
-        _Row(
-            prompt=asker.book.tokens[prompt],
-            answer=anchors[prompt].draw(seed_for(asker.context.seed, "best", group)).tokens,
-            weight=method.forward,
-            is_item=True,
-        )
-        for group, prompt in dict(zip(groups, prompts, strict=True)).items()
-        if prompt in anchors
-    ]
-    own = zip(prompts, sampled_tokens(rollouts), weight_B.tolist(), strict=True)
-    rows += [
-        _Row(prompt=asker.book.tokens[prompt], answer=answer, weight=weight, is_item=False)
-        for prompt, answer, weight in own
-        if weight
-    ]
-    return rows
+def _best_rows(
+    sampler: AnswerSampler, method: Bond, anchors: Mapping[int, _Anchor], answers: _OwnAnswers
+) -> Iterator[_Row]:
+    """One of the anchor's answers to each prompt, drawn as the best of n would be."""
+    for group, prompt in dict(zip(answers.groups, answers.prompts, strict=True)).items():
+        if prompt in anchors:
+            best = anchors[prompt].draw(seed_for(sampler.context.seed, "best", group))
+            prompt_tokens = sampler.dataset.tokens[prompt]
+            yield _Row(prompt=prompt_tokens, answer=best.tokens, weight=method.forward, is_item=True)
 
 
-def own_weights(scores_B: Tensor, kl_B: Tensor, anchors_BM: Tensor, method: Distil, n: int) -> Tensor:
+def _own_rows(
+    sampler: AnswerSampler, method: Bond, anchors: Mapping[int, _Anchor], answers: _OwnAnswers
+) -> Iterator[_Row]:
+    """The policy's own answers, each with its advantage."""
+    unknown_M = torch.full((sampler.settings.answers,), torch.nan, dtype=torch.float64)
+    anchors_BM = torch.stack(
+        [anchors[prompt].scores_M if prompt in anchors else unknown_M for prompt in answers.prompts]
+    )
+    weight_B = own_weights(answers.scores_B, answers.kl_B, anchors_BM, method, sampler.settings.n)
+    sampled = zip(answers.prompts, sampled_tokens(answers.rollouts), weight_B.tolist(), strict=True)
+    for prompt, tokens, weight in sampled:
+        if weight:
+            yield _Row(prompt=sampler.dataset.tokens[prompt], answer=tokens, weight=weight, is_item=False)
+
+
+def own_weights(scores_B: Tensor, kl_B: Tensor, anchors_BM: Tensor, method: Bond, n: int) -> Tensor:
     """What the log-prob of each answer of the policy counts; neighbours answer the same prompt.
 
     (1 − forward) / answers · (r − mean of the others' r), r = log π_best − log π. An answer without a score, or to a
@@ -145,49 +146,50 @@ def own_weights(scores_B: Tensor, kl_B: Tensor, anchors_BM: Tensor, method: Dist
     return (1 - method.forward) / method.answers * advantage_GK.flatten()
 
 
-def _by_prompt(asker: AnswerSampler, groups: Groups) -> dict[int, _Anchor]:
-    """Prompts with enough scored answers to choose from; the others are not learnt from, which is said."""
-    n = asker.settings.n
-    found = {group[0].prompt: _anchor(group, n) for group in groups if sum(one.is_scored for one in group) >= n}
-    if lost := len(groups) - len(found):
-        told = (
-            f"{lost:,} of {len(groups):,} prompts have fewer than {n} answers with a score: nothing is learnt from them"
+def _anchors(context: Context, groups: Groups, n: int) -> dict[int, _Anchor]:
+    """By prompt, for those with enough scored answers to choose from; nothing is learnt from the others."""
+    anchors = {group[0].prompt: _anchor(group, n) for group in groups if sum(answer.is_scored for answer in group) >= n}
+    if num_lost := len(groups) - len(anchors):
+        message = (
+            f"{num_lost:,} of {len(groups):,} prompts have fewer than {n} answers with a score: nothing is learnt from "
+            "them"
         )
-        if not found:
-            raise DataError(f"{told}; mend the reward source")
-        asker.context.event("warning", "best_of_n.few_scores", told)
-    return found
+        if not anchors:
+            raise DataError(f"{message}; mend the reward source")
+        context.event("warning", "best_of_n.few_scores", message)
+    return anchors
 
 
 def _anchor(group: Sequence[ScoredAnswer], n: int) -> _Anchor:
-    scores_M = torch.tensor([one.score for one in group], dtype=torch.float64)
+    scores_M = torch.tensor([answer.score for answer in group], dtype=torch.float64)
     return _Anchor(answers=group, scores_M=scores_M, weights=best_of_weights(scores_M[None], n=n)[0].tolist())
 
 
-def _facts(asker: AnswerSampler, rollouts: Rollouts, scores_B: Tensor, kl_B: Tensor) -> dict[str, float]:
+def _metrics(answers: _OwnAnswers) -> dict[str, float]:
+    rollouts = answers.rollouts
     length_B = rollouts.response_mask_BT.sum(dim=1).float()
-    facts = {
-        "reward/mean": torch.nanmean(scores_B).item(),
-        "reward/unscored": scores_B.isnan().float().mean().item(),
-        "kl/mean": kl_B.mean().item(),
+    metrics = {
+        "reward/mean": torch.nanmean(answers.scores_B).item(),
+        "reward/unscored": answers.scores_B.isnan().float().mean().item(),
+        "kl/mean": answers.kl_B.mean().item(),
         "length/mean": length_B.mean().item(),
         "length/truncated": (~rollouts.finished_B).float().mean().item(),
     }
-    return facts | ({"gold/mean": torch.nanmean(asker.gold.score(rollouts)).item()} if asker.gold else {})
+    return metrics if answers.gold_B is None else metrics | {"gold/mean": torch.nanmean(answers.gold_B).item()}
 
 
 def _batches(rows: Sequence[_Row], size: int, pad: int) -> list[WeightedAnswers]:
+    """Micro-batches of at most `size` rows, longest first so that neighbours are alike."""
     by_length = sorted(rows, key=lambda row: -len(row.prompt) - len(row.answer))
     return [_lay_out(by_length[at : at + size], pad) for at in range(0, len(by_length), size)]
 
 
 def _lay_out(rows: Sequence[_Row], pad: int) -> WeightedAnswers:
-    tokens = [torch.tensor([*row.prompt, *row.answer]) for row in rows]
-    is_said = [torch.arange(len(one)) >= len(row.prompt) for one, row in zip(tokens, rows, strict=True)]
+    tokens_BT, attention_mask_BT = pad_tokens([[*row.prompt, *row.answer] for row in rows], pad=pad)
     return WeightedAnswers(
-        tokens_BT=pad_sequence(tokens, batch_first=True, padding_value=pad),
-        attention_mask_BT=pad_sequence([torch.ones(len(one), dtype=torch.bool) for one in tokens], batch_first=True),
-        response_mask_BT=pad_sequence(is_said, batch_first=True),
+        tokens_BT=tokens_BT,
+        attention_mask_BT=attention_mask_BT,
+        response_mask_BT=pad_rows([[False] * len(row.prompt) + [True] * len(row.answer) for row in rows], False),
         weight_B=torch.tensor([row.weight for row in rows]),
         item_B=torch.tensor([row.is_item for row in rows]),
     )

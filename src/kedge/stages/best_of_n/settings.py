@@ -17,8 +17,8 @@ from kedge.models.settings import LoraSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
-from kedge.stages.shared import batch_arithmetic as words
-from kedge.trainers.supervised import LookSettings
+from kedge.stages.rl.round_settings import RoundSettings
+from kedge.stages.shared.batch_arithmetic import count, cut, supervised
 
 
 class Rejection(Section):
@@ -37,10 +37,10 @@ class Rejection(Section):
     """Keep only answers that ended by themselves: one that was cut off teaches not to end."""
 
 
-class Distil(Section):
+class Bond(Section):
     """BOND (Sessa et al. 2024): match the distribution of the best of N answers of the model one starts from."""
 
-    kind: Literal["distil"] = "distil"
+    kind: Literal["bond"] = "bond"
     steps: int = Field(default=100, ge=1)
     """Optimiser steps."""
     anchors: int | None = Field(default=None, ge=2)
@@ -51,18 +51,20 @@ class Distil(Section):
     """Weight of KL(best of N ‖ policy), which imitates; the rest is that of KL(policy ‖ best of N), which explores."""
 
 
-NAMES: Final = ("rejection", "distil")
+NAMES: Final = ("rejection", "bond")
 
 
 def _from_name(value: Any) -> Any:
-    """`method: distil` is `method: {kind: distil}`."""
+    """`method: bond` is `method: {kind: bond}`."""
     name = cast("dict[str, Any]", value).get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
+    if name == "distil":
+        raise ValueError("distil is called bond now")
     if name not in NAMES:
         raise ValueError(f"there is no method {name!r}{did_you_mean(str(name), NAMES)}; methods: {', '.join(NAMES)}")
     return {"kind": value} if isinstance(value, str) else value
 
 
-Method = Annotated[Rejection | Distil, Field(discriminator="kind"), BeforeValidator(_from_name)]
+Method = Annotated[Rejection | Bond, Field(discriminator="kind"), BeforeValidator(_from_name)]
 
 
 class BestOfNSettings(Section):
@@ -80,7 +82,7 @@ class BestOfNSettings(Section):
     n: int = Field(default=8, ge=2)
     """Answers of which the best is chosen."""
     method: Method = Rejection()
-    """How the policy learns: `rejection`, `distil`, or one with settings `{kind: rejection, rounds: 3}`."""
+    """How the policy learns: `rejection`, `bond`, or one with settings `{kind: rejection, rounds: 3}`."""
     lora: LoraSettings | None = None
     """Train adapters instead of all weights; they are merged into the model at the end."""
     batch: int = Field(default=32, ge=1)
@@ -102,41 +104,45 @@ class BestOfNSettings(Section):
     samples: int = Field(default=4, ge=0)
     """Prompts whose answers are written down in each round."""
 
-    @property
-    def look(self) -> LookSettings:
-        """Nothing is held out: what is learnt from is the policy's own."""
-        return LookSettings()
-
-    @property
-    def drawn(self) -> int:
-        """Answers to each prompt in a round."""
-        return max(self.n, self.method.anchors or 0) if isinstance(self.method, Distil) else self.n
-
-    @property
-    def measures_kl(self) -> bool:
-        """Answers from a part of the distribution say nothing about the whole of it."""
-        return self.sampling.top_p == 1 and self.sampling.top_k is None
+    def round_settings(self) -> RoundSettings:
+        """How answers are drawn: those of a round, and for BOND also those of each step."""
+        bond = self.method if isinstance(self.method, Bond) else None
+        return RoundSettings(
+            reward=self.reward,
+            gold=self.gold,
+            n=self.n,
+            answers=max(self.n, bond.anchors or 0) if bond else self.n,
+            max_prompt_tokens=self.max_prompt_tokens,
+            sampling=self.sampling,
+            rows=self.rows,
+            failures=self.failures,
+            samples=self.samples,
+            batch=self.batch,
+            step_answers=bond.answers if bond else 1,
+        )
 
     @model_validator(mode="after")
-    def _distilling_needs_whole_distributions(self) -> BestOfNSettings:
-        if isinstance(self.method, Distil) and not self.measures_kl:
-            raise ValueError("method 'distil' compares log-probs of whole distributions: leave out top_p and top_k")
+    def _bond_needs_whole_distributions(self) -> BestOfNSettings:
+        if isinstance(self.method, Bond) and not self.round_settings().measures_kl:
+            raise ValueError("method 'bond' compares log-probs of whole distributions: leave out top_p and top_k")
         return self
 
 
 def explain(settings: BestOfNSettings) -> list[str]:
-    told = [f"the best of {settings.n} is {best_of_kl(settings.n):.2f} nats from one answer, at most"]
+    lines = [f"the best of {settings.n} is {best_of_kl(settings.n):.2f} nats from one answer, at most"]
     match settings.method:
         case Rejection(rounds=rounds, epochs=epochs):
-            told.append(f"{words.count(rounds, 'round')} of {words.count(settings.n, 'answer')} to each prompt")
-            return told + words.supervised(settings.batch, settings.micro_batch, epochs, "chosen answer")
-        case Distil(steps=steps, answers=own):
-            rows = settings.batch * (own + 1)
-            told.append(f"{words.count(settings.drawn, 'answer')} of the starting model to each prompt, once")
+            lines.append(f"{count(rounds, 'round')} of {count(settings.n, 'answer')} to each prompt")
+            return lines + supervised(settings.batch, settings.micro_batch, epochs, "chosen answer")
+        case Bond(steps=steps, answers=answers):
+            rows = settings.batch * (answers + 1)
+            lines.append(
+                f"{count(settings.round_settings().answers, 'answer')} of the starting model to each prompt, once"
+            )
             return [
-                *told,
-                f"{words.count(steps, 'optimiser step')} of {words.count(settings.batch, 'prompt')} × (1 chosen answer "
-                f"and {own} of the policy) = {words.count(rows, 'row')}, as {words.cut(rows, settings.micro_batch)}",
+                *lines,
+                f"{count(steps, 'optimiser step')} of {count(settings.batch, 'prompt')} × (1 chosen answer "
+                f"and {answers} of the policy) = {count(rows, 'row')}, as {cut(rows, settings.micro_batch)}",
             ]
 
 

@@ -6,7 +6,6 @@ The round's line in `metrics.jsonl` is about the policy as it is at that step, a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,13 +14,13 @@ from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Message
 from kedge.data.writing import row_writer
 from kedge.models.loading.start import save_causal, start_causal
-from kedge.stages.best_of_n.bond import train_distil
+from kedge.stages.best_of_n.bond import train_bond
 from kedge.stages.best_of_n.rejection import train_rejection
-from kedge.stages.best_of_n.settings import BestOfNSettings, Distil, Rejection
-from kedge.stages.rl.answers import AnswerSampler, ScoredAnswer, chosen
-from kedge.stages.rl.rounds import ask, asker_for, look_back, starting_model
-from kedge.stages.shared import loop as training
+from kedge.stages.best_of_n.settings import BestOfNSettings, Bond, Rejection
+from kedge.stages.rl.answers import AnswerSampler, ScoredAnswer
+from kedge.stages.rl.rounds import log_trained_policy, open_sampler, starting_model
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.device import pick_device
 
 ROUND = "best_of/round"
 
@@ -29,32 +28,30 @@ ROUND = "best_of/round"
 def train(context: Context, settings: BestOfNSettings) -> Mapping[str, Path]:
     """Train, and save the policy and what it was taught; a resumed run goes on where it was."""
     torch.manual_seed(context.seed)
-    device = training.pick_device(context.device)
+    device = pick_device(context.device)
     model = start_causal(context.input("from"), lora=settings.lora, device=device, seed=context.seed)
-    own = settings.method.answers if isinstance(settings.method, Distil) else 0
-    start = starting_model(context, model, device=device, is_asked_often=own > 0)
-    asker = asker_for(context, settings, model, start, device=device, answers=max(own, 1))
-    if not settings.measures_kl:
+    start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, Bond))
+    sampler = open_sampler(context, settings.round_settings(), model, start, device=device, round_metric=ROUND)
+    if not sampler.settings.measures_kl:
         context.event("info", "best_of_n.kl", "KL is not measured: top_p or top_k cut the distribution")
     match settings.method:
         case Rejection():
-            taught, step = train_rejection(asker, model, settings.method, partial(ask, asker, model, name=ROUND))
-        case Distil():
-            anchors = ask(asker, model, 0, name=ROUND)
-            taught, step = chosen(anchors.groups, settings.n), train_distil(asker, model, settings.method, anchors)
-    look_back(asker, model, step, name=ROUND)
+            taught, step = train_rejection(sampler, settings, settings.method, model)
+        case Bond():
+            taught, step = train_bond(sampler, settings, settings.method, model)
+    log_trained_policy(sampler, model, step)
     return {
-        "model": save_causal(model, asker.tokenizer, context.folder / "model"),
-        "demonstrations": _write_taught(asker, taught, context.folder / "chosen.jsonl"),
+        "model": save_causal(model, sampler.tokenizer, context.folder / "model"),
+        "demonstrations": _write_taught(sampler, taught, context.folder / "chosen.jsonl"),
     }
 
 
-def _write_taught(asker: AnswerSampler, taught: Sequence[ScoredAnswer], file: Path) -> Path:
+def _write_taught(sampler: AnswerSampler, taught: Sequence[ScoredAnswer], file: Path) -> Path:
     """The answers as demonstrations, with their scores beside them."""
     with row_writer(file) as write:
-        for one in taught:
-            asked = asker.book.prompts[one.prompt]
-            messages = (*asked.prompt, Message("assistant", one.text))
-            about = {"score": one.score, "gold": one.gold, "finished": one.is_finished}
-            write(to_fields(Demonstration(messages=messages, origin=asked.origin, extra=about)))
+        for answer in taught:
+            prompt = sampler.dataset.prompts[answer.prompt]
+            messages = (*prompt.prompt, Message("assistant", answer.text))
+            about = {"score": answer.score, "gold": answer.gold, "finished": answer.is_finished}
+            write(to_fields(Demonstration(messages=messages, origin=prompt.origin, extra=about)))
     return file

@@ -17,52 +17,52 @@ from kedge.stages.rl.answering import Answering
 def write_answers(file: Path, answers: Sequence[ModelAnswer], prompts: Sequence[Prompt], *, seed: int) -> Path:
     """Every answer, a line each; the same prompts, seed and settings give it again."""
     with row_writer(file) as write:
-        for one in answers:
-            asked = prompts[one.prompt]
+        for answer in answers:
+            prompt = prompts[answer.prompt]
             write(
                 {
-                    "id": _id(one),
-                    "model": one.model,
-                    "prompt": [{"role": message.role, "content": message.content} for message in asked.prompt],
-                    "answer": one.text,
-                    "scores": dict(one.scores),
-                    "kl": one.kl,
-                    "length": len(one.tokens),
-                    "finished": one.is_finished,
+                    "id": _id(answer),
+                    "model": answer.model,
+                    "prompt": [{"role": message.role, "content": message.content} for message in prompt.prompt],
+                    "answer": answer.text,
+                    "scores": dict(answer.scores),
+                    "kl": answer.kl,
+                    "length": len(answer.tokens),
+                    "finished": answer.is_finished,
                     "seed": seed,
-                    "origin": str(asked.origin),
+                    "origin": str(prompt.origin),
                 }
             )
     return file
 
 
-def write_pairs(file: Path, found: Preferences, prompts: Sequence[Prompt]) -> Path:
-    """The preferences in Kedge's own form of pairs; who said and scored what stands beside them."""
+def write_pairs(file: Path, preferences: Preferences, prompts: Sequence[Prompt]) -> Path:
+    """The preferences in Kedge's own form of pairs, with the models and scores of both answers."""
     with row_writer(file) as write:
-        for better, worse in found.pairs:
-            asked = prompts[better.prompt]
+        for better, worse in preferences.pairs:
+            prompt = prompts[better.prompt]
             sides = {"chosen": better, "rejected": worse}
             about = {
                 f"{side}_{name}": value
-                for side, one in sides.items()
-                for name, value in (("id", _id(one)), ("model", one.model), ("score", one.scores["reward"]))
+                for side, answer in sides.items()
+                for name, value in (("id", _id(answer)), ("model", answer.model), ("score", answer.scores["reward"]))
             }
-            chosen, rejected = (Message("assistant", one.text) for one in sides.values())
-            pair = Pair(prompt=asked.prompt, chosen=(chosen,), rejected=(rejected,), origin=asked.origin, extra=about)
+            chosen, rejected = (Message("assistant", answer.text) for answer in sides.values())
+            pair = Pair(prompt=prompt.prompt, chosen=(chosen,), rejected=(rejected,), origin=prompt.origin, extra=about)
             write(to_fields(pair))
     return file
 
 
-def write_numbers(file: Path, evaluation: Evaluation, pairs: Preferences, asked: Answering) -> Path:
+def write_numbers(file: Path, evaluation: Evaluation, pairs: Preferences, request: Answering) -> Path:
     about = {
-        "answers_per_prompt": asked.answers,
-        "sampling": asked.sampling.model_dump(mode="json"),
-        "seed": asked.seed,
+        "answers_per_prompt": request.answers,
+        "sampling": request.sampling.model_dump(mode="json"),
+        "seed": request.seed,
         "pairs": {"written": len(pairs.pairs), "ties": pairs.ties, "unpaired": pairs.unpaired},
     }
     write_json(file, evaluation.as_dict() | about)
     return file
 
 
-def _id(one: ModelAnswer) -> str:
-    return f"{one.model}-{one.prompt}-{one.number}"
+def _id(answer: ModelAnswer) -> str:
+    return f"{answer.model}-{answer.prompt}-{answer.number}"

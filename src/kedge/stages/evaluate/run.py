@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,9 @@ from kedge.stages.rl.answering import Answered, Answering, answer
 from kedge.stages.rl.divergence import log_ratios
 from kedge.stages.rl.prompts import fields_of
 from kedge.stages.rl.reward import open_reward, tokenizer_hash
+from kedge.stages.rl.unscored import report_unscored
 from kedge.stages.shared.context import Context
-from kedge.stages.shared.loop import pick_device
+from kedge.stages.shared.device import pick_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,10 +37,10 @@ _QUIET_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One model of the evaluation, and what it said."""
+    """One model of the evaluation, and its answers."""
 
     name: str
-    asked: Answering
+    request: Answering
     answered: Answered
 
 
@@ -47,12 +48,16 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     """Answer, score, compare, write; returns the files that other stages may read."""
     prompts = _prompts(context)
     candidates = [
-        _ask(context, settings, prompts, name=name, model=model)
+        _answer(context, settings, prompts, name=name, model=model)
         for name, model in zip(settings.models, context.inputs("models"), strict=True)
     ]
     scores = _scores(context, settings, candidates, prompts)
     kl = _divergences(context, settings, candidates)
-    answers = [one for each in candidates for one in _records(each, scores[each.name], kl.get(each.name))]
+    answers = [
+        record
+        for candidate in candidates
+        for record in _records(candidate, scores[candidate.name], kl.get(candidate.name))
+    ]
     evaluation = evaluate(answers, tie=settings.tie, seed=seed_for(context.seed, "bootstrap"))
     pairs = preferences(answers, "reward", tie=settings.tie)
     for line in table_lines(evaluation):
@@ -60,9 +65,10 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     if settings.reward is not None:
         left_out = f"{pairs.ties:,} ties and {pairs.unpaired:,} prompts without two scored answers are left out"
         context.event("info", "evaluate.pairs", f"{len(pairs.pairs):,} pairs for the next round of data; {left_out}")
-    write_answers(context.folder / "answers.jsonl", answers, prompts, seed=candidates[0].asked.seed)
+    request = candidates[0].request
+    write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed)
     return {
-        "evaluation": write_numbers(context.folder / "evaluation.json", evaluation, pairs, candidates[0].asked),
+        "evaluation": write_numbers(context.folder / "evaluation.json", evaluation, pairs, request),
         "pairs": write_pairs(context.folder / "pairs.jsonl", pairs, prompts),
     }
 
@@ -70,16 +76,16 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
 def _prompts(context: Context) -> list[Prompt]:
     set_aside = context.folder / "prompts.broken.jsonl"
     reading = read(context.input("prompts"), kind="prompts", set_aside=set_aside)
-    found = [cast(Prompt, example) for example in reading]
+    prompts = [cast(Prompt, example) for example in reading]
     if reading.num_broken:
         context.event("warning", "evaluate.broken", f"{reading.num_broken:,} broken lines are set aside in {set_aside}")
-    return found
+    return prompts
 
 
-def _ask(
+def _answer(
     context: Context, settings: EvaluateSettings, prompts: Sequence[Prompt], *, name: str, model: str
 ) -> Candidate:
-    asked = Answering(
+    request = Answering(
         model=model,
         sampling=SamplingSettings(
             temperature=settings.temperature,
@@ -95,24 +101,24 @@ def _ask(
         dtype=settings.dtype,
         rows=settings.rows,
     )
-    total = len(prompts) * settings.answers
-    told = _now_and_then(context, lambda done: f"  {name}: {done:,} of {total:,} answers")
-    answered = answer(asked, [one.prompt for one in prompts], progress=told)
+    progress = _Progress(context, name, len(prompts) * settings.answers)
+    answered = answer(request, [prompt.prompt for prompt in prompts], progress=progress.show)
     where = ", read from the cache" if answered.is_cached else ""
     context.say(f"  {name}: {len(answered.rollouts.tokens_BT):,} answers{where}")
-    return Candidate(name=name, asked=asked, answered=answered)
+    return Candidate(name=name, request=request, answered=answered)
 
 
-def _now_and_then(context: Context, words: Callable[[int], str]) -> Callable[[int], None]:
-    """Says how far it is, but not more often than every `_QUIET_S`."""
-    since = [time.monotonic()]
+class _Progress:
+    """A line on the screen about the answers of one model, but not more often than every `_QUIET_S`."""
 
-    def tell(done: int) -> None:
-        if time.monotonic() - since[0] >= _QUIET_S:
-            since[0] = time.monotonic()
-            context.say(words(done))
+    def __init__(self, context: Context, name: str, total: int) -> None:
+        self._context, self._name, self._total = context, name, total
+        self._since = time.monotonic()
 
-    return tell
+    def show(self, done: int) -> None:
+        if time.monotonic() - self._since >= _QUIET_S:
+            self._since = time.monotonic()
+            self._context.say(f"  {self._name}: {done:,} of {self._total:,} answers")
 
 
 def _scores(
@@ -121,11 +127,11 @@ def _scores(
     """By model, then by source. A source is opened once for all models that speak alike."""
     cases = [
         PromptRecord(
-            prompt=tuple((message.role, message.content) for message in one.prompt),
-            solution=one.answer,
-            extra=one.extra,
+            prompt=tuple((message.role, message.content) for message in prompt.prompt),
+            solution=prompt.answer,
+            extra=prompt.extra,
         )
-        for one in prompts
+        for prompt in prompts
     ]
     open_source = partial(
         open_reward,
@@ -134,51 +140,44 @@ def _scores(
         fields=fields_of(prompts),
         failures=settings.failures,
         device=context.device,
-        max_tokens=max(each.answered.rollouts.tokens_BT.shape[1] for each in candidates),
+        max_tokens=max(candidate.answered.rollouts.tokens_BT.shape[1] for candidate in candidates),
     )
-    found: dict[str, dict[str, list[float]]] = {each.name: {} for each in candidates}
+    scores: dict[str, dict[str, list[float]]] = {candidate.name: {} for candidate in candidates}
     for field, source in (("reward", settings.reward), ("gold", settings.gold)):
         if source is None:
             continue
-        opened: dict[str, Reward] = {}
-        for each in candidates:
-            tokenizer = each.answered.tokenizer
-            if (key := _language(tokenizer)) not in opened:
-                opened[key] = open_source(source, field=field, tokenizer=tokenizer)
-            found[each.name][field] = opened[key].score(each.answered.rollouts).tolist()
-        _tell_failures(context, opened.values())
-    return found
-
-
-def _tell_failures(context: Context, opened: Iterable[Reward]) -> None:
-    for report in (counter.report() for reward in opened for counter in reward.failure_counters):
-        if report.failed:
-            why = "; ".join(f"{reason} ({count:,}×)" for reason, count in report.reasons.items())
-            message = f"{report.source} gave no score to {report.failed:,} of {report.rows:,} answers: {why}"
-            context.event("warning", "evaluate.unscored", message)
+        by_language: dict[str, Reward] = {}
+        for candidate in candidates:
+            tokenizer = candidate.answered.tokenizer
+            if (language := _language(tokenizer)) not in by_language:
+                by_language[language] = open_source(source, field=field, tokenizer=tokenizer)
+            scores[candidate.name][field] = by_language[language].score(candidate.answered.rollouts).tolist()
+        for reward in by_language.values():
+            report_unscored(context, reward.failure_counters, code="evaluate.unscored")
+    return scores
 
 
 def _divergences(
     context: Context, settings: EvaluateSettings, candidates: Sequence[Candidate]
 ) -> dict[str, list[float]]:
-    """log p − log p of the baseline for each answer, of the models for which it can be told."""
+    """By model, log p − log p of the baseline for each answer; of models that read the same tokens as the baseline."""
     baseline, *others = candidates
     if settings.top_p < 1 or settings.top_k is not None:
         # Answers from a part of the distribution say nothing about the whole of it.
         context.event("info", "evaluate.kl", "KL is not measured: top_p or top_k cut the distribution")
         return {}
     own = _language(baseline.answered.tokenizer)
-    alike = [each for each in others if _language(each.answered.tokenizer) == own]
-    for each in others:
-        if each not in alike:
-            message = f"KL of {each.name} is not measured: its tokenizer or template is not that of {baseline.name}"
-            context.event("info", "evaluate.kl", message)
+    alike = [candidate for candidate in others if _language(candidate.answered.tokenizer) == own]
+    for candidate in others:
+        if candidate not in alike:
+            why = f"its tokenizer or template is not that of {baseline.name}"
+            context.event("info", "evaluate.kl", f"KL of {candidate.name} is not measured: {why}")
     if not alike:
         return {}
-    model = load_causal(baseline.asked.model, dtype=settings.dtype, device=pick_device(context.device))
+    model = load_causal(baseline.request.model, dtype=settings.dtype, device=pick_device(context.device))
     return {
-        each.name: log_ratios(model, each.answered.rollouts, temperature=settings.temperature).tolist()
-        for each in alike
+        candidate.name: log_ratios(model, candidate.answered.rollouts, temperature=settings.temperature).tolist()
+        for candidate in alike
     }
 
 
@@ -202,10 +201,10 @@ def _records(
         yield ModelAnswer(
             model=candidate.name,
             prompt=prompt,
-            number=row % candidate.asked.answers,
+            number=row % candidate.request.answers,
             tokens=tokens,
             text=text,
             is_finished=is_finished,
-            scores={source: own[row] for source, own in scores.items()},
+            scores={source: values[row] for source, values in scores.items()},
             kl=kl[row] if kl is not None else None,
         )

@@ -11,7 +11,7 @@ from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
-from kedge.stages.shared import batch_arithmetic as words
+from kedge.stages.shared.batch_arithmetic import count
 
 
 class EvaluateSettings(Section):
@@ -47,10 +47,10 @@ class EvaluateSettings(Section):
 
 
 def explain(settings: EvaluateSettings) -> list[str]:
-    told = [f"{words.count(len(settings.models), 'model')} × {words.count(settings.answers, 'answer')} to each prompt"]
+    lines = [f"{count(len(settings.models), 'model')} × {count(settings.answers, 'answer')} to each prompt"]
     if settings.reward is None and settings.gold is None:
-        told.append("nobody scores the answers: lengths, repetition and KL alone are compared")
-    return told
+        lines.append("nobody scores the answers: lengths, repetition and KL alone are compared")
+    return lines
 
 
 def check(settings: EvaluateSettings) -> Iterator[Finding]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +19,29 @@ from kedge.models.forward.reader import evaluating
 from kedge.models.loading.start import save_causal, start_causal
 from kedge.models.training.preference_methods import KTO, TDPO
 from kedge.models.training.preference_objectives import Reference, reference_for
-from kedge.stages.preference.given import DisplacementWatch, given_data, given_heldout
-from kedge.stages.preference.learning import Look, PreferenceRound, learn
-from kedge.stages.preference.online_pairs import Made, drawn_beside, pairs_of, preferences_of, write_pairs
+from kedge.stages.preference.data import noun_of, offline_data, read_file
+from kedge.stages.preference.displacement import warn_of_displacement
+from kedge.stages.preference.online_pairs import RoundPairs, drawn_beside, pairs_of, preferences_of, write_pairs
 from kedge.stages.preference.online_settings import OnlineSettings
-from kedge.stages.preference.preferences import Preferences, hold_out
+from kedge.stages.preference.preferences import Preference
+from kedge.stages.preference.round import PreferenceRound, prepare_round
 from kedge.stages.preference.settings import PreferenceSettings
 from kedge.stages.rl.answers import AnswerSampler
-from kedge.stages.rl.rounds import Round, ask, asker_for, finish, look_back, starting_model, taken_up
-from kedge.stages.shared import loop as training
+from kedge.stages.rl.rounds import (
+    Round,
+    draw_round,
+    log_round,
+    log_trained_policy,
+    open_sampler,
+    resume_rounds,
+    save_round,
+    starting_model,
+)
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.device import pick_device
+from kedge.stages.shared.held_out import hold_out
+from kedge.stages.shared.interrupt import interruptible
+from kedge.stages.shared.loop import TrainLoop, stop_if_asked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,124 +54,142 @@ _HINT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    """What does not change from round to round. `data` is empty where nothing but the policy's own pairs is learnt."""
+class _Offline:
+    """What is the same in every round. `data` is empty where nothing but the policy's own pairs is learnt."""
 
-    data: Preferences
-    held: Preferences
+    data: Sequence[Preference]
+    held_out: Sequence[Preference]
 
     @property
-    def held_keys(self) -> frozenset[int]:
-        return frozenset(one.key for one in self.held.items)
+    def held_out_keys(self) -> frozenset[int]:
+        return frozenset(preference.prompt_key for preference in self.held_out)
 
 
 def train_online(context: Context, settings: PreferenceSettings, online: OnlineSettings) -> Path:
-    """All rounds, from where the run was; then the policy is looked at and saved."""
+    """All rounds, from where the run was; then the trained policy answers once more, and is saved."""
     torch.manual_seed(context.seed)
-    device = training.pick_device(context.device)
+    device = pick_device(context.device)
     model = start_causal(
         context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
     )
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, TDPO))
-    drawing = online.drawing(samples=settings.samples)
-    asker = asker_for(context, drawing, model, start, device=device, under="online.")
-    if not drawing.measures_kl:
+    round_settings = online.round_settings(samples=settings.samples)
+    sampler = open_sampler(context, round_settings, model, start, device=device, round_metric=ROUND, under="online.")
+    if not round_settings.measures_kl:
         context.event("info", "preference.kl", "KL is not measured: top_p or top_k cut the distribution")
-    done, step = taken_up(context, model, settings.optimiser)
-    given = _given(asker, settings, pairs_of(ask(asker, model, 0, name=ROUND).groups, online))
-    for number in range(done, online.rounds):
-        # Of its own, so that a run that is resumed between two rounds goes on with the same random numbers.
-        torch.manual_seed(seed_for(context.seed, "dropout", number))
-        drawn = ask(asker, model, number, name=ROUND)
-        made = pairs_of(drawn.groups, online)
-        data = _data(asker, settings, online, made, given, number)
-        facts = {"online/pairs": len(made.sides), "online/without": sum(made.without.values()) / len(drawn.groups)}
-        if not data.items:
-            drawn.tell(step, lambda facts=facts: facts)
-            break
-        lesson = PreferenceRound(
-            data=data,
-            held=given.held,
-            reference=_reference(settings, online, model, start),
-            file=context.folder / f"reference-{number + 1}.safetensors",
-            seed=seed_for(context.seed, "order", number),
-            has_adapters=online.reference == "round",
-            first_step=step,
-        )
-        step = _learn(asker, settings, model, lesson, number, partial(_before, drawn, facts, step))
-    look_back(asker, model, step, name=ROUND)
-    return save_causal(model, asker.tokenizer, context.folder / "model")
+    done, step = resume_rounds(context, model, settings.optimiser)
+    offline = _offline(sampler, settings, pairs_of(draw_round(sampler, model, 0).groups, online))
+    with interruptible(context.stop, context.say):
+        for number in range(done, online.rounds):
+            stop_if_asked(context, step)
+            # Of its own, so that a run that is resumed between two rounds goes on with the same random numbers.
+            torch.manual_seed(seed_for(context.seed, "dropout", number))
+            drawn = draw_round(sampler, model, number)
+            pairs = pairs_of(drawn.groups, online)
+            data = _data(sampler, settings, online, pairs, offline, number)
+            if not data:
+                log_round(sampler, drawn, step, _pair_metrics(pairs, drawn))
+                break
+            training = prepare_round(
+                context,
+                settings,
+                model,
+                train=data,
+                held_out=offline.held_out,
+                reference=_reference(settings, online, model, start),
+                file=context.folder / f"reference-{number + 1}.safetensors",
+                pad=padding_id(sampler.tokenizer),
+                has_adapters=online.reference == "round",
+            )
+            step = _learn(sampler, settings, training, drawn, pairs, first_step=step)
+            save_round(context, training.learner, number, step=step)
+    log_trained_policy(sampler, model, step)
+    return save_causal(model, sampler.tokenizer, context.folder / "model")
 
 
 def _learn(
-    asker: AnswerSampler,
+    sampler: AnswerSampler,
     settings: PreferenceSettings,
-    model: Module,
-    lesson: PreferenceRound,
-    number: int,
-    before: Callable[[Look], None],
+    training: PreferenceRound,
+    drawn: Round,
+    pairs: RoundPairs,
+    *,
+    first_step: int,
 ) -> int:
-    """One round's lesson; it is kept when it is done. Chosen answers of a file may be displaced: that is watched."""
-    context = asker.context
-    watched = replace(context, tracker=DisplacementWatch(context)) if settings.data else context
-    learner, step = learn(watched, settings, model, lesson, pad=padding_id(asker.tokenizer), before=before)
-    finish(context, learner, number, step=step)
-    return step
+    """Log and learn one round; gives the step at which it ended."""
+    context, learner = sampler.context, training.learner
+    loop = TrainLoop(
+        context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval, first_step=first_step
+    )
+    if not loop.is_resumed:
+        log_round(sampler, drawn, first_step, training.held_out_metrics() | _pair_metrics(pairs, drawn))
+    for rows in loop.steps(training.order(seed_for(context.seed, "order", drawn.number))):
+        metrics = loop.update(training.batches(rows))
+        if metrics is None:
+            continue
+        if loop.is_evaluation_due:
+            metrics |= training.held_out_metrics()
+            if settings.data:  # chosen answers of a file may be displaced
+                warn_of_displacement(context, metrics["heldout/chosen_logp"], step=loop.step)
+        loop.finish(metrics)
+    loop.take_best()
+    return loop.step
 
 
-def _before(drawn: Round, facts: Mapping[str, float], step: int, look: Look) -> None:
-    drawn.tell(step, lambda: {**look(), **facts})
+def _pair_metrics(pairs: RoundPairs, drawn: Round) -> dict[str, float]:
+    without = sum(pairs.without.values()) / len(drawn.groups)
+    return {"online/pairs": len(pairs.pairs), "online/without": without}
 
 
-def _given(asker: AnswerSampler, settings: PreferenceSettings, first: Made) -> _Given:
+def _offline(sampler: AnswerSampler, settings: PreferenceSettings, first: RoundPairs) -> _Offline:
     """What is in files; where nothing is held out in a file, a share of the first round's prompts is."""
-    context = asker.context
+    context = sampler.context
     if settings.data is not None:
-        data, held = given_data(context, settings, asker.tokenizer)
-        return _Given(data=data, held=held)
-    nothing = Preferences(items=())
+        data, held_out = offline_data(context, settings, sampler.tokenizer)
+        return _Offline(data=data, held_out=held_out)
     if settings.heldout is not None:
-        return _Given(data=nothing, held=given_heldout(context, settings, asker.tokenizer))
-    own = preferences_of(first, asker.book, as_thumbs=isinstance(settings.method, KTO))
+        return _Offline(data=(), held_out=read_file(context, settings, sampler.tokenizer, "heldout"))
+    own = preferences_of(first.pairs, sampler.dataset, as_thumbs=isinstance(settings.method, KTO))
     if not own:
-        raise DataError(f"no pair can be made of the first answers: {_why(first)}; {_HINT}")
-    _, held = hold_out(Preferences(items=own), share=settings.heldout_share, seed=context.seed)
-    return _Given(data=nothing, held=held)
+        raise DataError(f"no pair can be made of the first answers: {first.why_not()}; {_HINT}")
+    _, held_out = hold_out(own, share=settings.heldout_share, seed=context.seed)
+    return _Offline(data=(), held_out=held_out)
 
 
 def _data(
-    asker: AnswerSampler, settings: PreferenceSettings, online: OnlineSettings, made: Made, given: _Given, number: int
-) -> Preferences:
-    """The pairs of a round, but for those to held-out prompts, and given ones beside them. All are written and told."""
-    context, book = asker.context, asker.book
-    write_pairs(made, book, context.folder / f"pairs-{number + 1}.jsonl", held_out=given.held_keys)
-    found = preferences_of(made, book, as_thumbs=isinstance(settings.method, KTO))
-    own = [one for one in found if one.key not in given.held_keys]
-    noun = "answers" if isinstance(settings.method, KTO) else "pairs"
-    parts = [f"round {number + 1}: {len(own):,} {noun} to learn"]
-    if len(found) > len(own):
-        parts.append(f"{len(found) - len(own):,} to held-out prompts")
-    beside = drawn_beside(given.data, round(online.offline * len(own)), seed=context.seed, number=number)
+    sampler: AnswerSampler,
+    settings: PreferenceSettings,
+    online: OnlineSettings,
+    pairs: RoundPairs,
+    offline: _Offline,
+    number: int,
+) -> list[Preference]:
+    """The pairs of a round but for those to held-out prompts, and offline ones beside them.
+
+    All pairs of the round are written to a file, and an event says how many are learnt.
+    """
+    context, dataset = sampler.context, sampler.dataset
+    write_pairs(pairs.pairs, dataset, context.folder / f"pairs-{number + 1}.jsonl", held_out=offline.held_out_keys)
+    preferences = preferences_of(pairs.pairs, dataset, as_thumbs=isinstance(settings.method, KTO))
+    own = [preference for preference in preferences if preference.prompt_key not in offline.held_out_keys]
+    beside = drawn_beside(offline.data, round(online.offline * len(own)), seed=context.seed, number=number)
+    parts = [f"round {number + 1}: {len(own):,} {noun_of(settings)} to learn"]
+    if len(preferences) > len(own):
+        parts.append(f"{len(preferences) - len(own):,} to held-out prompts")
     if beside:
         parts.append(f"{len(beside):,} of `data` beside them")
-    told = "; ".join(filter(None, (", ".join(parts), _why(made))))
+    message = "; ".join(filter(None, (", ".join(parts), pairs.why_not())))
     if not own and number == 0:
-        raise DataError(f"{told}: there is nothing to learn from; {_HINT}")
+        raise DataError(f"{message}: there is nothing to learn from; {_HINT}")
     if own:
-        context.event("info", "preference.pairs", told)
+        context.event("info", "preference.pairs", message)
     else:
-        context.event("warning", "preference.no_pairs", f"{told}: training ends here")
-    return Preferences(items=[*own, *beside])
-
-
-def _why(made: Made) -> str:
-    """What makes no pair."""
-    prompts = [f"{count:,} prompts {why}" for why, count in made.without.items()]
-    return ", ".join([*prompts, *(f"{count:,} {what} left out" for what, count in made.left_out.items())])
+        context.event("warning", "preference.no_pairs", f"{message}: training ends here")
+    return [*own, *beside]
 
 
 def _reference(settings: PreferenceSettings, online: OnlineSettings, model: Module, start: Reference) -> Reference:
-    """What holds the policy in a round that begins now."""
+    """The reference of a round that begins now."""
     if online.reference == "start":
         return start
     return reference_for(model) if isinstance(settings.method, TDPO) else partial(_as_it_is, model)

@@ -15,8 +15,8 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
-from kedge.stages.best_of_n.settings import BestOfNSettings
-from kedge.stages.shared import batch_arithmetic as words
+from kedge.stages.rl.round_settings import RoundSettings
+from kedge.stages.shared.batch_arithmetic import count
 
 
 class OnlineSettings(Section):
@@ -31,7 +31,7 @@ class OnlineSettings(Section):
     gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Another judge of the same answers, which prefers nothing: `gold/mean`."""
     answers: int = Field(default=4, ge=2)
-    """Answers to each prompt in a round."""
+    """LabelledAnswers to each prompt in a round."""
     pairs: Literal["best_worst", "all"] = "best_worst"
     """Of the answers to a prompt: the best against the worst, or every two whose scores differ."""
     finished: bool = True
@@ -45,7 +45,7 @@ class OnlineSettings(Section):
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     rows: Annotated[int, MayChange()] = Field(default=64, ge=1)
-    """Answers that are sampled at once; it changes speed and memory, never an answer."""
+    """LabelledAnswers that are sampled at once; it changes speed and memory, never an answer."""
     failures: FailureSettings = FailureSettings()
     """How many answers may go without a score."""
 
@@ -54,14 +54,13 @@ class OnlineSettings(Section):
         """The most tokens that prompt and answer can have."""
         return self.max_prompt_tokens + self.sampling.max_new_tokens
 
-    def drawing(self, *, samples: int) -> BestOfNSettings:
-        """Answers are drawn, scored and told as those of stage `best_of_n` are: its settings for that."""
-        return BestOfNSettings(
-            kind="best_of_n",
+    def round_settings(self, *, samples: int) -> RoundSettings:
+        """How the answers of a round are drawn."""
+        return RoundSettings(
             reward=self.reward,
             gold=self.gold,
-            prompts=self.prompts,
             n=self.answers,
+            answers=self.answers,
             max_prompt_tokens=self.max_prompt_tokens,
             sampling=self.sampling,
             rows=self.rows,
@@ -70,24 +69,23 @@ class OnlineSettings(Section):
         )
 
 
-def in_words(online: OnlineSettings, *, with_data: bool) -> list[str]:
+def explain_online(online: OnlineSettings, *, with_data: bool) -> list[str]:
     """
     >>> given = {"prompts": "prompts.jsonl", "reward": "reward", "rounds": 2, "pairs": "all"}
-    >>> print(*in_words(OnlineSettings.model_validate(given), with_data=True), sep=chr(10))
+    >>> print(*explain_online(OnlineSettings.model_validate(given), with_data=True), sep=chr(10))
     2 rounds of 4 answers of the policy to each prompt, which make at most 6 pairs a prompt
     beside each new pair 1 of `data`, drawn anew in each round
     """
     most = 1 if online.pairs == "best_worst" else online.answers * (online.answers - 1) // 2
-    told = [
-        f"{words.count(online.rounds, 'round')} of {words.count(online.answers, 'answer')} of the policy to each "
-        f"prompt, which make at most {words.count(most, 'pair')} a prompt"
-    ]
-    return (
-        [*told, f"beside each new pair {online.offline:g} of `data`, drawn anew in each round"] if with_data else told
+    rounds = (
+        f"{count(online.rounds, 'round')} of {count(online.answers, 'answer')} of the policy to each prompt, which "
+        f"make at most {count(most, 'pair')} a prompt"
     )
+    offline = f"beside each new pair {online.offline:g} of `data`, drawn anew in each round"
+    return [rounds, offline] if with_data else [rounds]
 
 
-def findings(online: OnlineSettings) -> Iterator[Finding]:
+def check_online(online: OnlineSettings) -> Iterator[Finding]:
     if online.sampling.top_k == 1:
         yield Finding(
             level="fatal",

@@ -1,4 +1,4 @@
-"""Preferences as a policy reads them: tokenised, held out by prompt, and for KTO with answers to other prompts."""
+"""Preferences as a policy reads them: tokenised, and for KTO with answers to other prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from kedge.data.batching import LabelledAnswers, TokenSequence
 from kedge.data.examples import Messages, Pair, Ranking, Thumb
 from kedge.data.kinds import as_kind
 from kedge.data.reading import prompt_key, read
-from kedge.data.splitting import assign
 from kedge.data.template import encode_conversation
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ class Preference:
 
     answers: LabelledAnswers
     prompt: Messages
-    key: int
+    prompt_key: int
     """Equal for equal prompts."""
 
 
@@ -44,16 +43,16 @@ def read_preferences(
     items: list[Preference] = []
     num_too_long = num_identical = 0
     for example in _thumbs(source) if wants_thumbs else _pairs(source):
-        said = [(example.answer, example.is_good)] if isinstance(example, Thumb) else _sides(example)
-        sequences = tuple(_encode(tokenizer, example.prompt, answer, str(example.origin)) for answer, _ in said)
-        if max(len(one.tokens) for one in sequences) > max_length:
+        labelled = [(example.answer, example.is_good)] if isinstance(example, Thumb) else _sides(example)
+        sequences = tuple(_encode(tokenizer, example.prompt, answer, str(example.origin)) for answer, _ in labelled)
+        if max(len(sequence.tokens) for sequence in sequences) > max_length:
             num_too_long += 1
         elif len(sequences) == 2 and sequences[0].tokens == sequences[1].tokens:
             num_identical += 1
         else:
-            is_good = tuple(good for _, good in said)
+            is_good = tuple(good for _, good in labelled)
             answers = LabelledAnswers(sequences=sequences, is_good=is_good, ref_logp=(0.0,) * len(sequences))
-            items.append(Preference(answers=answers, prompt=example.prompt, key=prompt_key(example)))
+            items.append(Preference(answers=answers, prompt=example.prompt, prompt_key=prompt_key(example)))
     if not items:
         raise DataError(
             f"{source}: nothing to learn from: {num_too_long} preferences are longer than {max_length} tokens "
@@ -63,43 +62,35 @@ def read_preferences(
     return Preferences(items=items, num_too_long=num_too_long, num_identical=num_identical)
 
 
-def hold_out(found: Preferences, *, share: float, seed: int) -> tuple[Preferences, Preferences]:
-    """Train and held-out parts that share no prompt; what was left out is counted with the first."""
-    keys = set(assign([one.key for one in found.items], share, seed).tolist())
-    train = [one for one in found.items if one.key not in keys]
-    held = [one for one in found.items if one.key in keys]
-    return replace(found, items=train), Preferences(items=held)
-
-
-def mismatched(found: Preferences, *, max_length: int) -> list[LabelledAnswers]:
+def mismatched(items: Sequence[Preference], *, max_length: int) -> list[LabelledAnswers]:
     """For each item its prompt with the answer of the next item of another prompt, cut at `max_length`.
 
     What KTO's reference point is estimated on. The partner is fixed by the data and not by the step, so that the
     reference is asked once, and a step's estimate depends on neither its order nor its micro-batches.
     """
-    items = found.items
-    if len({one.key for one in items}) < 2:
+    if len({item.prompt_key for item in items}) < 2:
         raise DataError("kto compares answers with answers to other prompts, and all of these have the same prompt")
-    made: list[LabelledAnswers] = []
-    for index, one in enumerate(items):
+    anchors: list[LabelledAnswers] = []
+    for index, item in enumerate(items):
         following = (items[(index + step) % len(items)] for step in range(1, len(items)))
-        other = next(item for item in following if item.key != one.key)
-        prompt, answer = _cut(one.answers.sequences[0])[0], _cut(other.answers.sequences[0])[1]
+        partner = next(other for other in following if other.prompt_key != item.prompt_key)
+        prompt, answer = _cut(item.answers.sequences[0])[0], _cut(partner.answers.sequences[0])[1]
         tokens = [*prompt.tokens, *answer.tokens][:max_length]
         counted = [*prompt.counted, *answer.counted][:max_length]
-        made.append(
+        anchors.append(
             LabelledAnswers(
                 sequences=(TokenSequence(tokens=tokens, counted=counted),), is_good=(True,), ref_logp=(0.0,)
             )
         )
-    return made
+    return anchors
 
 
 def sequences_of(items: Sequence[LabelledAnswers]) -> list[TokenSequence]:
-    return [sequence for one in items for sequence in one.sequences]
+    return [sequence for item in items for sequence in item.sequences]
 
 
-def referred(answers: LabelledAnswers, logp: Iterator[float]) -> LabelledAnswers:
+def with_reference_logprobs(answers: LabelledAnswers, logp: Iterator[float]) -> LabelledAnswers:
+    """The next of the reference's log-probs become those of these answers."""
     return replace(answers, ref_logp=tuple(next(logp) for _ in answers.sequences))
 
 

@@ -24,6 +24,8 @@ from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.hashing import module_hash
 from kedge.models.training.preference_objectives import Reference, answer_logprobs
+from kedge.stages.shared.chunks import token_chunks
+from kedge.stages.shared.context import Context
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +37,7 @@ _FORMAT: Final = "1"
 
 
 def reference_logprobs(
+    context: Context,
     reference: Reference,
     sequences: Sequence[TokenSequence],
     *,
@@ -42,33 +45,32 @@ def reference_logprobs(
     pad: int,
     has_adapters: bool = False,
     autocast: Callable[[], AbstractContextManager[Any]],
-    warn: Callable[[str, str], None],
 ) -> list[float]:
-    """The sum of log-probs of each answer under the model that `reference` opens.
+    """The sum of log-probs of each answer under the model that `reference` opens, computed in `autocast`.
 
     They are kept in `file`. With `has_adapters`, adapters on the model are a part of it; else they are switched off
-    and do not count. `warn` is told the code and the message of what could not be read.
+    and do not count.
     """
     with torch.no_grad(), reference() as model, autocast():
         key = _key(model, sequences, has_adapters=has_adapters)
         shared = cache_root() / "reference-logprobs" / f"{hash_json(key)}.safetensors"
         _refuse_another_reference(file, key)
-        found_S = _read(file, key, len(sequences), warn)
-        if found_S is None:
-            found_S = _read(shared, key, len(sequences), warn)
-            if found_S is None:
-                found_S = _compute(model, sequences, pad)
-                _write(shared, found_S, key)
-            _write(file, found_S, key)
-    return found_S.tolist()
+        logp_S = _read(context, file, key, len(sequences))
+        if logp_S is None:
+            logp_S = _read(context, shared, key, len(sequences))
+            if logp_S is None:
+                logp_S = _compute(model, sequences, pad)
+                _write(shared, logp_S, key)
+            _write(file, logp_S, key)
+    return logp_S.tolist()
 
 
 def tokens_hash(sequences: Sequence[TokenSequence]) -> str:
     digest = blake2b(digest_size=16)
-    for one in sequences:
-        digest.update(len(one.tokens).to_bytes(8, "big"))
-        digest.update(np.asarray(one.tokens, dtype=np.int64).tobytes())
-        digest.update(np.asarray(one.counted, dtype=np.bool_).tobytes())
+    for sequence in sequences:
+        digest.update(len(sequence.tokens).to_bytes(8, "big"))
+        digest.update(np.asarray(sequence.tokens, dtype=np.int64).tobytes())
+        digest.update(np.asarray(sequence.counted, dtype=np.bool_).tobytes())
     return digest.hexdigest()
 
 
@@ -85,14 +87,11 @@ def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_
 
 def _compute(reference: PreTrainedModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
     logp_S = torch.zeros(len(sequences))
-    waiting = sorted(range(len(sequences)), key=lambda index: -len(sequences[index].tokens))
-    while waiting:
-        rows = max(1, ROW_TOKENS // len(sequences[waiting[0]].tokens))
-        part, waiting = waiting[:rows], waiting[rows:]
+    for rows in token_chunks([len(sequence.tokens) for sequence in sequences], max_tokens=ROW_TOKENS):
         # Already longest first, so the batch keeps their order.
-        items = [LabelledAnswers(sequences=(sequences[index],), is_good=(True,), ref_logp=(0.0,)) for index in part]
-        (batch,) = answer_batches(items, rows=rows, pad=pad, width=None)
-        logp_S[torch.tensor(part)] = answer_logprobs(reference, batch.to(reference.device)).float().cpu()
+        items = [LabelledAnswers(sequences=(sequences[row],), is_good=(True,), ref_logp=(0.0,)) for row in rows]
+        (batch,) = answer_batches(items, rows=len(rows), pad=pad, width=None)
+        logp_S[torch.tensor(rows)] = answer_logprobs(reference, batch.to(reference.device)).float().cpu()
     return logp_S
 
 
@@ -115,8 +114,8 @@ def _facts(place: Path) -> dict[str, str] | None:
         return None
 
 
-def _read(place: Path, key: Mapping[str, str], count: int, warn: Callable[[str, str], None]) -> Tensor | None:
-    """What is in the file; None where there is none, or where it is not what it should be, which is told."""
+def _read(context: Context, place: Path, key: Mapping[str, str], count: int) -> Tensor | None:
+    """The log-probs in a file; None where there is no file, and with a warning where it is damaged."""
     if not place.exists():
         return None
     try:
@@ -128,7 +127,8 @@ def _read(place: Path, key: Mapping[str, str], count: int, warn: Callable[[str, 
         if facts == {**key, "content": _content(logp_S)} and logp_S.shape == (count,):
             return logp_S
         reason = "its content is not what it says"
-    warn("preference.reference_damaged", f"{place} cannot be used ({reason}): the reference is asked again")
+    message = f"{place} cannot be used ({reason}): the reference is asked again"
+    context.event("warning", "preference.reference_damaged", message)
     return None
 
 

@@ -14,9 +14,9 @@ from kedge.core.stage import ArtifactKind, Input, Stage
 from kedge.models.settings import LoraSettings
 from kedge.models.training.preference_methods import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
 from kedge.runs.checkpoints import CheckpointSettings
-from kedge.stages.preference.online_settings import OnlineSettings, findings, in_words
-from kedge.stages.shared import batch_arithmetic as words
-from kedge.trainers.supervised import LookSettings
+from kedge.stages.preference.online_settings import OnlineSettings, check_online, explain_online
+from kedge.stages.shared import batch_arithmetic
+from kedge.trainers.supervised import EvalSettings
 
 FULL_RATE: Final = 5e-7
 """Zephyr's rate of DPO for all weights (Tunstall et al. 2023), within what SimPO and TDPO were tuned over."""
@@ -43,7 +43,7 @@ class PreferenceSettings(Section):
     online: OnlineSettings | None = None
     """Make pairs of the policy's own answers, in rounds; alone, or beside `data`."""
     heldout: Annotated[str | None, Input("pairs", "rankings", "thumbs")] = None
-    """Preferences that are looked at and never trained on; without it, a share of `data` or of the first round."""
+    """Preferences for evaluation, never trained on; without it, a share of `data` or of the first round."""
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the prompts that is held out where no file is given for it."""
     lora: LoraSettings | None = None
@@ -61,12 +61,12 @@ class PreferenceSettings(Section):
     optimiser: OptimiserSettings = OptimiserSettings(lr=FULL_RATE, warmup=WARMUP)
     """AdamW and its schedule, which begins anew in each round. Unless given, `lr` follows the method: 5e-7, orpo 8e-6;
     with LoRA ten times that."""
-    look: LookSettings = LookSettings()
-    """When held-out preferences are looked at, and early stopping."""
+    eval: EvalSettings = EvalSettings()
+    """When held-out preferences are evaluated, and early stopping."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """How often the run is saved."""
     samples: int = Field(default=8, ge=0)
-    """Fixed prompts that are answered before and after training; online, prompts whose answers are told each round."""
+    """Fixed prompts answered before and after training; online, prompts whose answers are written in each round."""
     sample_tokens: int = Field(default=64, ge=1)
     """Longest of these answers; online it is `online.sampling` that says so."""
 
@@ -75,11 +75,11 @@ class PreferenceSettings(Section):
     def _published_rate(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        found = cast("dict[str, Any]", given)
-        rate = ORPO_RATE if method_name(found.get("method")) == "orpo" else FULL_RATE
-        published = {"lr": rate * LORA_FACTOR if found.get("lora") is not None else rate, "warmup": WARMUP}
-        optimiser: Any = found.get("optimiser", {})
-        return {**found, "optimiser": {**published, **optimiser}} if isinstance(optimiser, dict) else found
+        values = cast("dict[str, Any]", given)
+        rate = ORPO_RATE if method_name(values.get("method")) == "orpo" else FULL_RATE
+        published = {"lr": rate * LORA_FACTOR if values.get("lora") is not None else rate, "warmup": WARMUP}
+        optimiser: Any = values.get("optimiser", {})
+        return {**values, "optimiser": {**published, **optimiser}} if isinstance(optimiser, dict) else values
 
     @model_validator(mode="after")
     def _a_sorted_step_is_whole(self) -> PreferenceSettings:
@@ -120,25 +120,25 @@ class PreferenceSettings(Section):
 
 def explain(settings: PreferenceSettings) -> list[str]:
     noun = "answer" if isinstance(settings.method, KTO) else "pair"
-    told = words.supervised(settings.batch, settings.micro_batch, settings.epochs, noun)
+    lines = batch_arithmetic.supervised(settings.batch, settings.micro_batch, settings.epochs, noun)
     if settings.online:
-        told = [*in_words(settings.online, with_data=settings.data is not None), f"{told[0]} of a round"]
+        lines = [*explain_online(settings.online, with_data=settings.data is not None), f"{lines[0]} of a round"]
     if settings.packing:
-        told.append(f"the answers of a micro-batch share rows of {settings.max_length:,} tokens")
+        lines.append(f"the answers of a micro-batch share rows of {settings.max_length:,} tokens")
     if isinstance(settings.method, TDPO):
-        held = "the policy without its adapters" if settings.lora else "a second model in memory"
-        told.append(f"{settings.method.kind}: the reference, {held}, is asked at every step")
+        reference = "the policy without its adapters" if settings.lora else "a second model in memory"
+        lines.append(f"{settings.method.kind}: the reference, {reference}, is asked at every step")
     elif needs_reference(settings.method):
         when = "once a round, before it is learnt" if settings.online else "once, before training"
-        told.append(f"{settings.method.kind}: the reference is asked {when}, and its log-probs are kept")
+        lines.append(f"{settings.method.kind}: the reference is asked {when}, and its log-probs are kept")
     else:
-        told.append(f"{settings.method.kind}: no reference")
-    return told
+        lines.append(f"{settings.method.kind}: no reference")
+    return lines
 
 
 def check(settings: PreferenceSettings) -> Iterator[Finding]:
     if settings.online:
-        yield from findings(settings.online)
+        yield from check_online(settings.online)
     if isinstance(settings.method, KTO) and settings.batch < FEW_ANSWERS:
         yield Finding(
             level="warning",

@@ -1,12 +1,11 @@
-"""Preference training on judged answers that are given: a file in, a model folder out.
+"""Preference training on labelled answers that are given: a file in, a model folder out.
 
-Left out: pairs that are made on the way, which is `online_training`.
+Left out: pairs that are made on the way, which is `online`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +18,18 @@ from kedge.models.forward.lora import base_of
 from kedge.models.loading.start import save_causal, start_causal
 from kedge.models.training.preference_methods import TDPO
 from kedge.models.training.preference_objectives import adapters_off, reference_for
-from kedge.stages.preference.given import DisplacementWatch, given_data
-from kedge.stages.preference.learning import Look, PreferenceRound, learn
+from kedge.stages.preference.data import offline_data
+from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.online import train_online
-from kedge.stages.preference.preferences import Preferences
+from kedge.stages.preference.preferences import Preference
 from kedge.stages.preference.reference import NAME
+from kedge.stages.preference.round import prepare_round
 from kedge.stages.preference.settings import PreferenceSettings
-from kedge.stages.shared import loop as training
 from kedge.stages.shared.context import Context
-from kedge.stages.shared.samples import tell_samples
+from kedge.stages.shared.device import pick_device
+from kedge.stages.shared.interrupt import interruptible
+from kedge.stages.shared.loop import TrainLoop
+from kedge.stages.shared.samples import write_samples
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -40,35 +42,42 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
         return {"model": train_online(context, settings, settings.online)}
     torch.manual_seed(context.seed)
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
-    data, held = given_data(context, settings, tokenizer)
-    device = training.pick_device(context.device)
+    data, held_out = offline_data(context, settings, tokenizer)
+    prompts = _prompts(held_out, tokenizer, settings.samples)
+    device = pick_device(context.device)
     model = start_causal(
         context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
     )
-    lesson = PreferenceRound(
-        data=data,
-        held=held,
+    training = prepare_round(
+        context,
+        settings,
+        model,
+        train=data,
+        held_out=held_out,
         reference=reference_for(model) if isinstance(settings.method, TDPO) else partial(adapters_off, model),
         file=context.folder / NAME,
-        seed=context.seed,
+        pad=padding_id(tokenizer),
     )
-    prompts = _prompts(held, tokenizer, settings.samples)
-
-    def sample(step: int) -> None:
-        tell_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=step)
-
-    def before(look: Look) -> None:
-        context.tracker.log(look(), step=0)
-        sample(0)
-
-    watched = replace(context, tracker=DisplacementWatch(context))
-    learner, _ = learn(watched, settings, model, lesson, pad=padding_id(tokenizer), before=before)
-    sample(learner.total_steps)
+    loop = TrainLoop(context, training.learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
+    if not loop.is_resumed:
+        context.tracker.log(training.held_out_metrics(), step=0)
+        write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=0)
+    with interruptible(context.stop, context.say):
+        for rows in loop.steps(training.order(context.seed)):
+            metrics = loop.update(training.batches(rows))
+            if metrics is None:
+                continue
+            if loop.is_evaluation_due:
+                metrics |= training.held_out_metrics()
+                warn_of_displacement(context, metrics["heldout/chosen_logp"], step=loop.step)
+            loop.finish(metrics)
+    loop.take_best()
+    last = training.learner.total_steps
+    write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=last)
     return {"model": save_causal(model, tokenizer, context.folder / "model")}
 
 
-def _prompts(held: Preferences, tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:
+def _prompts(items: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:
     """The first few different prompts."""
-    by_key = {one.key: one.prompt for one in reversed(held.items)}
-    kept = list(reversed(by_key.values()))[:count]
-    return [encode_prompt(tokenizer, prompt) for prompt in kept]
+    by_key = {item.prompt_key: item.prompt for item in reversed(items)}
+    return [encode_prompt(tokenizer, prompt) for prompt in list(reversed(by_key.values()))[:count]]

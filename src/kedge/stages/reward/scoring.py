@@ -8,12 +8,14 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from kedge.core.batches import pad_tokens
 from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted
 from kedge.report.reward import Combine as ReportCombine
 from kedge.report.reward import RewardReport, ScoredPair, reward_report
-from kedge.stages.reward.comparisons import Judged, fold_of
+from kedge.stages.reward.comparisons import EncodedComparison, fold_of
+from kedge.stages.shared.chunks import token_chunks
 
 TOKENS_AT_ONCE = 16_384
 """Tokens, padding counted, in one forward pass of scoring."""
@@ -31,37 +33,30 @@ def score_sequences(
     progress: Callable[[int], None] = lambda _: None,
 ) -> Tensor:
     """`scores_MNK` of N token sequences in their order, computed longest first in batches of similar length."""
-    order = sorted(range(len(sequences)), key=lambda at: -len(sequences[at]))
     pad = padding_id(members[0].tokenizer)
+    order: list[int] = []
     parts: list[Tensor] = []
-    start = 0
-    while start < len(order):
-        width = len(sequences[order[start]])
-        rows = order[start : start + max(1, TOKENS_AT_ONCE // width)]
-        tokens_BT = torch.full((len(rows), width), pad)
-        mask_BT = torch.zeros((len(rows), width), dtype=torch.bool)
-        for b, at in enumerate(rows):
-            tokens_BT[b, : len(sequences[at])] = torch.tensor(sequences[at])
-            mask_BT[b, : len(sequences[at])] = True
-        each = [member.score_tokens(tokens_BT, mask_BT, normalised=normalised).cpu() for member in members]
-        parts.append(torch.stack(each))
-        start += len(rows)
-        progress(start)
+    for rows in token_chunks([len(sequence) for sequence in sequences], max_tokens=TOKENS_AT_ONCE):
+        tokens_BT, mask_BT = pad_tokens([sequences[row] for row in rows], pad=pad)
+        scores_MBK = [member.score_tokens(tokens_BT, mask_BT, normalised=normalised).cpu() for member in members]
+        parts.append(torch.stack(scores_MBK))
+        order += rows
+        progress(len(order))
     return torch.cat(parts, dim=1)[:, torch.tensor(order).argsort()]
 
 
 def report_on(
     members: Sequence[Member],
-    held: Sequence[Judged],
+    held_out: Sequence[EncodedComparison],
     *,
-    trained: Sequence[Judged],
+    trained: Sequence[EncodedComparison],
     combine: Combine,
     facts: Mapping[str, str],
 ) -> RewardReport:
-    """The report on `held`, with the accuracy on a part of `trained` beside it."""
+    """The report on `held_out`, with the accuracy on a part of `trained` beside it."""
     how, coef = in_reports(combine)
     return reward_report(
-        scored_pairs(members, held),
+        scored_pairs(members, held_out),
         combine=how,
         uncertainty_coef=coef,
         train_accuracy=_accuracy(scored_pairs(members, trained[:MOST_TRAINED])),
@@ -69,15 +64,15 @@ def report_on(
     )
 
 
-def report_out_of_fold(members: Sequence[Member], items: Sequence[Judged], *, seed: int) -> RewardReport:
+def report_out_of_fold(members: Sequence[Member], items: Sequence[EncodedComparison], *, seed: int) -> RewardReport:
     """A report on training comparisons, each scored by the one member of an ensemble that never saw its prompt.
 
     This is cross-validation of a member: the ensemble of all is not asked, and tends to be better.
     """
-    parts: list[list[Judged]] = [[] for _ in members]
-    for one in items:
-        parts[fold_of(one, members=len(members), seed=seed)].append(one)
-    scored = [scored_pairs([member], own) for member, own in zip(members, parts, strict=True) if own]
+    folds: list[list[EncodedComparison]] = [[] for _ in members]
+    for item in items:
+        folds[fold_of(item, members=len(members), seed=seed)].append(item)
+    scored = [scored_pairs([member], unseen) for member, unseen in zip(members, folds, strict=True) if unseen]
     return reward_report([pair for pairs in scored for pair in pairs])
 
 
@@ -86,31 +81,31 @@ def in_reports(combine: Combine) -> tuple[ReportCombine, float]:
     return _IN_REPORTS[combine.kind], combine.coef if isinstance(combine, UncertaintyWeighted) else 0.0
 
 
-def scored_pairs(members: Sequence[Member], items: Sequence[Judged]) -> list[ScoredPair]:
+def scored_pairs(members: Sequence[Member], items: Sequence[EncodedComparison]) -> list[ScoredPair]:
     """Every strict preference in `items` with the scores of its two answers under its own objective."""
-    scores_MNK = score_sequences(members, [answer for one in items for answer in one.ranked.answers])
-    found: list[ScoredPair] = []
+    scores_MNK = score_sequences(members, [answer for item in items for answer in item.ranked.answers])
+    pairs: list[ScoredPair] = []
     first = 0
-    for one in items:
-        own_MA = scores_MNK[:, first : first + len(one.lengths), one.ranked.objective]
-        first += len(one.lengths)
-        for better, worse in permutations(range(len(one.lengths)), 2):
-            if one.ranked.rank[better] < one.ranked.rank[worse]:
-                found.append(_scored(one, own_MA, better, worse))
-    return found
+    for item in items:
+        scores_MA = scores_MNK[:, first : first + len(item.lengths), item.ranked.objective]
+        first += len(item.lengths)
+        for better, worse in permutations(range(len(item.lengths)), 2):
+            if item.ranked.rank[better] < item.ranked.rank[worse]:
+                pairs.append(_scored(item, scores_MA, better, worse))
+    return pairs
 
 
-def _scored(one: Judged, scores_MA: Tensor, better: int, worse: int) -> ScoredPair:
+def _scored(item: EncodedComparison, scores_MA: Tensor, better: int, worse: int) -> ScoredPair:
     return ScoredPair(
         chosen=tuple(scores_MA[:, better].tolist()),
         rejected=tuple(scores_MA[:, worse].tolist()),
-        chosen_length=one.lengths[better],
-        rejected_length=one.lengths[worse],
-        margin=one.margin,
-        where=one.where,
-        prompt=one.prompt_text,
-        chosen_text=one.answer_texts[better],
-        rejected_text=one.answer_texts[worse],
+        chosen_length=item.lengths[better],
+        rejected_length=item.lengths[worse],
+        margin=item.margin,
+        where=item.where,
+        prompt=item.prompt_text,
+        chosen_text=item.answer_texts[better],
+        rejected_text=item.answer_texts[worse],
     )
 
 

@@ -13,8 +13,8 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
 from kedge.models.settings import Combine, LoraSettings, MeanOfMembers, Truncate
 from kedge.runs.checkpoints import CheckpointSettings
-from kedge.stages.shared import batch_arithmetic as words
-from kedge.trainers.supervised import LookSettings
+from kedge.stages.shared import batch_arithmetic
+from kedge.trainers.supervised import EvalSettings
 
 LengthControl = Literal["none", "balance", "residual"]
 
@@ -74,7 +74,7 @@ class RewardSettings(Section):
     """What is minimised."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=1e-5)
     """AdamW and its schedule."""
-    look: LookSettings = LookSettings()
+    eval: EvalSettings = EvalSettings()
     """When held-out loss and accuracy are measured, and early stopping."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """How often the run is saved."""
@@ -83,10 +83,10 @@ class RewardSettings(Section):
 
 
 def explain(settings: RewardSettings) -> list[str]:
-    told = words.supervised(settings.batch, settings.micro_batch, settings.epochs, "comparison")
+    lines = batch_arithmetic.supervised(settings.batch, settings.micro_batch, settings.epochs, "comparison")
     if settings.members > 1:
-        told.append(f"{settings.members} members, each trained so on its own seed and fold of the data")
-    return told
+        lines.append(f"{settings.members} members, each trained so on its own seed and fold of the data")
+    return lines
 
 
 def check(settings: RewardSettings) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ goes on with the member it was at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from kedge.core.batches import Comparisons
-from kedge.core.errors import ContractStop, DataError
+from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
 from kedge.data.batching import comparison_batches, num_steps, step_rows
@@ -32,12 +31,15 @@ from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import preference
 from kedge.report.reward import render_html
 from kedge.runs.state import load_state, save_state
-from kedge.stages.reward.comparisons import Judged, fold, hold_out, judged, length_controlled
+from kedge.stages.reward.comparisons import EncodedComparison, fold, length_controlled, read_comparisons
 from kedge.stages.reward.scoring import report_on, report_out_of_fold, score_sequences
 from kedge.stages.reward.settings import RewardSettings
-from kedge.stages.shared import loop as training
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.device import CostMeter, pick_device
 from kedge.stages.shared.encoding import Encoder
+from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
+from kedge.stages.shared.interrupt import interruptible
+from kedge.stages.shared.loop import TrainLoop, held_out_metrics, stop_if_asked
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 MOST_DEMONSTRATIONS = 1000
@@ -45,15 +47,16 @@ MOST_DEMONSTRATIONS = 1000
 
 
 def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
-    """Train every member, save the model, and judge it on held-out preferences."""
+    """Train every member, save the model, and report how good it is on held-out preferences."""
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
     encoder = Encoder(tokenizer=tokenizer, max_length=settings.max_length, truncate=settings.truncate)
-    data, held = _data(context, settings, encoder)
-    meter = training.Meter(training.pick_device(context.device))
+    data, held_out = _data(context, settings, encoder)
+    meter = CostMeter(pick_device(context.device))
     members = _members(context, settings, str(tokenizer.chat_template))
-    for index, member in enumerate(members):
-        own = fold(data, member=index, members=settings.members, seed=context.seed)
-        _train_member(context, settings, member, own, held, index)
+    with interruptible(context.stop, context.say):
+        for index, member in enumerate(members):
+            unfolded = fold(data, member=index, members=settings.members, seed=context.seed)
+            _train_member(context, settings, member, unfolded, held_out, index)
     cost = meter.read()
     demonstrations = _demonstrations(context, encoder, data)
     about = {
@@ -61,52 +64,61 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
         "max_length": settings.max_length,
         "truncate": settings.truncate,
     }
-    others = [list(answer) for one in data[:MOST_DEMONSTRATIONS] for answer in one.ranked.answers]
+    others = [list(answer) for item in data[:MOST_DEMONSTRATIONS] for answer in item.ranked.answers]
     members = [_normalised(member, demonstrations, others, about) for member in members]
     folder = context.folder / "model"
     if len(members) == 1:
         save(members[0], folder)
     else:
         save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder)
-    _judge(context, settings, members, data, held, cost)
+    _report(context, settings, members, data, held_out, cost)
     return {"model": folder}
 
 
-def _data(context: Context, settings: RewardSettings, encoder: Encoder) -> tuple[list[Judged], list[Judged]]:
-    data = judged(context.inputs("data"), encoder, use_margin=settings.loss.margin)
-    if context.inputs("heldout"):
-        held = judged(context.inputs("heldout"), encoder, use_margin=settings.loss.margin)
-        if shared := {one.prompt for one in data} & {one.prompt for one in held}:
-            raise DataError(f"`heldout` shares {len(shared)} prompt(s) with `data`: split them with kedge data split")
-    else:
-        data, held = hold_out(data, share=settings.heldout_share, seed=context.seed)
-    context.event("info", "reward.data", f"{len(data):,} comparisons to learn, {len(held):,} held out by prompt")
+def _data(
+    context: Context, settings: RewardSettings, encoder: Encoder
+) -> tuple[list[EncodedComparison], list[EncodedComparison]]:
+    """Comparisons to learn, under length control, and held-out ones."""
     loss = settings.loss
-    return length_controlled(data, loss.length_control, strength=loss.length_strength), held
+    data = read_comparisons(context.inputs("data"), encoder, use_margin=loss.margin)
+    if context.inputs("heldout"):
+        held_out = read_comparisons(context.inputs("heldout"), encoder, use_margin=loss.margin)
+        refuse_shared_prompts(data, held_out)
+    else:
+        data, held_out = hold_out(data, share=settings.heldout_share, seed=context.seed)
+    context.event("info", "reward.data", f"{len(data):,} comparisons to learn, {len(held_out):,} held out by prompt")
+    return length_controlled(data, loss.length_control, strength=loss.length_strength), held_out
 
 
 def _members(context: Context, settings: RewardSettings, chat_template: str) -> list[RewardModel]:
-    source, device = context.input("from"), training.pick_device(context.device)
-
-    def one(index: int) -> RewardModel:
-        seed = seed_for(context.seed, "head", index)
-        dtype, bits = ("float32", 16) if settings.lora is None else ("auto", settings.lora.base_bits)
-        built = build(source, objectives=settings.objectives, seed=seed, dtype=dtype, device=device, bits=bits)
-        freeze_lowest(base_of(built.model), settings.frozen_layers)
-        built.tokenizer.chat_template = chat_template
-        return built
-
     if settings.lora is None:
-        return [one(index) for index in range(settings.members)]
-    return list(lora_members(one(0), settings.lora, count=settings.members, seed=context.seed))
+        return [_built(context, settings, chat_template, index) for index in range(settings.members)]
+    base = _built(context, settings, chat_template, 0)
+    return list(lora_members(base, settings.lora, count=settings.members, seed=context.seed))
+
+
+def _built(context: Context, settings: RewardSettings, chat_template: str, index: int) -> RewardModel:
+    """The model to start from with a new score head; float32 where its own weights learn."""
+    dtype, bits = ("float32", 16) if settings.lora is None else ("auto", settings.lora.base_bits)
+    reward_model = build(
+        context.input("from"),
+        objectives=settings.objectives,
+        seed=seed_for(context.seed, "head", index),
+        dtype=dtype,
+        device=pick_device(context.device),
+        bits=bits,
+    )
+    freeze_lowest(base_of(reward_model.model), settings.frozen_layers)
+    reward_model.tokenizer.chat_template = chat_template
+    return reward_model
 
 
 def _train_member(
     context: Context,
     settings: RewardSettings,
     member: RewardModel,
-    data: Sequence[Judged],
-    held: Sequence[Judged],
+    data: Sequence[EncodedComparison],
+    held_out: Sequence[EncodedComparison],
     index: int,
 ) -> None:
     """Train one member, or take up where it was; a finished one is read back from `finished/`."""
@@ -120,19 +132,27 @@ def _train_member(
     if finished.is_dir():
         learner.load_weights(load_state(finished)["weights"])
         return
+
     first_step = _steps_before(context.folder / "finished", index)
-    pad, seed = padding_id(member.tokenizer), seed_for(context.seed, "member", index)
-    last_step = training.fit(
-        context,
-        learner,
-        settings,
-        steps_from=lambda start: _steps(data, settings, seed, pad, start=start),
-        held=comparison_batches([one.ranked for one in held], rows=settings.micro_batch, pad=pad),
-        tokens_of=lambda batch: int(batch.attention_mask_BT.sum()),
-        first_step=first_step,
+    stop_if_asked(context, first_step)
+    loop = TrainLoop(
+        context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval, first_step=first_step
     )
+    pad, seed = padding_id(member.tokenizer), seed_for(context.seed, "member", index)
+    held_out_batches = comparison_batches([item.ranked for item in held_out], rows=settings.micro_batch, pad=pad)
+    order = step_rows(len(data), epochs=settings.epochs, batch=settings.batch, seed=seed, start=learner.step)
+    for rows in loop.steps(order):
+        metrics = loop.update(
+            comparison_batches([data[row].ranked for row in rows], rows=settings.micro_batch, pad=pad)
+        )
+        if metrics is None:
+            continue
+        if held_out_batches and loop.is_evaluation_due:
+            metrics |= held_out_metrics(learner, held_out_batches)
+        loop.finish(metrics)
+    loop.take_best()
     with whole_folder(finished) as beside:
-        save_state(beside, {"weights": learner.state()["weights"], "last_step": last_step})
+        save_state(beside, {"weights": learner.state()["weights"], "last_step": loop.step})
 
 
 def _steps_before(finished: Path, index: int) -> int:
@@ -140,19 +160,13 @@ def _steps_before(finished: Path, index: int) -> int:
     return int(load_state(finished / f"member-{index - 1}")["last_step"]) if index else 0
 
 
-def _steps(
-    data: Sequence[Judged], settings: RewardSettings, seed: int, pad: int, *, start: int
-) -> Iterator[list[Comparisons]]:
-    for rows in step_rows(len(data), epochs=settings.epochs, batch=settings.batch, seed=seed, start=start):
-        yield comparison_batches([data[row].ranked for row in rows], rows=settings.micro_batch, pad=pad)
-
-
-def _demonstrations(context: Context, encoder: Encoder, data: Sequence[Judged]) -> list[list[int]]:
+def _demonstrations(context: Context, encoder: Encoder, data: Sequence[EncodedComparison]) -> list[list[int]]:
     """Answers that shall score 0 on average: given ones, or the best answer of each training comparison."""
     if context.inputs("demonstrations"):
-        found = (cast(Demonstration, one) for one in read(context.input("demonstrations"), kind="demonstrations"))
-        return [encoder.tokens(one.messages[:-1], one.messages[-1:]) for one in islice(found, MOST_DEMONSTRATIONS)]
-    best = [list(one.ranked.answers[list(one.ranked.rank).index(min(one.ranked.rank))]) for one in data]
+        examples = islice(read(context.input("demonstrations"), kind="demonstrations"), MOST_DEMONSTRATIONS)
+        conversations = [cast(Demonstration, example).messages for example in examples]
+        return [encoder.tokens(messages[:-1], messages[-1:]) for messages in conversations]
+    best = [list(item.ranked.answers[list(item.ranked.rank).index(min(item.ranked.rank))]) for item in data]
     return best[:MOST_DEMONSTRATIONS]
 
 
@@ -164,7 +178,7 @@ def _normalised(
 ) -> RewardModel:
     """Demonstrations average 0. The scale stays: a score difference is a log-odds, and calibration is about that.
 
-    The range of the scores of `others`, which were trained on, is where the member knows what it speaks of.
+    The range of the scores of `others`, which were trained on, is where scores can be trusted.
     """
     mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False)[0]).mean
     normaliser = Normaliser(mean=mean, std=(1.0,) * len(mean))
@@ -173,19 +187,19 @@ def _normalised(
     return replace(member, facts=replace(member.facts, normaliser=normaliser, score_ranges=score_ranges, **about))
 
 
-def _judge(
+def _report(
     context: Context,
     settings: RewardSettings,
     members: Sequence[RewardModel],
-    data: Sequence[Judged],
-    held: Sequence[Judged],
+    data: Sequence[EncodedComparison],
+    held_out: Sequence[EncodedComparison],
     cost: Mapping[str, str],
 ) -> None:
     """Write the report, say its verdict, and stop the run where it says that the model is unfit."""
     facts = {"trained on": f"{len(data):,} comparisons", "objectives": ", ".join(settings.objectives), **cost}
     if len(members) > 1:
         facts["out of fold"] = _out_of_fold(context, members, data)
-    report = report_on(members, held, trained=data, combine=settings.combine, facts=facts)
+    report = report_on(members, held_out, trained=data, combine=settings.combine, facts=facts)
     write_json(context.folder / "reward-report.json", report.as_dict())
     write_text(context.folder / "reward-report.html", render_html(report))
     for finding in report.findings:
@@ -197,10 +211,11 @@ def _judge(
         )
 
 
-def _out_of_fold(context: Context, members: Sequence[RewardModel], data: Sequence[Judged]) -> str:
+def _out_of_fold(context: Context, members: Sequence[RewardModel], data: Sequence[EncodedComparison]) -> str:
     """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
     report = report_out_of_fold(members, data, seed=context.seed)
     write_json(context.folder / "out-of-fold.json", report.as_dict())
-    found = report.accuracy
-    right = f"{100 * found.value:.1f} % right (95 % interval {100 * found.low:.1f} to {100 * found.high:.1f} %)"
-    return f"{right} of {found.n:,} training pairs, each scored by the member that never saw its prompt"
+    accuracy = report.accuracy
+    interval = f"95 % interval {100 * accuracy.low:.1f} to {100 * accuracy.high:.1f} %"
+    right = f"{100 * accuracy.value:.1f} % right ({interval})"
+    return f"{right} of {accuracy.n:,} training pairs, each scored by the member that never saw its prompt"

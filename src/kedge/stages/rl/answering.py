@@ -1,4 +1,4 @@
-"""Answers of a model to fixed prompts: what `kedge sample` gives and what an evaluation compares.
+"""Answers of a model to fixed prompts: for `kedge sample`, and for evaluations to compare.
 
 An answer depends on the model, the prompt's place in the list, the answer's number, the settings and the seed, and on
 no other row. Answers of a model in a folder are kept in the cache under a hash of all of it, and read from there the
@@ -28,7 +28,7 @@ from kedge.models.loading.resolve import resolve
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.reward import decoded, tokenizer_hash
-from kedge.stages.shared.loop import pick_device
+from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _FILE = "rollouts.safetensors"
 _ROUNDS = 8
-"""So many times the rows that are sampled at once go to the generator together: few enough to hear of progress, and
+"""So many times the rows that are sampled at once go to the generator together: few enough to report progress, and
 enough to keep its rows full."""
 
 Progress = Callable[[int], None]
@@ -45,7 +45,8 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answering:
-    """Who answers, and how. `rows` are sampled at once: it changes speed and memory, never an answer."""
+    """A request for answers: of which model, and how many, sampled how. `rows` are sampled at once: it changes speed
+    and memory, never an answer."""
 
     model: str
     sampling: SamplingSettings
@@ -66,71 +67,71 @@ class Answered:
     is_cached: bool
 
     def tokens(self) -> list[tuple[int, ...]]:
-        """What was said in each row, without the token that ended it."""
+        """The answer of each row, without the token that ended it."""
         rollouts = self.rollouts
         rows = zip(rollouts.tokens_BT, rollouts.response_mask_BT, rollouts.finished_B.tolist(), strict=True)
         sampled = ((tokens_T[mask_T].tolist(), is_finished) for tokens_T, mask_T, is_finished in rows)
-        return [tuple(said[:-1] if is_finished else said) for said, is_finished in sampled]
+        return [tuple(tokens[:-1] if is_finished else tokens) for tokens, is_finished in sampled]
 
     def texts(self) -> list[str]:
         return [decoded(self.tokenizer, tokens) for tokens in self.tokens()]
 
 
-def answer(asked: Answering, prompts: Sequence[Messages], *, progress: Progress = lambda _: None) -> Answered:
-    """So many answers to each prompt, sampled or read from the cache. `progress` learns how many there are so far."""
-    tokenizer = tokenizer_for(asked.model, asked.chat_template)
+def answer(request: Answering, prompts: Sequence[Messages], *, progress: Progress = lambda _: None) -> Answered:
+    """So many answers to each prompt, sampled or read from the cache. `progress` is called with their number so far."""
+    tokenizer = tokenizer_for(request.model, request.chat_template)
     rows = repeated(
-        [encode_prompt(tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=asked.answers
+        [encode_prompt(tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=request.answers
     )
-    facts = _identity(asked, tokenizer, rows)
+    facts = _identity(request, tokenizer, rows)
     if facts is None:
-        return Answered(rollouts=_sampled(asked, tokenizer, rows, progress), tokenizer=tokenizer, is_cached=False)
+        return Answered(rollouts=_sampled(request, tokenizer, rows, progress), tokenizer=tokenizer, is_cached=False)
     folder = cache_root() / "answers" / hash_json(facts)
     is_cached = folder.is_dir()
-    about = {**facts, "prompts": len(prompts), "model": asked.model}
-    build_once(folder, lambda beside: _write(beside, _sampled(asked, tokenizer, rows, progress), about))
+    about = {**facts, "prompts": len(prompts), "model": request.model}
+    build_once(folder, lambda beside: _write(beside, _sampled(request, tokenizer, rows, progress), about))
     return Answered(rollouts=_read(folder, rows), tokenizer=tokenizer, is_cached=is_cached)
 
 
-def _sampled(asked: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress) -> Rollouts:
-    model = load_causal(asked.model, dtype=asked.dtype, device=pick_device(asked.device))
+def _sampled(request: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress) -> Rollouts:
+    model = load_causal(request.model, dtype=request.dtype, device=pick_device(request.device))
     generator = LocalGenerator(
         model,
-        asked.sampling,
+        request.sampling,
         stop_ids=stop_ids(tokenizer),
         pad=padding_id(tokenizer),
-        max_rows=asked.rows,
+        max_rows=request.rows,
         decode=partial(decoded, tokenizer),
     )
-    size = asked.rows * _ROUNDS
+    size = request.rows * _ROUNDS
     parts: list[Rollouts] = []
     for at in range(0, len(rows.tokens), size):
-        parts.append(to_device(generator.generate(_part(rows, slice(at, at + size)), asked.seed), "cpu"))
+        parts.append(to_device(generator.generate(_part(rows, slice(at, at + size)), request.seed), "cpu"))
         progress(at + len(parts[-1].tokens_BT))
     return joined(parts)
 
 
-def _part(rows: Prompts, own: slice) -> Prompts:
-    return Prompts(tokens=rows.tokens[own], group=rows.group[own], answer=rows.answer[own])
+def _part(rows: Prompts, part: slice) -> Prompts:
+    return Prompts(tokens=rows.tokens[part], group=rows.group[part], answer=rows.answer[part])
 
 
-def _identity(asked: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts) -> dict[str, Any] | None:
+def _identity(request: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts) -> dict[str, Any] | None:
     """Everything that an answer depends on; None where the weights have no stable identity."""
-    source = resolve(asked.model)
+    source = resolve(request.model)
     if not isinstance(source, Path):
         return None
-    device = torch.device(pick_device(asked.device))
+    device = torch.device(pick_device(request.device))
     return {
         "format": _FORMAT,
         "weights": hash_folder(source, suffixes=(".safetensors", "config.json")),
         "tokenizer": tokenizer_hash(tokenizer),
         "template": template_hash(tokenizer),
         "rows": hash_json([rows.tokens, rows.group, rows.answer]),
-        "sampling": asked.sampling.model_dump(mode="json"),
-        "seed": asked.seed,
+        "sampling": request.sampling.model_dump(mode="json"),
+        "seed": request.seed,
         # Rounding differs between these, and now and then the token that is drawn.
         "device": device.type,
-        "dtype": str(dtype_for(asked.dtype, device)),
+        "dtype": str(dtype_for(request.dtype, device)),
     }
 
 

@@ -1,6 +1,6 @@
 """How far a model has moved from another, by the answers that it sampled.
 
-Shape letters: B sequences, T token positions.
+Shape letters: B sequences, R sequences of one pass, T token positions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kedge.core.records import Rollouts, take, to_device, trimmed
 from kedge.models.forward import heads
+from kedge.stages.shared.chunks import token_chunks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,14 +28,11 @@ def log_ratios(other: PreTrainedModel, rollouts: Rollouts, *, temperature: float
     Over samples of p, its mean is KL(p ‖ p_other) of a whole answer (the estimator k1: no bias, single ones may be
     negative). Both log-probs are taken at the temperature of sampling.
     """
-    length_B = rollouts.attention_mask_BT.sum(dim=1)
-    order = length_B.argsort(descending=True)
-    ratio_B = torch.zeros(len(order))
-    done = 0
-    while done < len(order):
-        longest = int(length_B[order[done]])
-        rows = order[done : done + max(1, _TOKENS_AT_ONCE // longest)]
-        part = to_device(trimmed(take(rollouts, rows), longest), other.device)
+    lengths: list[int] = rollouts.attention_mask_BT.sum(dim=1).tolist()
+    ratio_B = torch.zeros(len(lengths))
+    for rows in token_chunks(lengths, max_tokens=_TOKENS_AT_ONCE):
+        index_R = torch.tensor(rows)
+        part = to_device(trimmed(take(rollouts, index_R), lengths[rows[0]]), other.device)
         logp_BT = heads.token_logprobs(
             heads.lm_head(other),
             heads.hidden_states(other, part.tokens_BT, part.attention_mask_BT, is_right_padded=True),
@@ -44,6 +42,5 @@ def log_ratios(other: PreTrainedModel, rollouts: Rollouts, *, temperature: float
             temperature=temperature,
         )
         gap_BT = (part.behaviour_logp_BT - logp_BT).masked_fill(~part.response_mask_BT, 0.0)
-        ratio_B[rows] = gap_BT.sum(dim=1).cpu()
-        done += len(rows)
+        ratio_B[index_R] = gap_BT.sum(dim=1).cpu()
     return ratio_B

@@ -17,6 +17,7 @@ from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded
 from kedge.stages.rl.settings import RLSettings
+from kedge.stages.rl.unscored import report_unscored
 from kedge.stages.shared.context import Context
 from kedge.trainers.evaluated import EvaluatedRollouts, sampled_tokens
 
@@ -60,7 +61,8 @@ class IterationJournal:
         for alarm in self.detectors.observe(step, record):
             self.context.tracker.event(alarm.as_event())
             self.context.say(f"  step {step}: {alarm.level}: {alarm.message}")
-        self._report_unscored(step)
+        counters = self.reward.failure_counters
+        self.num_unscored = report_unscored(self.context, counters, reported=self.num_unscored, step=step)
         if step == 1 or step % every == 0 or step == iterations:
             self._write_samples(step, evaluated, gold_B)
             self.context.say(f"  {progress_line(step, iterations, record)}")
@@ -88,15 +90,6 @@ class IterationJournal:
         laps["update"] = laps["step"] - laps.get("generate", 0.0) - laps.get("judge", 0.0)
         tokens = int(rollouts.attention_mask_BT.sum())
         return {"tokens/per_second": tokens / laps["step"]} | {f"time/{name}": value for name, value in laps.items()}
-
-    def _report_unscored(self, step: int) -> None:
-        for counter in self.reward.failure_counters:
-            report = counter.report(top=3)
-            if report.failed > self.num_unscored.get(report.source, 0):
-                reasons = "; ".join(f"{reason} ({count}x)" for reason, count in report.reasons.items())
-                what = f"{report.failed:,} of {report.rows:,} answers have no score so far"
-                self.context.event("warning", "reward.unscored", f"{report.source}: {what}: {reasons}", step=step)
-                self.num_unscored[report.source] = report.failed
 
     def _write_samples(self, step: int, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> None:
         rollouts = evaluated.rollouts

@@ -18,8 +18,8 @@ from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
 from kedge.models.reward.reward_model import RewardFacts, RewardModel, reward_role
 from kedge.models.settings import Combine, MeanOfMembers
+from kedge.stages.shared.device import checked_device
 from kedge.stages.shared.encoding import Encoder
-from kedge.stages.shared.loop import checked_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

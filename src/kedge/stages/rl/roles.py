@@ -26,8 +26,8 @@ from kedge.stages.rl.prompts import PromptDataset, fields_of
 from kedge.stages.rl.reward import open_reward
 from kedge.stages.rl.settings import ImitationSettings, RLSettings
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import encode_demonstrations
-from kedge.stages.shared.loop import pick_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

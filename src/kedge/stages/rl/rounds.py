@@ -1,16 +1,17 @@
-"""Rounds in which the policy as it is answers prompts: who draws and scores, what is told, where a round is kept.
+"""Rounds in which the policy as it is answers prompts: drawn and scored once, logged, and kept with its weights.
 
-What is done with the answers is the method's. A round that is done is kept with its weights.
+What is learnt from the answers is up to the method.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Mapping
+import time
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kedge.core.files import write_json
 from kedge.core.optimiser import OptimiserSettings
@@ -27,10 +28,19 @@ from kedge.rewards.failures import Reward
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.runs.state import load_state, save_state
-from kedge.stages.best_of_n.settings import BestOfNSettings
-from kedge.stages.rl.answers import AnswerSampler, Groups, facts_of, frontier, kept, sample_of
+from kedge.stages.rl.answers import (
+    AnswerSampler,
+    Groups,
+    frontier,
+    read_answers,
+    round_metrics,
+    sample_record,
+    write_answers,
+)
 from kedge.stages.rl.prompts import PromptDataset, fields_of, read_prompts
 from kedge.stages.rl.reward import decoded, open_reward
+from kedge.stages.rl.round_settings import RoundSettings
+from kedge.stages.rl.unscored import report_unscored
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.tokenizer import tokenizer_for
 
@@ -39,43 +49,35 @@ if TYPE_CHECKING:
 
 FRONTIER = "best-of.json"
 AFTER = -1
-"""The number of the round after the last, which looks at what the policy became."""
-
-Facts = Callable[[], Mapping[str, float]]
-"""More to tell of a round, looked for only where it was not told before."""
-
-
-class Tell(Protocol):
-    """Writes a round down, once, as of the step of the run at which the policy answered."""
-
-    def __call__(self, step: int, more: Facts = ...) -> None: ...
+"""The number of the round after the last one, in which the trained policy answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What was drawn."""
+    """The answers of a round. `number` counts from 0; `seconds` is None where they were read from their file."""
 
+    number: int
     groups: Groups
-    tell: Tell
+    seconds: float | None
 
 
-def asker_for(
+def open_sampler(
     context: Context,
-    settings: BestOfNSettings,
+    settings: RoundSettings,
     model: Module,
     reference: Reference,
     *,
     device: str,
-    answers: int = 1,
+    round_metric: str,
     under: str = "",
 ) -> AnswerSampler:
-    """Who draws from `model`. `under` is what stands before the names of the inputs in a recipe, such as `online.`."""
+    """What draws from `model`. `under` stands before the names of the inputs in the recipe, such as `online.`."""
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
-    book = read_prompts(
+    dataset = read_prompts(
         context.input(f"{under}prompts"),
         tokenizer,
         batch=settings.batch,
-        answers=answers,
+        answers=settings.step_answers,
         max_tokens=settings.max_prompt_tokens,
         seed=context.seed,
         set_aside=context.folder / "prompts.broken.jsonl",
@@ -88,11 +90,12 @@ def asker_for(
         max_rows=settings.rows,
         decode=partial(decoded, tokenizer),
     )
-    source = partial(_source, context, settings, book, tokenizer, device)
+    source = partial(_open_source, context, settings, dataset, tokenizer, device)
     return AnswerSampler(
         context=context,
         settings=settings,
-        book=book,
+        round_metric=round_metric,
+        dataset=dataset,
         tokenizer=tokenizer,
         generator=generator,
         reward=source(settings.reward, f"{under}reward"),
@@ -102,8 +105,10 @@ def asker_for(
 
 
 def starting_model(context: Context, model: Module, *, device: str, is_asked_often: bool) -> Reference:
-    """What the stage starts from, before anything is learnt: beside adapters the base; else it stays in memory where it
-    is asked often, and is read again where it is not."""
+    """The model that the stage starts from, before anything is learnt.
+
+    Beside adapters it is their base. Else it stays in memory where it is asked often, and is read again where not.
+    """
     if is_asked_often or model is not base_of(model):
         return reference_for(model)
 
@@ -114,60 +119,47 @@ def starting_model(context: Context, model: Module, *, device: str, is_asked_oft
     return read_again
 
 
-def ask(asker: AnswerSampler, model: Module, number: int, *, name: str) -> Round:
-    """The answers of round `number`; those of the first also say what the best of N would give."""
-    settings, folder = asker.settings, asker.context.folder
-    model.eval()
-    seed = seed_for(asker.context.seed, "answers", number)
-    draw = partial(asker.draw, settings.drawn, seed=seed, is_start=number == 0)
-    groups, seconds = kept(folder / f"answers-{number + 1}.jsonl", draw)
-    if number == 0:
-        write_json(folder / FRONTIER, frontier(groups, settings.n))
-    return Round(groups=groups, tell=partial(tell, asker, groups, settings.n, {name: number}, seconds))
+def draw_round(sampler: AnswerSampler, model: Module, number: int) -> Round:
+    """The answers of round `number`, new or as they were drawn before the run was resumed.
 
-
-def look_back(asker: AnswerSampler, model: Module, step: int, *, name: str) -> None:
-    """One answer of the policy as it became to each prompt: how far it went, and what that is worth."""
-    model.eval()
-    seed = seed_for(asker.context.seed, "answers", AFTER)
-    file = asker.context.folder / "answers-after.jsonl"
-    groups, seconds = kept(file, partial(asker.draw, 1, seed=seed, is_start=False))
-    tell(asker, groups, 1, {name: AFTER}, seconds, step)
-
-
-def tell(
-    asker: AnswerSampler,
-    groups: Groups,
-    n: int,
-    about: Mapping[str, int],
-    seconds: float | None,
-    step: int,
-    more: Facts = dict[str, float],
-) -> None:
-    """A line of metrics and a few samples; what a run that was killed has told is not told again.
-
-    `about` is the name of the round's number in the metrics, and the number.
+    From those of the first one it is estimated what the best of N gives.
     """
-    run = asker.context.run
-    if any(about.items() <= one.items() for one in run.read_metrics()):
+    folder, settings = sampler.context.folder, sampler.settings
+    drawn = _draw(sampler, model, number, answers=settings.answers, name=f"answers-{number + 1}.jsonl")
+    if number == 0:
+        write_json(folder / FRONTIER, frontier(drawn.groups, settings.n))
+    return drawn
+
+
+def log_trained_policy(sampler: AnswerSampler, model: Module, step: int) -> None:
+    """Log one answer of the trained policy to each prompt: what it scores, and how far it is from the start."""
+    log_round(sampler, _draw(sampler, model, AFTER, answers=1, name="answers-after.jsonl"), step)
+
+
+def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[str, float] | None = None) -> None:
+    """A line of metrics with `metrics` in it and a few samples, as of the step at which the policy answered.
+
+    A round that a run has logged before it was resumed is not logged again.
+    """
+    run, settings = sampler.context.run, sampler.settings
+    number = {sampler.round_metric: drawn.number}
+    if any(number.items() <= line.items() for line in run.read_metrics()):
         return
-    facts = facts_of(groups, n)
-    if seconds:
-        tokens = sum(len(one.tokens) for group in groups for one in group)
-        facts |= {"time/generate": seconds, "time/step": seconds, "tokens/per_second": tokens / seconds}
-    first = sorted((group[0] for group in groups), key=lambda one: one.prompt)[: asker.settings.samples]
-    told = {one["number"] for one in run.read_samples() if one["step"] == step}
-    for one in first:
-        if one.prompt not in told:
-            run.sample(sample_of(one, decoded(asker.tokenizer, asker.book.tokens[one.prompt])), step)
-    _tell_unscored(asker)
-    asker.context.tracker.log({**facts, **more(), **about}, step=step)
-    best = f", the best of {n} {facts['reward/best']:.3f}" if "reward/best" in facts else ""
-    kl = f", {facts['kl/mean']:.2f} nats from the start" if "kl/mean" in facts else ""
-    asker.context.say(f"  step {step}: mean reward {facts['reward/mean']:.3f}{best}{kl}")
+    n = 1 if drawn.number == AFTER else settings.n
+    line = round_metrics(drawn.groups, n)
+    if drawn.seconds:
+        num_tokens = sum(len(answer.tokens) for group in drawn.groups for answer in group)
+        seconds = drawn.seconds
+        line |= {"time/generate": seconds, "time/step": seconds, "tokens/per_second": num_tokens / seconds}
+    _write_samples(sampler, drawn.groups, step)
+    report_unscored(sampler.context, sampler.reward.failure_counters)
+    sampler.context.tracker.log({**line, **(metrics or {}), **number}, step=step)
+    best = f", the best of {n} {line['reward/best']:.3f}" if "reward/best" in line else ""
+    kl = f", {line['kl/mean']:.2f} nats from the start" if "kl/mean" in line else ""
+    sampler.context.say(f"  step {step}: mean reward {line['reward/mean']:.3f}{best}{kl}")
 
 
-def finish(context: Context, learner: Learner[Any], number: int, *, step: int) -> None:
+def save_round(context: Context, learner: Learner[Any], number: int, *, step: int) -> None:
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
     with whole_folder(finished / f"round-{number}") as beside:
@@ -175,7 +167,7 @@ def finish(context: Context, learner: Learner[Any], number: int, *, step: int) -
     shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
 
 
-def taken_up(context: Context, model: Module, optimiser: OptimiserSettings) -> tuple[int, int]:
+def resume_rounds(context: Context, model: Module, optimiser: OptimiserSettings) -> tuple[int, int]:
     """How many rounds are done, and at which step; the model gets the weights of the last one."""
     finished = context.folder / "finished"
     numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
@@ -186,32 +178,45 @@ def taken_up(context: Context, model: Module, optimiser: OptimiserSettings) -> t
     return max(numbers) + 1, int(state["last_step"])
 
 
-def _source(
+def _draw(sampler: AnswerSampler, model: Module, number: int, *, answers: int, name: str) -> Round:
+    model.eval()
+    file = sampler.context.folder / name
+    if file.exists():
+        return Round(number=number, groups=read_answers(file), seconds=None)
+    since = time.perf_counter()
+    seed = seed_for(sampler.context.seed, "answers", number)
+    groups = sampler.draw(answers, seed=seed, is_start=number == 0)
+    write_answers(file, groups)
+    return Round(number=number, groups=groups, seconds=time.perf_counter() - since)
+
+
+def _write_samples(sampler: AnswerSampler, groups: Groups, step: int) -> None:
+    """The first answers to the first few prompts; those that a killed run has already written are not written twice."""
+    run, dataset = sampler.context.run, sampler.dataset
+    written = {record["number"] for record in run.read_samples() if record["step"] == step}
+    first = sorted((group[0] for group in groups), key=lambda answer: answer.prompt)[: sampler.settings.samples]
+    for answer in first:
+        if answer.prompt not in written:
+            run.sample(sample_record(answer, decoded(sampler.tokenizer, dataset.tokens[answer.prompt])), step)
+
+
+def _open_source(
     context: Context,
-    settings: BestOfNSettings,
-    book: PromptDataset,
+    settings: RoundSettings,
+    dataset: PromptDataset,
     tokenizer: PreTrainedTokenizerBase,
     device: str,
-    wanted: RewardSourceSettings | str,
+    source: RewardSourceSettings | str,
     field: str,
 ) -> Reward:
     return open_reward(
         context,
-        wanted,
+        source,
         field=field,
         tokenizer=tokenizer,
-        cases=book.case,
-        fields=fields_of(book.prompts),
+        cases=dataset.case,
+        fields=fields_of(dataset.prompts),
         failures=settings.failures,
         device=device,
-        max_tokens=max(map(len, book.tokens)) + settings.sampling.max_new_tokens,
+        max_tokens=max(map(len, dataset.tokens)) + settings.sampling.max_new_tokens,
     )
-
-
-def _tell_unscored(asker: AnswerSampler) -> None:
-    for counter in asker.reward.failure_counters:
-        report = counter.report(top=3)
-        if report.failed:
-            reasons = "; ".join(f"{reason} ({number}x)" for reason, number in report.reasons.items())
-            what = f"{report.source}: {report.failed:,} of {report.rows:,} answers have no score so far: {reasons}"
-            asker.context.event("warning", "reward.unscored", what)

@@ -13,8 +13,8 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input, Stage
 from kedge.models.settings import LoraSettings
 from kedge.runs.checkpoints import CheckpointSettings
-from kedge.stages.shared import batch_arithmetic as words
-from kedge.trainers.supervised import LookSettings
+from kedge.stages.shared import batch_arithmetic
+from kedge.trainers.supervised import EvalSettings
 
 
 class SFTSettings(Section):
@@ -41,7 +41,7 @@ class SFTSettings(Section):
     """Train adapters instead of all weights; they are merged into the model at the end."""
     optimiser: OptimiserSettings = OptimiserSettings()
     """AdamW and its schedule."""
-    look: LookSettings = LookSettings()
+    eval: EvalSettings = EvalSettings()
     """When the held-out loss is measured, and early stopping."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """How often the run is saved."""
@@ -53,16 +53,18 @@ class SFTSettings(Section):
 
 def explain(settings: SFTSettings) -> list[str]:
     width = settings.max_length if settings.packing else None
-    return words.supervised(settings.batch, settings.micro_batch, settings.epochs, "conversation", packed_into=width)
+    return batch_arithmetic.supervised(
+        settings.batch, settings.micro_batch, settings.epochs, "conversation", packed_into=width
+    )
 
 
 def check(settings: SFTSettings) -> Iterator[Finding]:
-    if settings.look.patience is not None and settings.heldout is None:
+    if settings.eval.patience is not None and settings.heldout is None:
         yield Finding(
             level="fatal",
             code="sft.patience",
-            message=f"look.patience is {settings.look.patience}, but without `heldout` there is nothing to look at",
-            where="look.patience",
+            message=f"eval.patience is {settings.eval.patience}, but without `heldout` there is nothing to evaluate",
+            where="eval.patience",
             fix="give `heldout`, or leave patience out",
         )
 

@@ -51,7 +51,9 @@ def on_policy(prompts: int, answers: int, epochs: int, minibatches: int, micro_b
 of 64 responses, each as 8 micro-batches of 8
     """
     responses = prompts * answers
-    minibatches = min(minibatches, responses)  # no more can be cut; who asks for more is told by the stage's check
+    minibatches = min(
+        minibatches, responses
+    )  # no more can be cut; the stage's check refuses a recipe that asks for more
     steps = epochs * minibatches
     size, rest = divmod(responses, minibatches)
     uneven = f" (the first {rest} of each epoch have one more)" if rest else ""

@@ -44,7 +44,7 @@ def encode_demonstrations(
         sequences.append(TokenSequence(tokens=encoded.tokens, counted=encoded.assistant_mask))
         if len(prompts) < samples:
             prompts.append(encode_prompt(tokenizer, messages[:-1]))
-    if not any(any(one.counted) for one in sequences):
+    if not any(any(sequence.counted) for sequence in sequences):
         raise DataError(
             f"{source}: no conversation of at most {max_length} tokens (max_length) has an assistant's token "
             f"to learn, and {num_too_long} are longer; raise max_length, or look at it with kedge data check"

@@ -1,177 +1,213 @@
-"""What the stages that train share: checkpoints that resume exactly, timing, and where a model is computed."""
+"""What surrounds the optimiser steps of one learner: resuming, journal, early stopping, checkpoints, interruption.
+
+The loop itself is written out in each stage:
+
+    loop = TrainLoop(context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
+    with interruptible(context.stop, context.say):
+        for rows in loop.steps(order):
+            metrics = loop.update(batches_of(rows))
+            if metrics is None:
+                continue
+            if loop.is_evaluation_due:
+                metrics |= held_out_metrics(learner, held_out)
+            loop.finish(metrics)
+    loop.take_best()
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-import torch
-
-from kedge.core.errors import ConfigError
-from kedge.core.protocols import Metrics, Tracker
-from kedge.models.training.learner import Learner
+from kedge.core.errors import NumericsError
+from kedge.core.protocols import Metrics
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import Run
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.stages.shared.context import Context
-from kedge.trainers.supervised import LookSettings, Patience, Watch, train
-
-BatchT = TypeVar("BatchT")
+from kedge.trainers.supervised import MAX_BAD_STEPS, EarlyStopping, EvalSettings
 
 
-def pick_device(wanted: str) -> str:
-    """`auto` is the GPU where there is one."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+class TokenBatch(Protocol):
+    @property
+    def num_tokens(self) -> int: ...
 
 
-def checked_device(wanted: str) -> str:
-    """The same for `--device`, with words for one that is not there."""
-    try:
-        device = torch.device(pick_device(wanted))
-    except RuntimeError as error:
-        raise ConfigError(f"--device {wanted}: there is no such device; auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {wanted}: torch finds no GPU here; use cpu")
-    return str(device)
+BatchT = TypeVar("BatchT", bound=TokenBatch)
+BatchInT = TypeVar("BatchInT", bound=TokenBatch, contravariant=True)
+ItemT = TypeVar("ItemT")
 
 
-class Meter:
-    """What training costs: seconds, and on a GPU the peak of its memory."""
+class LearnerRole(Protocol[BatchInT]):
+    """A module that learns. `update` is one optimiser step, and counts it in `step` even when it refuses it."""
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._since = time.perf_counter()
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-
-    def read(self) -> dict[str, str]:
-        found = {"training time": f"{time.perf_counter() - self._since:.1f} s"}
-        if self._device == "cuda":
-            found["peak GPU memory"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
-        return found
+    @property
+    def step(self) -> int: ...
+    @property
+    def total_steps(self) -> int: ...
+    def update(self, batches: Sequence[BatchInT]) -> Metrics: ...
+    def measure(self, batches: Iterable[BatchInT]) -> Metrics: ...
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Timed:
-    """A tracker of one learner's steps that adds how fast they go: seconds a step, tokens a second.
+class TrainLoop(Generic[BatchT]):
+    """`step` counts the steps of the run, `first_step` of them by the learners that came before this one."""
 
-    `first_step` is how many steps of the run came before this learner's.
-    """
-
-    def __init__(self, tracker: Tracker, *, first_step: int = 0) -> None:
-        self._tracker = tracker
+    def __init__(
+        self,
+        context: Context,
+        learner: LearnerRole[BatchT],
+        *,
+        checkpoints: CheckpointSettings,
+        evaluation: EvalSettings | None = None,
+        first_step: int = 0,
+    ) -> None:
+        """The learner takes up the newest good checkpoint that is its own; without one it starts from the beginning."""
+        self._context = context
+        self._learner = learner
+        self._checkpoints = checkpoints
+        self._evaluation = evaluation
+        self._stopping = EarlyStopping(patience=evaluation.patience if evaluation else None)
         self._first_step = first_step
-        self._tokens = 0
+        self._num_refused = 0
+        self._num_tokens = 0
         self._since = time.perf_counter()
+        self.is_resumed = self._resume()
+        self.step = first_step + learner.step
 
-    def counting(
-        self, steps: Iterable[Sequence[BatchT]], tokens_of: Callable[[BatchT], int]
-    ) -> Iterator[Sequence[BatchT]]:
-        """The same steps; their tokens are counted on the way."""
-        for batches in steps:
-            self._tokens += sum(tokens_of(batch) for batch in batches)
-            yield batches
+    def steps(self, items: Iterable[ItemT]) -> Iterator[ItemT]:
+        """What each step is made of, one item a step, until the items end or early stopping does."""
+        self._since = time.perf_counter()
+        if self._stopping.is_over:  # a resumed run that was killed just after it had stopped
+            return
+        for item in items:
+            yield item
+            if self._stopping.is_over:
+                return
 
-    def log(self, metrics: Metrics, *, step: int) -> None:
+    def update(self, batches: Sequence[BatchT]) -> dict[str, float] | None:
+        """One optimiser step and its metrics; None where it was refused, and there is nothing to log.
+
+        The batches of a step whose loss or gradient is not finite are kept for study. The last step of all has empty
+        metrics then, for it is evaluated and saved all the same.
+        """
+        self._num_tokens += sum(batch.num_tokens for batch in batches)
+        try:
+            metrics = self._learner.update(batches)
+        except NumericsError as error:
+            self._note_refusal(batches, error)
+            if self._num_refused == MAX_BAD_STEPS:
+                raise
+            if self._learner.step < self._learner.total_steps:
+                self._stop_if_asked()
+                return None
+            return {}
+        self.step = self._first_step + self._learner.step
+        self._num_refused = 0
+        return {f"train/{name}": value for name, value in metrics.items()}
+
+    @property
+    def is_evaluation_due(self) -> bool:
+        step, evaluation = self._learner.step, self._evaluation
+        return evaluation is not None and (step == self._learner.total_steps or step % evaluation.every == 0)
+
+    def finish(self, metrics: Metrics) -> None:
+        """Log the step and save it where that is due. Asked to stop, the run ends here with this step saved."""
+        step = self._learner.step
+        is_best = "heldout/loss" in metrics and self._stopping.observe(metrics["heldout/loss"], step)
+        self._log(metrics)
+        is_last = step == self._learner.total_steps or self._stopping.is_over
+        is_saved = is_best or is_last or step % self._checkpoints.every == 0
+        if is_saved:
+            self._save(is_best=is_best)
+        if not is_last:
+            self._stop_if_asked(is_saved=is_saved)
+
+    def take_best(self) -> None:
+        """After early stopping, the weights of the best evaluation are the ones to keep."""
+        stopping = self._stopping
+        if stopping.patience is not None and 0 < stopping.best_step != self._learner.step:
+            best = self._context.run.checkpoints.read(self._first_step + stopping.best_step, check_hashes=True)
+            self._learner.load(load_state(best.folder)["learner"])
+
+    def _resume(self) -> bool:
+        run = self._context.run
+        latest = run.checkpoints.latest()
+        is_own = latest is not None and latest.checkpoint.step > self._first_step
+        if latest is not None and is_own:
+            state = load_state(latest.checkpoint.folder)
+            self._learner.load(state["learner"])
+            self._stopping.load(state["patience"])
+            self._num_refused = state["refused"]
+            restore_rng(state["rng"])
+        done = self._first_step + self._learner.step or None
+        skipped = latest.skipped if latest else ()
+        if is_own or skipped or _has_records_after(run, done):
+            run.resume_at(done)
+            for reason in skipped:
+                run.event("warning", "checkpoint.damaged", f"left out: {reason}")
+        return is_own
+
+    def _log(self, metrics: Metrics) -> None:
         now = time.perf_counter()
-        seconds, tokens = now - self._since, self._tokens
-        self._since, self._tokens = now, 0
-        speed = {"time/step": seconds, "tokens/per_second": tokens / seconds}
-        self._tracker.log({**metrics, **speed}, step=self._first_step + step)
+        seconds = now - self._since
+        speed = {"time/step": seconds, "tokens/per_second": self._num_tokens / seconds}
+        self._since, self._num_tokens = now, 0
+        self._context.tracker.log({**metrics, **speed}, step=self.step)
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        self._tracker.event({**event, "step": self._first_step + event["step"]})
+    def _note_refusal(self, batches: Sequence[BatchT], error: NumericsError) -> None:
+        self.step = self._first_step + self._learner.step
+        self._num_refused += 1
+        message = f"dropped: {error}; its batch is kept in {keep_bad(self._context.run, self.step, batches)}"
+        event = {"level": "warning", "code": "step.not_finite", "message": message, "step": self.step}
+        self._context.tracker.event(event)
 
-    def close(self) -> None:
-        self._tracker.close()
+    def _stop_if_asked(self, *, is_saved: bool = False) -> None:
+        if not self._context.stop.is_asked:  # a signal may come at any moment: from here on it counts for the next step
+            return
+        if not is_saved:
+            self._save(is_best=False)
+        stop_if_asked(self._context, self.step)
 
-
-def resume(run: Run, learner: Learner[Any], patience: Patience, *, first_step: int = 0) -> bool:
-    """Take up the newest good checkpoint of this learner; False when it has to start from the beginning."""
-    latest = run.checkpoints.latest()
-    is_mine = latest is not None and latest.checkpoint.step > first_step
-    if latest is not None and is_mine:
-        state = load_state(latest.checkpoint.folder)
-        learner.load(state["learner"])
-        patience.load(state["patience"])
-        restore_rng(state["rng"])
-    done = first_step + learner.step or None
-    skipped = latest.skipped if latest else ()
-    if is_mine or skipped or _has_records_after(run, done):
-        run.resume_at(done)
-        for reason in skipped:
-            run.event("warning", "checkpoint.damaged", f"left out: {reason}")
-    return is_mine
-
-
-def _has_records_after(run: Run, step: int | None) -> bool:
-    found = (one.get("step") for one in (*run.read_metrics(), *run.read_samples(), *run.read_events()))
-    return any(at is not None and (step is None or at > step) for at in found)
+    def _save(self, *, is_best: bool) -> None:
+        state = {
+            "learner": self._learner.state(),
+            "patience": self._stopping.state(),
+            "refused": self._num_refused,
+            "rng": capture_rng(),
+        }
+        pin = "best" if is_best else None
+        self._context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state), pin=pin)
 
 
-def save(run: Run, learner: Learner[Any], patience: Patience, *, is_best: bool, first_step: int = 0) -> None:
-    state = {"learner": learner.state(), "patience": patience.state(), "rng": capture_rng()}
-    step = first_step + learner.step
-    run.save_checkpoint(step, lambda folder: save_state(folder, state), pin="best" if is_best else None)
+def stop_if_asked(context: Context, step: int) -> None:
+    """End the run, of which everything up to `step` is saved, if somebody asked for that."""
+    if context.stop.is_asked:
+        context.event("info", "run.interrupted", f"stopped at step {step}, which is saved", step=step)
+        raise KeyboardInterrupt
+
+
+def held_out_metrics(learner: LearnerRole[BatchT], batches: Iterable[BatchT]) -> dict[str, float]:
+    return {f"heldout/{name}": value for name, value in learner.measure(batches).items()}
 
 
 def keep_bad(run: Run, step: int, batches: Sequence[Any]) -> str:
-    """The tensors of a step that was refused, as they were when the loss or the gradient was not finite."""
+    """Keep the tensors of a step that was refused, as they were when the loss or the gradient was not finite.
+
+    Gives the folder that they are in, seen from that of the run.
+    """
     folder = run.folder / "bad-steps" / f"step-{step:06d}"
     folder.mkdir(parents=True, exist_ok=True)
     save_state(
-        folder, {"batches": [{one.name: getattr(batch, one.name) for one in fields(batch)} for batch in batches]}
+        folder, {"batches": [{field.name: getattr(batch, field.name) for field in fields(batch)} for batch in batches]}
     )
     return str(folder.relative_to(run.folder))
 
 
-def take_best(run: Run, learner: Learner[Any], patience: Patience, *, first_step: int = 0) -> None:
-    """After early stopping, the weights of the best look are the ones to keep."""
-    if patience.limit is not None and 0 < patience.best_step != learner.step:
-        best = run.checkpoints.read(first_step + patience.best_step, check_hashes=True)
-        learner.load(load_state(best.folder)["learner"])
-
-
-class Schedule(Protocol):
-    """What the settings of every stage that trains say about looking and saving."""
-
-    @property
-    def look(self) -> LookSettings: ...
-    @property
-    def checkpoints(self) -> CheckpointSettings: ...
-
-
-def fit(
-    context: Context,
-    learner: Learner[BatchT],
-    schedule: Schedule,
-    *,
-    steps_from: Callable[[int], Iterable[Sequence[BatchT]]],
-    held: Sequence[BatchT],
-    tokens_of: Callable[[BatchT], int],
-    first_step: int = 0,
-    before: Callable[[], None] = lambda: None,
-) -> int:
-    """Train a learner from where it was to its end; returns the step of the run at which it ended.
-
-    `steps_from(n)` are the steps after the first n. `before` happens once, at the beginning. `first_step` is how many
-    steps of the run came before this learner's.
-    """
-    run, patience = context.run, Patience(limit=schedule.look.patience)
-    if not resume(run, learner, patience, first_step=first_step):
-        before()
-    timed = Timed(context.tracker, first_step=first_step)
-    watch = Watch(
-        tracker=timed,
-        look=lambda: {f"heldout/{name}": value for name, value in learner.measure(held).items()} if held else {},
-        look_every=schedule.look.every,
-        save=lambda is_best: save(run, learner, patience, is_best=is_best, first_step=first_step),
-        save_every=schedule.checkpoints.every,
-        patience=patience,
-        keep=lambda batches: keep_bad(run, first_step + learner.step, batches),
-    )
-    train(learner, timed.counting(steps_from(learner.step), tokens_of), watch, total=learner.total_steps)
-    last_step = first_step + learner.step
-    take_best(run, learner, patience, first_step=first_step)
-    return last_step
+def _has_records_after(run: Run, step: int | None) -> bool:
+    records = (*run.read_metrics(), *run.read_samples(), *run.read_events())
+    steps = (record.get("step") for record in records)
+    return any(at is not None and (step is None or at > step) for at in steps)

@@ -1,6 +1,6 @@
 """How much memory a stage took at its peak: of the GPU where it computes there, else of the whole process.
 
-It is told as an event, and not beside the metrics: no two runs take the same, and metrics are compared to the last bit.
+It is an event and no metric: no two runs take the same, and metrics are compared to the last bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal
 import torch
 
 from kedge.core.protocols import Tracker
-from kedge.stages.shared.loop import pick_device
+from kedge.stages.shared.device import pick_device
 
 CODE: Final = "run.memory"
 NAME: Final = "memory/peak_gib"
@@ -24,9 +24,9 @@ Of = Literal["gpu", "process"]
 
 
 @contextmanager
-def peak_told(tracker: Tracker, wanted: str) -> Generator[None]:
-    """Tell the peak of what happens inside, once it has ended well. `wanted` is the device of the recipe."""
-    of: Of = "gpu" if pick_device(wanted).startswith("cuda") else "process"
+def report_peak_memory(tracker: Tracker, device: str) -> Generator[None]:
+    """An event with the peak of what happens inside, once it has ended well. `device` is that of the recipe."""
+    of: Of = "gpu" if pick_device(device).startswith("cuda") else "process"
     _begin(of)
     yield
     if (peak := _peak(of)) is not None:
@@ -55,5 +55,5 @@ def _peak(of: Of) -> float | None:
         return None
     import resource
 
-    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(found if sys.platform == "darwin" else found * 2**10)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 2**10)

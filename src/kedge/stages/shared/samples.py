@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def tell_samples(
+def write_samples(
     context: Context,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -22,13 +22,13 @@ def tell_samples(
     max_new_tokens: int,
     step: int,
 ) -> None:
-    """Greedy answers into `samples.jsonl`; those of a run killed in between are not told twice."""
-    told = {one["number"] for one in context.run.read_samples() if one["step"] == step}
-    if len(told) == len(prompts):
+    """Greedy answers into `samples.jsonl`; those that a killed run has already written are not written twice."""
+    written = {record["number"] for record in context.run.read_samples() if record["step"] == step}
+    if len(written) == len(prompts):
         return
     stop = special_ids(tokenizer)
     answers = greedy(model, prompts, max_new_tokens=max_new_tokens, stop=stop, pad=padding_id(tokenizer))
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         texts = {"prompt": str(tokenizer.decode(list(prompt))), "answer": str(tokenizer.decode(answer))}
-        if number not in told:
+        if number not in written:
             context.run.sample({"number": number, **texts}, step)

@@ -1,0 +1,130 @@
+"""One round of preference training: what is learnt and what is held out, in batches, with a learner of its own.
+
+Offline training is one round; online training has one for every time that the policy answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kedge.core.batches import AnswerBatch
+from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
+from kedge.models.forward.lora import Module
+from kedge.models.training.learner import Learner
+from kedge.models.training.preference_methods import KTO, TDPO, needs_reference
+from kedge.models.training.preference_objectives import Reference, anchor_point, preference_objective
+from kedge.stages.preference.preferences import Preference, mismatched, sequences_of, with_reference_logprobs
+from kedge.stages.preference.reference import reference_logprobs
+from kedge.stages.preference.settings import PreferenceSettings
+from kedge.stages.shared.context import Context
+from kedge.stages.shared.loop import held_out_metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSet:
+    """Labelled answers with the reference's log-probs, where the method reads them.
+
+    `anchors` are for KTO alone: beside each item its prompt with an answer to another one.
+    """
+
+    items: Sequence[LabelledAnswers]
+    anchors: Sequence[LabelledAnswers]
+
+    def take(self, rows: Sequence[int]) -> AnswerSet:
+        anchors = [self.anchors[row] for row in rows] if self.anchors else []
+        return AnswerSet(items=[self.items[row] for row in rows], anchors=anchors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceRound:
+    settings: PreferenceSettings
+    model: Module
+    learner: Learner[AnswerBatch]
+    train: AnswerSet
+    held_out: AnswerSet
+    pad: int
+
+    def order(self, seed: int) -> Iterator[list[int]]:
+        """The rows of each optimiser step, from where the learner is."""
+        epochs, batch = self.settings.epochs, self.settings.batch
+        return step_rows(len(self.train.items), epochs=epochs, batch=batch, seed=seed, start=self.learner.step)
+
+    def batches(self, rows: Sequence[int]) -> list[AnswerBatch]:
+        """The micro-batches of one optimiser step."""
+        return self._lay_out(self.train.take(rows))
+
+    def held_out_metrics(self) -> dict[str, float]:
+        return held_out_metrics(self.learner, self._lay_out(self.held_out))
+
+    def _lay_out(self, answers: AnswerSet) -> list[AnswerBatch]:
+        """KTO's reference point is estimated with the weights as they are now, so batches are made when needed."""
+        batches = self._batched(answers.items)
+        if not answers.anchors:
+            return batches
+        with self.learner.train_step.autocast():
+            anchor = anchor_point(self.model, self._batched(answers.anchors))
+        return [replace(batch, anchor=anchor) for batch in batches]
+
+    def _batched(self, items: Sequence[LabelledAnswers]) -> list[AnswerBatch]:
+        width = self.settings.max_length if self.settings.packing else None
+        return answer_batches(items, rows=self.settings.micro_batch, pad=self.pad, width=width)
+
+
+def prepare_round(
+    context: Context,
+    settings: PreferenceSettings,
+    model: Module,
+    *,
+    train: Sequence[Preference],
+    held_out: Sequence[Preference],
+    reference: Reference,
+    file: Path,
+    pad: int,
+    has_adapters: bool = False,
+) -> PreferenceRound:
+    """A learner for these preferences, and the log-probs of the model that `reference` opens, which `file` keeps.
+
+    With `has_adapters`, adapters are a part of the reference.
+    """
+    objective_reference = reference if isinstance(settings.method, TDPO) else None
+    objective = preference_objective(model, settings.method, reference=objective_reference)
+    total = num_steps(len(train), epochs=settings.epochs, batch=settings.batch)
+    learner = Learner(model, objective, settings.optimiser, total_steps=total)
+    parts = [_answer_set(items, settings) for items in (train, held_out)]
+    if needs_reference(settings.method):
+        logp = reference_logprobs(
+            context,
+            reference,
+            [sequence for part in parts for sequence in sequences_of([*part.items, *part.anchors])],
+            file=file,
+            pad=pad,
+            has_adapters=has_adapters,
+            autocast=learner.train_step.autocast,
+        )
+        parts = _with_reference(parts, logp)
+    train_part, held_out_part = parts
+    return PreferenceRound(
+        settings=settings, model=model, learner=learner, train=train_part, held_out=held_out_part, pad=pad
+    )
+
+
+def _answer_set(items: Sequence[Preference], settings: PreferenceSettings) -> AnswerSet:
+    is_kto = isinstance(settings.method, KTO)
+    return AnswerSet(
+        items=[item.answers for item in items],
+        anchors=mismatched(items, max_length=settings.max_length) if is_kto else [],
+    )
+
+
+def _with_reference(parts: Sequence[AnswerSet], logprobs: Sequence[float]) -> list[AnswerSet]:
+    """`logprobs` are of all sequences, part by part, those of a part's items before those of its anchors."""
+    logp = iter(logprobs)
+    return [
+        AnswerSet(
+            items=[with_reference_logprobs(item, logp) for item in part.items],
+            anchors=[with_reference_logprobs(anchor, logp) for anchor in part.anchors],
+        )
+        for part in parts
+    ]

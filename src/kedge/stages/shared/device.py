@@ -1,0 +1,41 @@
+"""Where a model is computed, and what training it there costs."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from kedge.core.errors import ConfigError
+
+
+def pick_device(name: str) -> str:
+    """`auto` is the GPU where there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def checked_device(name: str) -> str:
+    """`pick_device` for the option `--device`: a device that this machine does not have is an error that says so."""
+    try:
+        device = torch.device(pick_device(name))
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name}: there is no such device; auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}: torch finds no GPU here; use cpu")
+    return str(device)
+
+
+class CostMeter:
+    """Seconds, and on a GPU the peak of its memory, since it was made."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._since = time.perf_counter()
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def read(self) -> dict[str, str]:
+        cost = {"training time": f"{time.perf_counter() - self._since:.1f} s"}
+        if self._device == "cuda":
+            cost["peak GPU memory"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
+        return cost

@@ -1,0 +1,76 @@
+"""What the stage hands to its parts: the temperature, the seed, and sources that leave answers without a score."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.models.loading.tiny import make_tiny
+from kedge.stages.evaluate.run import run
+from kedge.stages.evaluate.settings import EvaluateSettings
+
+RunStage = Callable[..., Any]
+RULES = 'def score(answer):\n    return None if "2" in answer.prompt[-1][1] else float(len(answer.text))\n'
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("evaluate")
+    make_tiny(home / "tiny", hidden=32, layers=1)
+    shutil.copytree(home / "tiny", home / "copy")
+    make_tiny(home / "other", seed=5, hidden=32, layers=1)
+    (home / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"P{number}?"}) + "\n" for number in range(4)))
+    return home
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, run_recorded: RunStage, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    settings = EvaluateSettings.model_validate(
+        {
+            "kind": "evaluate",
+            "models": ["tiny", "copy", "other"],
+            "prompts": "prompts",
+            "reward": {"kind": "function", "path": "rules.py:score"},
+            "answers": 2,
+            "max_new_tokens": 5,
+            "temperature": 0.5,
+            "dtype": "float32",
+        }
+    )
+    folder = tmp_path_factory.mktemp("runs") / "stage"
+    (folder.parent / "rules.py").write_text(RULES)
+    models = [str(home / name) for name in settings.models]
+    return run_recorded(folder, run, settings, models=models, prompts=str(home / "prompts.jsonl"))
+
+
+def by_model(recorded: Any, name: str) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for answer in recorded.lines("answers"):
+        found.setdefault(answer["model"], []).append(answer[name])
+    return found
+
+
+def test_the_kl_is_taken_at_the_temperature_of_sampling(whole: Any) -> None:
+    """A copy of the baseline is no nat away from it; at another temperature it would seem to be."""
+    kl = by_model(whole, "kl")
+    assert kl["tiny"] == [None] * 8
+    assert kl["copy"] == pytest.approx([0.0] * 8, abs=1e-5)
+    assert min(map(abs, kl["other"])) > 0.01
+
+
+def test_all_models_draw_with_the_same_luck(whole: Any) -> None:
+    answers = by_model(whole, "answer")
+    assert answers["copy"] == answers["tiny"]
+    assert answers["other"] != answers["tiny"]
+    assert len(set(answers["tiny"])) > 1
+    assert max(by_model(whole, "length")["tiny"]) <= 5
+
+
+def test_answers_without_a_score_are_reported_once_for_each_source(whole: Any) -> None:
+    events = [event["message"] for event in whole.lines("events") if event["code"] == "evaluate.unscored"]
+    assert events == ["reward: 6 of 24 answers have no score so far: the function gave None (6x)"]
