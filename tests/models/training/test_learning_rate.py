@@ -11,8 +11,8 @@ from kedge.models.training.train_step import learning_rate
 
 
 def rates(total: int, **settings: object) -> list[float]:
-    made = OptimiserSettings.model_validate({"lr": 3.0, **settings})
-    return [learning_rate(made, step, total) for step in range(1, total + 1)]
+    optimiser = OptimiserSettings.model_validate({"lr": 3.0, **settings})
+    return [learning_rate(optimiser, step, total) for step in range(1, total + 1)]
 
 
 def test_constant_after_a_straight_rise() -> None:
@@ -36,9 +36,9 @@ def test_cosine_is_half_way_at_half_time() -> None:
 def test_every_schedule_peaks_at_lr_never_passes_it_and_never_stands_still(
     schedule: str, warmup: float, total: int
 ) -> None:
-    found = rates(total, schedule=schedule, warmup=warmup)
-    assert max(found) == 3.0
-    assert min(found) > 0.0
+    schedule_rates = rates(total, schedule=schedule, warmup=warmup)
+    assert max(schedule_rates) == 3.0
+    assert min(schedule_rates) > 0.0
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_every_schedule_peaks_at_lr_never_passes_it_and_never_stands_still(
     ],
 )
 def test_the_rise_takes_its_share_of_the_steps(warmup: float, total: int, rising: int) -> None:
-    found = rates(total, schedule="constant", warmup=warmup)
-    assert found == pytest.approx([3.0 * min(1.0, step / max(rising, 1)) for step in range(1, total + 1)])
-    assert sum(rate < 3.0 for rate in found) == max(rising - 1, 0)
+    schedule_rates = rates(total, schedule="constant", warmup=warmup)
+    assert schedule_rates == pytest.approx([3.0 * min(1.0, step / max(rising, 1)) for step in range(1, total + 1)])
+    assert sum(rate < 3.0 for rate in schedule_rates) == max(rising - 1, 0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from kedge.core.batches import pad_tokens
 from kedge.models.forward.reader import evaluating
 
 
@@ -20,9 +21,7 @@ def greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop: Collection[int], pad: int
 ) -> list[list[int]]:
     """The most likely token at every position after each prompt, up to a stop token, which is left out."""
-    width = max(len(prompt) for prompt in prompts)
-    tokens_BT = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    attention_mask_BT = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    tokens_BT, attention_mask_BT = pad_tokens(prompts, pad=pad, side="left")
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=sorted(stop), pad_token_id=pad
     )
@@ -30,9 +29,11 @@ def greedy(
     generate: Callable[..., Tensor] = cast(Any, model).generate
     with evaluating(model):
         generated_BT = generate(
-            input_ids=tokens_BT.to(device), attention_mask=attention_mask_BT.to(device), generation_config=settings
+            input_ids=tokens_BT.to(device),
+            attention_mask=attention_mask_BT.long().to(device),
+            generation_config=settings,
         )
-    return [_before_stop(row[width:].tolist(), stop) for row in generated_BT]
+    return [_before_stop(row[tokens_BT.shape[1] :].tolist(), stop) for row in generated_BT]
 
 
 def _before_stop(tokens: list[int], stop: Collection[int]) -> list[int]:
