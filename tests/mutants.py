@@ -35,15 +35,15 @@ DEAD = {1, 3, 36, 24, -24, 152, 255, -9, -11}
 
 
 def copy_tree(to: Path) -> None:
-    """Everything that git tracks, with the settings of mutmut for these folders."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, to / name)
-    settings = to / "pyproject.toml"
-    kept = re.sub(r"\[tool\.mutmut\]\n(?:[^\[\n].*\n|\n)*", "", settings.read_text(encoding="utf-8"))
-    settings.write_text(kept + CONFIG.format(mutated=json.dumps(MUTATED), tests=json.dumps(TESTS)), encoding="utf-8")
+    """What the tests read, with the settings of mutmut for these folders."""
+    for name in ("src", "tests", "recipes", "benchmarks", "docs"):
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copyfile(ROOT / name, to / name)
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    others = re.sub(r"\[tool\.mutmut\]\n(?:[^\[\n].*\n|\n)*", "", settings)
+    own = CONFIG.format(mutated=json.dumps(MUTATED), tests=json.dumps(TESTS))
+    (to / "pyproject.toml").write_text(others + own, encoding="utf-8")
 
 
 def mutmut(work: Path, *arguments: str, quietly: bool = False) -> str:
@@ -58,7 +58,7 @@ def mutmut(work: Path, *arguments: str, quietly: bool = False) -> str:
 
 def all_mutants(work: Path) -> list[str]:
     """The names of all mutants, after they were made and each function was matched with the tests that run it."""
-    mutmut(work, "run", "--max-children", "2", "kedge.trainers.no_such_mutant", quietly=True)
+    mutmut(work, "run", "--max-children", "2", "no_such_mutant", quietly=True)
     return sorted(exit_codes(work))
 
 
@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=None, help="keep the copy there, to look at it")
+    parser.add_argument("--children", type=int, default=os.cpu_count() or 2, help="tests at once")
     parser.add_argument("--at-least", type=float, default=0.85)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -83,7 +84,7 @@ def main() -> int:
         names = all_mutants(work)
         drawn = sorted(Random(options.seed).sample(names, min(options.count, len(names))))
         print(f"{len(drawn)} of {len(names):,} mutants of trainers/ and stages/, seed {options.seed}")
-        mutmut(work, "run", "--max-children", "2", *drawn, quietly=True)
+        mutmut(work, "run", "--max-children", str(options.children), *drawn, quietly=True)
         codes = exit_codes(work)
         alive = [name for name in drawn if codes[name] not in DEAD]
         for name in alive:

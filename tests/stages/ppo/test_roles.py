@@ -114,8 +114,8 @@ def test_layers_are_compiled_when_asked(
 ) -> None:
     """Every model of the four roles, and only then; what a compiler makes of them is not this test's business."""
     compiled: list[Any] = []
-    for place in ("build", "reward"):
-        monkeypatch.setattr(f"kedge.models.roles.{place}.compile_layers", compiled.append)
+    for place in ("roles.build", "reward.reward_model"):
+        monkeypatch.setattr(f"kedge.models.{place}.compile_layers", compiled.append)
     settings = {**ONE, "roles": "separate", "reward": str(ppo_home / "judge")}
     run_ppo(tmp_path / "off", **settings)
     assert compiled == []
