@@ -7,7 +7,7 @@ from typing import Any
 
 from kedge.rewards.failures import FailureCounter, ScoreResult
 from kedge.rewards.settings import FailureSettings
-from kedge.stages.rl.unscored import report_unscored
+from kedge.stages.rl.reward import report_unscored
 
 
 def failing(counter: FailureCounter, *reasons: str) -> None:

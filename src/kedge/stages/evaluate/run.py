@@ -24,8 +24,7 @@ from kedge.stages.evaluate.settings import EvaluateSettings
 from kedge.stages.rl.answering import Answered, Answering, answer
 from kedge.stages.rl.divergence import log_ratios
 from kedge.stages.rl.prompts import fields_of
-from kedge.stages.rl.reward import open_reward, tokenizer_hash
-from kedge.stages.rl.unscored import report_unscored
+from kedge.stages.rl.reward import open_reward, report_unscored, tokenizer_hash
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 

@@ -15,9 +15,8 @@ from kedge.monitor.detectors import CATALOGUE, Watchdog
 from kedge.rewards.failures import Reward
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
-from kedge.stages.rl.reward import ModelOnTokens, decoded
+from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
 from kedge.stages.rl.settings import RLSettings
-from kedge.stages.rl.unscored import report_unscored
 from kedge.stages.shared.context import Context
 from kedge.trainers.evaluated import EvaluatedRollouts, sampled_tokens
 

@@ -8,7 +8,7 @@ an end-of-turn token and is no longer than the longest of its training. Shape le
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -82,6 +82,27 @@ def open_reward(
         failures=failures,
     )
     return build(_placed(settings, field, context), wiring, name=field)
+
+
+def report_unscored(
+    context: Context,
+    counters: Iterable[FailureCounter],
+    *,
+    reported: Mapping[str, int] | None = None,
+    code: str = "reward.unscored",
+    step: int | None = None,
+) -> dict[str, int]:
+    """Warn of each source with more answers without a score than were `reported` before; gives their new numbers."""
+    counts = dict(reported or {})
+    for counter in counters:
+        report = counter.report(top=3)
+        if report.failed <= counts.get(report.source, 0):
+            continue
+        counts[report.source] = report.failed
+        reasons = "; ".join(f"{reason} ({count}x)" for reason, count in report.reasons.items())
+        message = f"{report.source}: {report.failed:,} of {report.rows:,} answers have no score so far: {reasons}"
+        context.event("warning", code, message, step=step)
+    return counts
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:

@@ -38,9 +38,8 @@ from kedge.stages.rl.answers import (
     write_answers,
 )
 from kedge.stages.rl.prompts import PromptDataset, fields_of, read_prompts
-from kedge.stages.rl.reward import decoded, open_reward
+from kedge.stages.rl.reward import decoded, open_reward, report_unscored
 from kedge.stages.rl.round_settings import RoundSettings
-from kedge.stages.rl.unscored import report_unscored
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.tokenizer import tokenizer_for
 
