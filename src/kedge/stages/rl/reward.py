@@ -85,6 +85,27 @@ def open_reward(
     return build(_placed(settings, field, context), wiring, name=field)
 
 
+def report_unscored(
+    context: Context,
+    counters: Iterable[FailureCounter],
+    *,
+    reported: Mapping[str, int] | None = None,
+    code: str = "reward.unscored",
+    step: int | None = None,
+) -> dict[str, int]:
+    """Warn of each source with more answers without a score than were `reported` before; gives their new numbers."""
+    counts = dict(reported or {})
+    for counter in counters:
+        report = counter.report(top=3)
+        if report.failed <= counts.get(report.source, 0):
+            continue
+        counts[report.source] = report.failed
+        reasons = "; ".join(f"{reason} ({count}x)" for reason, count in report.reasons.items())
+        message = f"{report.source}: {report.failed:,} of {report.rows:,} answers have no score so far: {reasons}"
+        context.event("warning", code, message, step=step)
+    return counts
+
+
 def decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     """Text exactly as it was sampled, control tokens included."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
