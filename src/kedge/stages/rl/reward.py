@@ -268,24 +268,3 @@ def _check_window(context: Context, judge: Judge, name: str, max_tokens: int | N
 def _encoded(judge: Judge, answer: Answer) -> list[int]:
     prompt = tuple(Message(cast(Role, role), content) for role, content in answer.prompt)
     return judge.encoder.tokens(prompt, (Message("assistant", answer.text),))
-
-
-def report_unscored(
-    context: Context,
-    counters: Iterable[FailureCounter],
-    *,
-    reported: Mapping[str, int] | None = None,
-    code: str = "reward.unscored",
-    step: int | None = None,
-) -> dict[str, int]:
-    """Warn of each source with more answers without a score than were `reported` before; gives their new numbers."""
-    counts = dict(reported or {})
-    for counter in counters:
-        report = counter.report(top=3)
-        if report.failed <= counts.get(report.source, 0):
-            continue
-        counts[report.source] = report.failed
-        reasons = "; ".join(f"{reason} ({count}x)" for reason, count in report.reasons.items())
-        message = f"{report.source}: {report.failed:,} of {report.rows:,} answers have no score so far: {reasons}"
-        context.event("warning", code, message, step=step)
-    return counts
