@@ -39,12 +39,13 @@ test-all: check ## everything but the pages, the slow tests too
 test-browser: $(READY) ## the pages in a real browser (Debian: apt-get install chromium)
 	$(BIN)/pytest -m browser
 
-mutants: $(READY) ## mutation testing of algorithms/ (about half an hour); prints the score
+mutants: $(READY) ## mutation testing of algorithms/, and of 300 mutants of trainers/ and stages/ (hours); prints the scores
 	rm -rf mutants
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/mutmut export-cicd-stats
 	@$(BIN)/python -c "import json; s = json.load(open('mutants/mutmut-cicd-stats.json')); k = s['killed'] + s['timeout']; \
 	print(f'mutation score: {k} of {s[\"total\"]} killed, {100 * k / s[\"total\"]:.1f} %')"
+	$(BIN)/python tests/mutants.py
 
 bench: $(READY) ## benchmarks that print ratios
 	$(BIN)/python benchmarks/logprobs.py
