@@ -1,4 +1,4 @@
-"""A run is a folder: manifest, journals, checkpoints and a lock, wired together.
+"""A run is a folder: manifest, journals, checkpoints and a lock, wired together; its journals are also a tracker.
 
     run.json  metrics.jsonl  events.jsonl  samples.jsonl  checkpoints/step-000120/  model/  report.html
 

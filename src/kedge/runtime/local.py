@@ -1,4 +1,4 @@
-"""All roles in one process: independent calls are made one after the other."""
+"""All roles in one process: independent calls are made one after the other; and seconds by phase (`Clock`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts with what the roles computed of them, and what is checked before anything is learnt from them.
+"""Rollouts with what the roles computed of them: records, checks before anything is learnt from them, and metrics.
 
 Rows that no reward source could score are left out; any other number that is not finite refuses the batch by name.
 Shape letters: B sequences, T token positions.

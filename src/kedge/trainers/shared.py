@@ -1,4 +1,6 @@
-"""What changes from iteration to iteration besides the weights: the KL coefficient, and the moments that shape rewards.
+"""What PPO and the critic-free methods share: minibatches, terms of the loss, and what changes besides the weights.
+
+That is the KL coefficient, and the moments that shape rewards.
 
 Both are part of a checkpoint: a resumed run continues with the same coefficient and moments.
 Shape letters: B sequences.

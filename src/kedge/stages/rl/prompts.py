@@ -1,4 +1,4 @@
-"""The prompts of a run on rollouts: tokenised once, drawn in an order that the seed and a position fix.
+"""The prompts of an RL run, tokenised once, in an order that the seed fixes, and the rollouts of their batches.
 
 Every epoch is a new permutation. A group's id is its position in that endless order, so that a resumed run asks what
 the uninterrupted one would have asked, and a prompt that comes twice is two groups.
