@@ -25,6 +25,7 @@ from kedge.trainers.evaluated import (
     drop_unscored,
     explained_variance,
     mean_over_steps,
+    text_metrics,
 )
 from kedge.trainers.ppo import PPORoles, actor_loss, iteration
 from kedge.trainers.settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
@@ -377,3 +378,13 @@ def test_facts_over_steps() -> None:
     }
     assert correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3, 1, -1])) == pytest.approx(-1.0)
     assert correlation(torch.tensor([1.0, 1.0]), torch.tensor([3, 1])) == 0.0
+
+
+def test_measures_of_text_are_of_the_answers_alone_and_means_over_them() -> None:
+    """Answers 1 1 1 1 1 1 (its three 4-grams are one: two of three repeat) and 2 3 4 5 6 7, after equal prompts."""
+    rollouts = rollouts_of([6, 6])
+    tokens_BT = torch.tensor([[9, 9, 1, 1, 1, 1, 1, 1], [9, 9, 2, 3, 4, 5, 6, 7]])
+    metrics = text_metrics(replace(rollouts, tokens_BT=tokens_BT))
+    assert metrics["repetition/mean"] == pytest.approx((2 / 3 + 0) / 2)
+    assert metrics["distinct/mean"] == pytest.approx((1 + 5) / 10)
+    assert metrics["similarity/mean"] == 0.0

@@ -208,6 +208,10 @@ def test_an_answer_without_a_score_is_never_the_best() -> None:
     metrics = round_metrics(groups, 3)
     assert metrics["reward/unscored"] == pytest.approx(4 / 9)
     assert metrics["reward/mean"] == pytest.approx(11 / 5)
+    assert metrics["reward/best"] == pytest.approx(3.0)
+    assert metrics["kl/best"] == pytest.approx(0.5 + math.log(3) - 2 / 3)
+    assert "reward/best" not in round_metrics(groups, 1)
+    assert round_metrics([drawn(0, 1.0, 5.0)], 2)["reward/best"] == 5.0
     found = frontier(groups, 3)
     assert (found["prompts"], found["left_out"]) == (1, 2)
     assert [point["reward"] for point in found["curve"]] == pytest.approx([8 / 3, 4.0, 4.0])
@@ -228,6 +232,17 @@ def test_the_weight_of_an_own_answer_on_paper() -> None:
         rtol=1e-6,
         atol=0,
     )
+    three = Bond(answers=3, forward=0.25)
+    scores_B, kl_B = torch.tensor([1.0, 3.0, math.nan]), torch.tensor([0.1, 0.4, 0.0])
+    of_three_B = own_weights(scores_B, kl_B, anchors_BM[:1].expand(3, -1), three, n=2)
+    # the third has no score: the other two are compared with each other alone
+    gap = 0.75 / 3 * (gains[0] - gains[1])
+    torch.testing.assert_close(of_three_B, torch.tensor([gap, -gap, 0.0], dtype=torch.float64), rtol=1e-6, atol=0)
+    scores_B, kl_B = torch.tensor([1.0, 1.0, 3.0]), torch.tensor([0.1, 0.1, 0.4])
+    of_three_B = own_weights(scores_B, kl_B, anchors_BM[:1].expand(3, -1), three, n=2)
+    expected_B = torch.tensor([gap / 2, gap / 2, -gap], dtype=torch.float64)  # beside the mean of the other two
+    torch.testing.assert_close(of_three_B, expected_B, rtol=1e-6, atol=0)
+    kl_B = torch.tensor([0.1, 0.4, 0.0, 0.0])
     alone_B = torch.tensor([1.0, math.nan, 1.0, 9.0])
     assert own_weights(alone_B, kl_B, anchors_BM, method, n=2).tolist() == [0.0] * 4
 

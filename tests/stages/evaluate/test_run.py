@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.models.loading.tiny import make_tiny
+from kedge.stages.evaluate import run as stage_run
 from kedge.stages.evaluate.run import run
 from kedge.stages.evaluate.settings import EvaluateSettings
 
@@ -74,3 +75,52 @@ def test_all_models_draw_with_the_same_luck(whole: Any) -> None:
 def test_answers_without_a_score_are_reported_once_for_each_source(whole: Any) -> None:
     events = [event["message"] for event in whole.lines("events") if event["code"] == "evaluate.unscored"]
     assert events == ["reward: 6 of 24 answers have no score so far: the function gave None (6x)"]
+
+
+@pytest.fixture(scope="module")
+def foreign(home: Path, run_recorded: RunStage, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """A run with a model of another chat template beside two that read alike; nobody scores."""
+    shutil.copytree(home / "other", home / "foreign")
+    template = home / "foreign/chat_template.jinja"
+    template.write_text(template.read_text() + "{# another #}")
+
+    def start(models: list[str], **changes: Any) -> Any:
+        given = {"kind": "evaluate", "models": models, "prompts": "prompts", "max_new_tokens": 2, "dtype": "float32"}
+        folder = tmp_path_factory.mktemp("runs") / "stage"
+        paths = [str(home / name) for name in models]
+        settings = EvaluateSettings.model_validate({**given, **changes})
+        return run_recorded(folder, run, settings, models=paths, prompts=str(home / "prompts.jsonl"))
+
+    return start
+
+
+def kl_events(recorded: Any) -> list[str]:
+    return [event["message"] for event in recorded.lines("events") if event["code"] == "evaluate.kl"]
+
+
+def test_a_model_that_reads_other_tokens_has_no_kl_and_that_is_told(foreign: Callable[..., Any]) -> None:
+    recorded = foreign(["tiny", "foreign", "other"])
+    why = "its tokenizer or template is not that of tiny"
+    assert kl_events(recorded) == [f"KL of foreign is not measured: {why}"]
+    kl = by_model(recorded, "kl")
+    assert kl["tiny"] == kl["foreign"] == [None] * 4
+    assert None not in kl["other"]
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.5}, {"top_k": 3}])
+def test_a_cut_distribution_has_no_kl(foreign: Callable[..., Any], cut: dict[str, float]) -> None:
+    recorded = foreign(["tiny", "copy"], **cut)
+    assert kl_events(recorded) == ["KL is not measured: top_p or top_k cut the distribution"]
+    assert by_model(recorded, "kl") == {"tiny": [None] * 4, "copy": [None] * 4}
+
+
+def test_long_sampling_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no quiet time every part is told; with a long one none."""
+    lines: list[str] = []
+    context = type("Speaker", (), {"say": staticmethod(lines.append)})()
+    progress = stage_run._Progress(context, "tiny", 2000)
+    progress.show(5)
+    assert lines == []
+    monkeypatch.setattr(stage_run, "_QUIET_S", 0.0)
+    progress.show(1000)
+    assert lines == ["  tiny: 1,000 of 2,000 answers"]

@@ -267,3 +267,19 @@ def test_a_method_can_be_given_as_its_settings_object() -> None:
 def test_a_setting_of_ppo_is_refused() -> None:
     with pytest.raises(ValidationError, match="critic_from_reward"):
         settings_of(memory={"critic_from_reward": True})
+
+
+def test_every_setting_of_the_loop_reaches_it() -> None:
+    config = settings_of(
+        method="rloo",
+        epochs=3,
+        minibatches=2,
+        batch=8,
+        loss={"entropy": 0.01, "stop_at_kl": 0.4},
+        sampling={"max_new_tokens": 77},
+        kl={"start": 0.2},
+        scores={"clip": 4.0},
+    ).config()
+    assert (config.epochs, config.minibatches, config.max_new_tokens) == (3, 2, 77)
+    assert (config.entropy, config.stop_at_kl, config.kl.start, config.scores.clip) == (0.01, 0.4, 0.2, 4.0)
+    assert config.method is find_method("rloo")

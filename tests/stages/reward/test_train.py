@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kedge.core.errors import DataError, ModelError
+from kedge.core.errors import ContractStop, DataError, ModelError
 from kedge.core.files import hash_folder
 from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import load_ensemble
@@ -26,7 +26,7 @@ from kedge.stages.reward.settings import STAGE, RewardSettings
 from kedge.testing import toy
 
 Run = Callable[..., Path]
-SHORT = "batch: 8, micro_batch: 4, max_length: 192, if_unfit: go_on, optimiser: {lr: 1e-3}"
+SHORT = "batch: 8, micro_batch: 4, max_length: 192, optimiser: {lr: 1e-3}"
 QUESTION = "<|im_start|>user\nWhich colour?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -47,10 +47,11 @@ def rankings(count: int, seed: int) -> list[dict[str, Any]]:
 def run(tmp_path: Path) -> Run:
     make_tiny(tmp_path / "tiny", hidden=32, layers=1)
 
-    def run_stage(stage: str, **files: Iterable[Mapping[str, Any]]) -> Path:
+    def run_stage(stage: str, if_unfit: str = "go_on", **files: Iterable[Mapping[str, Any]]) -> Path:
         for name, rows in files.items():
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        text = f"kedge: 1\nname: short\nseed: 3\nmodel: ./tiny\nstages:\n  reward: {{kind: reward, {stage}, {SHORT}}}\n"
+        settings = f"{{kind: reward, {stage}, {SHORT}, if_unfit: {if_unfit}}}"
+        text = f"kedge: 1\nname: short\nseed: 3\nmodel: ./tiny\nstages:\n  reward: {settings}\n"
         (tmp_path / "short.yaml").write_text(text)
         return (
             run_recipe(load_recipe(tmp_path / "short.yaml"), tmp_path / "runs", is_resumed=False, say=print) / "reward"
@@ -178,3 +179,27 @@ def test_one_lora_model_keeps_its_adapter_for_its_base(run: Run, tmp_path: Path)
 def test_heldout_that_shares_a_prompt_is_refused(run: Run) -> None:
     with pytest.raises(DataError, match=r"`heldout` shares 3 prompt\(s\) with `data`"):
         run("data: p.jsonl, heldout: ph.jsonl", p=toy.pairs(20, 1), ph=toy.pairs(20, 1)[:3])
+
+
+def test_a_model_that_cannot_tell_answers_apart_stops_the_recipe_with_everything_saved(
+    run: Run, tmp_path: Path
+) -> None:
+    coin = Random(1)
+    pairs = [{"prompt": f"Say {number}", "chosen": coin.choice("ab"), "rejected": "c"} for number in range(12)]
+    flipped = [{**pair, "chosen": pair["rejected"], "rejected": pair["chosen"]} for pair in pairs]
+    held_out = [{**pair, "prompt": f"Tell {number}"} for number, pair in enumerate(flipped)]
+    with pytest.raises(ContractStop, match="if_unfit=go_on"):
+        run("data: p.jsonl, heldout: ph.jsonl, epochs: 4", if_unfit="stop", p=pairs, ph=held_out)
+    folder = tmp_path / "runs/short/reward"
+    assert (folder / "model/model.safetensors").exists()
+    findings = json.loads((folder / "reward-report.json").read_text())["findings"]
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    by_code = {event["code"]: event for event in events}
+    assert any(finding["fix"] for finding in findings)
+    for finding in findings:
+        event = by_code[finding["code"]]
+        assert (event["level"], event["message"], event["evidence"]["fix"]) == (
+            finding["level"],
+            finding["message"],
+            finding["fix"],
+        )
