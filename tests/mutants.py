@@ -1,6 +1,6 @@
 """Mutation testing of the loops: mutants of `trainers/` and `stages/`, drawn with a fixed seed, and how many die.
 
-    python tests/mutants.py [--count 300] [--seed 0] [--children 2] [--seconds 7200]
+    python tests/mutants.py [--count 300] [--seed 0] [--start 0] [--children 2] [--seconds 7200]
 
 A mutant is one small change inside a function: a comparison or an operator exchanged, a condition negated, a number or
 a truth value changed, or a keyword argument left out, which is what a stage that passes on a setting would forget.
@@ -59,7 +59,10 @@ class Mutant:
     def tests(self) -> list[str]:
         folders = next((tests for start, tests in NEAREST.items() if self.file.startswith(start)), None)
         own = Path(self.file).relative_to("src/kedge").parent.as_posix()
-        return [f"tests/{folder}" for folder in folders or (own,)]
+        checks = (
+            ["tests/stages/test_findings.py"] if self.file.endswith("settings.py") and "stages" in self.file else []
+        )
+        return [f"tests/{folder}" for folder in folders or (own,)] + checks
 
 
 def places(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
@@ -108,7 +111,7 @@ def mutated(source: str, number: int) -> str:
         case ast.Constant():
             node.value = node.value + 1
         case ast.keyword():
-            call = next(one for one in ast.walk(tree) if isinstance(one, ast.Call) and node in one.keywords)
+            call = next(call for call in ast.walk(tree) if isinstance(call, ast.Call) and node in call.keywords)
             call.keywords.remove(node)
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
@@ -168,13 +171,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="leave out so many of those drawn: a cut run goes on")
     parser.add_argument("--children", type=int, default=2, help="mutants at once")
     parser.add_argument("--seconds", type=float, default=7200, help="mutants that were not begun by then do not count")
     parser.add_argument("--at-least", type=float, default=0.85)
     parser.add_argument("--pytest", action="append", default=[], help="one more argument of pytest; may be repeated")
     options = parser.parse_args()
     everything = all_mutants()
-    drawn = Random(options.seed).sample(everything, min(options.count, len(everything)))
+    drawn = Random(options.seed).sample(everything, min(options.count, len(everything)))[options.start :]
     print(f"{len(drawn)} of {len(everything):,} mutants of trainers/ and stages/, seed {options.seed}", flush=True)
     until, trees = time.monotonic() + options.seconds, SimpleQueue[Path]()
     outcomes: list[bool] = []

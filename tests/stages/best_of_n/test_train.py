@@ -208,6 +208,8 @@ def test_an_answer_without_a_score_is_never_the_best() -> None:
     metrics = round_metrics(groups, 3)
     assert metrics["reward/unscored"] == pytest.approx(4 / 9)
     assert metrics["reward/mean"] == pytest.approx(11 / 5)
+    assert metrics["length/truncated"] == 0
+    assert round_metrics([drawn(0, 1.0), drawn(1, 1.0, is_finished=False)], 1)["length/truncated"] == 0.5
     assert metrics["reward/best"] == pytest.approx(3.0)
     assert metrics["kl/best"] == pytest.approx(0.5 + math.log(3) - 2 / 3)
     assert "reward/best" not in round_metrics(groups, 1)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kedge.core.errors import DataError
+from kedge.data.examples import Message, Origin, Prompt
 from kedge.models.loading.tiny import tiny_tokenizer
-from kedge.stages.rl.prompts import PromptDataset, read_prompts
+from kedge.stages.rl.prompts import PromptDataset, fields_of, read_prompts
 
 RunPPO = Callable[..., Path]
 Records = Callable[[Path], list[dict[str, Any]]]
@@ -104,3 +105,20 @@ def test_several_answers_to_a_prompt_differ_and_are_the_same_however_they_are_ba
     assert records(run_ppo(tmp_path / "b", **settings, memory={"generate_rows": 2}) / "samples.jsonl") == found
     greedy = records(run_ppo(tmp_path / "c", **settings, sampling={"top_k": 1}) / "samples.jsonl")
     assert [one["answer"] for one in greedy] == [greedy[0]["answer"]] * 3 + [greedy[3]["answer"]] * 3
+
+
+def test_a_broken_prompt_is_set_aside_and_the_others_are_asked(tmp_path: Path) -> None:
+    source, aside = tmp_path / "rows.jsonl", tmp_path / "aside.jsonl"
+    good = [f"good {number}" for number in range(99)]
+    source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in good) + "{not json\n")
+    dataset = read_prompts(str(source), tiny_tokenizer(), batch=1, answers=1, max_tokens=50, seed=0, set_aside=aside)
+    assert [prompt.prompt[-1].content for prompt in dataset.prompts] == good
+    assert "{not json" in aside.read_text()
+
+
+def test_a_reward_may_ask_for_the_solution_only_where_a_prompt_has_one() -> None:
+    def prompt(answer: str | None, **extra: Any) -> Prompt:
+        return Prompt(prompt=(Message("user", "?"),), answer=answer, extra=extra, origin=Origin("p.jsonl", 1))
+
+    assert fields_of([prompt(None, level=2), prompt(None, source="a")]) == {"level", "source"}
+    assert fields_of([prompt(None), prompt("4", level=2)]) == {"solution", "level"}

@@ -22,6 +22,7 @@ from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl import answering
 from kedge.stages.rl.answering import Answering, answer
 from kedge.stages.rl.divergence import log_ratios
+from kedge.stages.rl.judge import find_judge
 from kedge.stages.shared.device import checked_device
 
 PROMPTS: list[Messages] = [
@@ -210,6 +211,21 @@ def test_a_run_stands_for_the_model_it_made(tmp_path: Path) -> None:
     folder_of(tmp_path / "run/ppo", "GPT2LMHeadModel")
     with pytest.raises(ModelError, match=r"holds 2 models; name one: .*ppo, .*sft"):
         find_model(str(tmp_path / "run"))
+
+
+def test_a_run_stands_for_the_reward_model_it_made(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folder_of(run / "sft", "LlamaForCausalLM")
+    with pytest.raises(ModelError, match="no reward model here"):
+        find_judge(str(run))
+    folder_of(run / "reward", "LlamaForSequenceClassification")
+    expected = run / "reward/model"
+    assert find_judge(str(run)) == find_judge(str(run / "reward")) == expected
+    assert find_judge(str(expected)) == str(expected)
+    assert find_judge("org/hub-model") == "org/hub-model"
+    folder_of(run / "second", "LlamaForSequenceClassification")
+    with pytest.raises(ModelError, match=r"holds 2 reward models; name one: .*reward, .*second"):
+        find_judge(str(run))
 
 
 def test_prompts_come_from_the_command_line_and_from_files(tmp_path: Path) -> None:

@@ -123,6 +123,27 @@ def test_the_generator_is_made_from_what_the_recipe_says(
         assert (parts.pad, 258 in parts.stop_ids) == (256, True)
 
 
+@pytest.mark.parametrize(("method", "top_k"), [("rloo", [7]), ("remax", [7, 1])])
+def test_a_method_with_a_greedy_baseline_has_a_second_generator_that_takes_the_likeliest(
+    method: str, top_k: list[int], ppo_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[int | None] = []
+    open_generator = rl_run.open_generator
+
+    def noted(settings: Any, parts: GeneratorParts) -> Any:
+        opened.append(parts.sampling.top_k)
+        return open_generator(settings, parts)
+
+    monkeypatch.setattr(rl_run, "open_generator", noted)
+    recipe = json.loads(ppo_recipe(tmp_path, iterations=1, sampling={"top_k": 7}).read_text())
+    settings = recipe["stages"].pop("ppo") | {"kind": "group", "method": method, "answers": 2}
+    del settings["critic"]
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps({**recipe, "stages": {"train": settings}}))
+    run_recipe(load_recipe(file), tmp_path / "runs", is_resumed=False, say=print)
+    assert opened == top_k
+
+
 @pytest.mark.parametrize(("kind", "stage"), [("ppo", ppo_train), ("group", group_train)])
 def test_no_two_iterations_cut_their_minibatches_alike(
     kind: str, stage: Any, ppo_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
