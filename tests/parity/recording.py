@@ -121,7 +121,7 @@ def record(to: Path) -> None:
     """Run the recipe in a child of its own, with one thread and a cache of its own, and write down what it made."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        _write_inputs(home)
+        write_inputs(home)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -133,7 +133,7 @@ def record(to: Path) -> None:
         ended = subprocess.run(command, cwd=home, env=environment, check=False, stdout=subprocess.DEVNULL)
         if ended.returncode != STOPPED:
             raise SystemExit(f"the recorded run ended with {ended.returncode}, expected {STOPPED}: see above")
-        stages = {name: dict(_facts(home, home / "runs/recorded" / name)) for name in STAGES}
+        stages = {name: dict(facts(home, home / "runs/recorded" / name)) for name in STAGES}
     to.write_text(json.dumps(stages, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -151,13 +151,13 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
             cells.append("equal" if alike else "DIFFERENT")
         print(f"{name:<14}", *(f"{cell:>12}" for cell in cells), f"{_count(mine.get('metrics', [])):>9}")
         for column in columns:
-            for line in _differences(mine.get(column), other.get(column), column)[:5]:
+            for line in differences(mine.get(column), other.get(column), column)[:5]:
                 print(f"    {line}")
     print("all equal" if is_equal else "NOT EQUAL")
     return is_equal
 
 
-def _write_inputs(home: Path) -> None:
+def write_inputs(home: Path) -> None:
     from kedge.models.loading.tiny import make_tiny
     from kedge.testing import toy
 
@@ -175,7 +175,7 @@ def _write_inputs(home: Path) -> None:
     (home / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
 
 
-def _facts(home: Path, stage: Path) -> Iterator[tuple[str, Any]]:
+def facts(home: Path, stage: Path) -> Iterator[tuple[str, Any]]:
     yield "metrics", [_timeless(line) for line in _lines(stage / "metrics.jsonl")]
     events = (_timeless(line) for line in _lines(stage / "events.jsonl") if line["code"] not in EVENTS_LEFT_OUT)
     yield "events", json.loads(json.dumps(list(events)).replace(str(home), "HOME"))
@@ -225,15 +225,15 @@ def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
-def _differences(mine: Any, other: Any, path: str) -> list[str]:
+def differences(mine: Any, other: Any, path: str) -> list[str]:
     if isinstance(mine, dict) and isinstance(other, dict):
         keys = dict.fromkeys((*mine, *other))
-        return [line for key in keys for line in _differences(mine.get(key), other.get(key), f"{path}.{key}")]
+        return [line for key in keys for line in differences(mine.get(key), other.get(key), f"{path}.{key}")]
     if isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
         return [
             line
             for at, (one, two) in enumerate(zip(mine, other, strict=True))
-            for line in _differences(one, two, f"{path}[{at}]")
+            for line in differences(one, two, f"{path}[{at}]")
         ]
     return [] if mine == other else [f"{path}: {mine!r} -> {other!r}"]
 
