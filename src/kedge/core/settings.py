@@ -2,45 +2,80 @@
 
 Two rules hold for every section, wherever it stands. A mapping that gives a part of a section keeps the default of the
 field that holds it: `actor: {clip: 0.5}` changes `clip` alone. And every number is bounded, by its own field or by
-`LARGEST`, so that a slip of the keyboard is an error and not an endless run.
+`LARGEST` and `LARGEST_OF`, so that a slip of the keyboard is an error and not an endless run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast, get_args
+from typing import Annotated, Any, Final, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
+
+from kedge.core.quoting import quoted
 
 LARGEST: Final = 10**9
 """The most that a number of a recipe may be, either side of 0, where its field has no bound of its own."""
 
+LARGEST_OF: Final[Mapping[str, int]] = {
+    "epochs": 10_000,
+    **dict.fromkeys(("batch", "micro_batch", "minibatches", "rows"), 1_000_000),
+    **dict.fromkeys(("answers", "n", "rounds"), 100_000),
+    **dict.fromkeys(("max_length", "max_prompt_tokens", "max_new_tokens", "max_tokens"), 100_000_000),
+    **dict.fromkeys(("lr", "temperature"), 100),
+    **dict.fromkeys(("timeout_s", "backoff_s"), 7 * 24 * 3600),
+    "retries": 1000,
+}
+"""The same for settings that mean the same in every section, by their names."""
+MAX_PATH, MAX_PATH_PART = 4096, 255
+"""Bytes of a path and of each name in it, as most disks have them."""
 
-def _bound_numbers(schema: Any) -> None:
+
+def unusable_path(text: str) -> str | None:
+    """Why no file can be called so; None where one can."""
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
+        return f"no file name has control characters, found {quoted(text)}"
+    names = [name.encode(errors="surrogatepass") for name in text.split("/")]
+    if sum(len(name) + 1 for name in names) > MAX_PATH or max(map(len, names)) > MAX_PATH_PART:
+        return f"longer than a file's name can be ({MAX_PATH_PART} bytes), found {quoted(text)}"
+    return None
+
+
+def _usable(text: str) -> str:
+    if problem := unusable_path(text):
+        raise ValueError(problem)
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_usable)]
+"""What may name a file or folder."""
+
+
+def _bound_numbers(schema: Any, largest: int = LARGEST) -> None:
     """Give a bound to every number of a model's schema that has none; sections inside are models of their own."""
     match schema:
         case {"type": "int" | "float"}:
             if not {"le", "lt"} & schema.keys():
-                schema["le"] = LARGEST
+                schema["le"] = largest
             if not {"ge", "gt"} & schema.keys():
                 schema["ge"] = -LARGEST
         case {"type": "model-fields"}:
-            for field in schema["fields"].values():
-                _bound_numbers(field["schema"])
+            for name, field in schema["fields"].items():
+                _bound_numbers(field["schema"], LARGEST_OF.get(name, LARGEST))
         case {"type": "union"}:
             for choice in schema["choices"]:
-                _bound_numbers(choice[0] if isinstance(choice, tuple) else choice)
+                _bound_numbers(choice[0] if isinstance(choice, tuple) else choice, largest)
         case {"type": "tuple", "items_schema": parts}:
             for part in parts:
-                _bound_numbers(part)
+                _bound_numbers(part, largest)
         case {"type": "list", "items_schema": part}:
-            _bound_numbers(part)
+            _bound_numbers(part, largest)
         case {"type": "dict"}:
-            _bound_numbers(schema.get("values_schema"))
+            _bound_numbers(schema.get("values_schema"), largest)
         case {"schema": inner}:
-            _bound_numbers(inner)
+            _bound_numbers(inner, largest)
         case _:
             pass
 

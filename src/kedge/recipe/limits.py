@@ -17,13 +17,13 @@ from ruamel.yaml.events import (
 )
 
 from kedge.core.errors import ConfigError
-from kedge.core.quoting import one_line
+from kedge.core.quoting import one_line, quoted
 
 MAX_BYTES: Final = 2**20
 """Of one file; the longest recipe that we ship has four thousand."""
 MAX_DEPTH: Final = 40
 """Mappings and lists inside each other."""
-MAX_VALUES: Final = 100_000
+MAX_VALUES: Final = 20_000
 """Keys, values and list items, those that aliases repeat counted each time."""
 MAX_DIGITS: Final = 300
 """Of a whole number: as many as the largest float has."""
@@ -89,7 +89,10 @@ def check_values(values: Any, depth: int = 1) -> int:
         check_digits(values)
     inner: Iterable[Any] = ()
     if isinstance(values, Mapping):
-        inner = cast("Mapping[Any, Any]", values).values()
+        mapping = cast("Mapping[Any, Any]", values)
+        if strange := [key for key in mapping if not isinstance(key, str)]:
+            raise Unreadable(0, f"keys are text, found {quoted(strange[0])}")
+        inner = mapping.values()
     elif isinstance(values, list | tuple):
         inner = cast("list[Any]", values)
     count = 1

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kedge.core.plugin_sections import PluginSection
-from kedge.core.quoting import quoted
+from kedge.core.quoting import one_line, quoted
 from kedge.core.suggest import did_you_mean
 from kedge.recipe.yaml_source import KeyPath, Tree
 
@@ -40,7 +40,7 @@ _WORDS: dict[str, Describe] = {
     "model_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",
     "model_attributes_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",
     "too_short": lambda ctx, found: f"needs at least {ctx['min_length']} item(s), found {len(found)}",
-    "value_error": lambda ctx, found: str(ctx["error"]),
+    "value_error": lambda ctx, found: one_line(str(ctx["error"]), 2000),
     "union_tag_invalid": lambda ctx, _: f"kind must be {_tags(ctx)}, found {quoted(ctx['tag'])}{_near_tag(ctx)}",
     "union_tag_not_found": lambda ctx, found: f"needs a `kind`, found {quoted(found)}",
 }

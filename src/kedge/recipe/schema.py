@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from kedge.core import plugins
 from kedge.core.errors import ConfigError, PluginError
 from kedge.core.quoting import quoted
-from kedge.core.settings import Section
+from kedge.core.settings import PathText, Section
 from kedge.core.stage import MayChange, Stage
 from kedge.core.suggest import did_you_mean
 from kedge.monitor.alerts import AlertSettings
@@ -58,9 +58,9 @@ class RecipeSettings(Section):
     """Names the run: its folder is runs/NAME."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """All randomness of the run comes from this number."""
-    model: str = Field(min_length=1, max_length=4096)
+    model: PathText = Field(min_length=1)
     """The model that stages start from: an alias (`kedge models`), a folder, or a hub id."""
-    chat_template: str | None = None
+    chat_template: PathText | None = None
     """How messages become text: `chatml`, `plain`, or a Jinja file; the model's own template when absent."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; `auto` takes a GPU where there is one."""

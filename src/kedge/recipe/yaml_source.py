@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from kedge.core.errors import ConfigError
@@ -113,6 +114,9 @@ def _parse(text: str) -> Any:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise Unreadable(line, f"not valid YAML: {one_line(str(error.problem))}") from None
+    except ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise Unreadable(line, f"not valid YAML: {one_line(str(error).partition(chr(10))[0])}") from None
     except (YAMLError, ValueError) as error:  # a date of the 99th month is a plain ValueError
         raise Unreadable(1, f"not valid YAML: {one_line(str(error))}") from None
 
