@@ -34,3 +34,8 @@ def test_the_style_asks_for_nothing_from_outside(package: str) -> None:
 
 def test_a_lone_backtick_is_left_alone() -> None:
     assert str(marked("5` and <b>")) == "5` and &lt;b&gt;"
+
+
+def test_text_of_others_turns_no_line_around(package: str) -> None:
+    page = render_page(package, "page.html.j2", text="a\x1b[2J\u202eb")
+    assert page.endswith("<p>a\\x1b[2J\\u202eb</p><p>a\\x1b[2J\\u202eb</p>")

@@ -20,7 +20,7 @@ from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Stage
 from kedge.recipe.problems import unknown_key
-from kedge.recipe.schema import RecipeSettings, recipe_of
+from kedge.recipe.schema import LONGEST_NAME, RecipeSettings, recipe_of
 
 Model = str | os.PathLike[str] | Run | StageRun
 
@@ -68,7 +68,7 @@ def _name_of(folder: Folder, kind: str) -> str:
     >>> _name_of("runs/my run.2", "ppo")
     'my-run-2'
     """
-    return re.sub(r"[^A-Za-z0-9]+", "-", Path(folder).name).strip("-") or kind
+    return re.sub(r"[^A-Za-z0-9]+", "-", Path(folder).name)[:LONGEST_NAME].strip("-") or kind
 
 
 class OneStage:

@@ -21,6 +21,9 @@ def check(
     recipes: Annotated[list[Path] | None, typer.Argument(help="Recipes (YAML).")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=V", help="Change one setting.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes, for editors.")] = False,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Print every setting, its value, and where that comes from; no checks.")
+    ] = False,
     show_masks: Annotated[bool, typer.Option("--show-masks", help="Show which tokens are trained.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -34,6 +37,9 @@ def check(
         raise ConfigError("kedge check: name at least one recipe, or --schema")
     if show_masks and as_json:
         raise ConfigError("kedge check: --show-masks is for reading and cannot go with --json; leave one out")
+    if resolved:
+        _print_resolved(recipes, overrides or [], as_json)
+        return
     checked = [_check_one(recipe, overrides or [], show_masks, as_json) for recipe in recipes]
     if as_json:
         print_json([found for found, _ in checked])
@@ -62,6 +68,23 @@ def _check_one(file: Path, overrides: list[str], show_masks: bool, as_json: bool
     return report.as_dict(), report.is_fit
 
 
+def _print_resolved(recipes: list[Path], overrides: list[str], as_json: bool) -> None:
+    """One setting a line, or a list of all of them for each recipe."""
+    from kedge.recipe.resolved import resolved_settings
+    from kedge.recipe.schema import load_recipe
+
+    listed = [(file, resolved_settings(load_recipe(file, overrides))) for file in recipes]
+    if as_json:
+        print_json([{"file": str(file), "settings": [one.as_dict() for one in settings]} for file, settings in listed])
+        return
+    console = out()
+    for file, settings in listed:
+        if len(listed) > 1:
+            console.print(str(file), markup=False, soft_wrap=True)
+        for setting in settings:
+            console.print(str(setting), markup=False, soft_wrap=True)
+
+
 def _print_report(console: Console, report: RecipeReport) -> None:
     tell(console, f"[bold]{escape(str(report.file))}[/]")
     for model in report.models:
@@ -70,7 +93,7 @@ def _print_report(console: Console, report: RecipeReport) -> None:
     for stage in report.stages:
         note = "" if stage.can_run else " [dim](checked only: this version cannot run it)[/]"
         kind = "" if stage.kind == stage.name else f" ({stage.kind})"
-        tell(console, f"[bold]{stage.name}[/]{kind}{note}", indent="  ")
+        tell(console, f"[bold]{escape(stage.name)}[/]{escape(kind)}{note}", indent="  ")
         for line in stage.lines:
             tell(console, escape(line), indent="    ")
         print_findings(console, stage.findings, indent="    ")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from kedge.cli.screen import out, print_json
 
@@ -22,5 +23,6 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Machine-readab
         return
     table = Table("kind", "name", "package", "from", box=None, pad_edge=False)
     for part in parts:
-        table.add_row(part.kind, f"[bold]{part.name}[/]", part.package, f"[dim]{part.target}[/]")
+        name, target = Text(part.name, style="bold"), Text(part.target, style="dim")
+        table.add_row(part.kind, name, Text(part.package), target)
     out().print(table)

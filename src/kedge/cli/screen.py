@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from kedge.core.errors import KedgeError
 from kedge.core.findings import Finding
+from kedge.core.quoting import escaped, escaped_json
 
 _MARKS = {"ok": "[green]✓[/]", "info": "[blue]i[/]", "warning": "[yellow]![/]", "fatal": "[bold red]✗[/]"}
 
@@ -31,12 +33,20 @@ _WAYS_OUT = {
 }
 
 
+class _Screen(Console):
+    """A console on which text is only seen: what it holds of others steers neither terminal nor colours."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escaped(segment.text))
+
+
 def out() -> Console:
-    return Console(highlight=False)
+    return _Screen(highlight=False, emoji=False)
 
 
 def errors_to() -> Console:
-    return Console(stderr=True, highlight=False)
+    return _Screen(stderr=True, highlight=False, emoji=False)
 
 
 def print_error(text: str) -> None:
@@ -45,7 +55,7 @@ def print_error(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Machine-readable output goes out as it is, without colours or wrapping."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def tell(console: Console, text: str, *, indent: str = "", mark: str = "") -> None:

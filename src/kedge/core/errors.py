@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from kedge.core.quoting import escaped
+
 
 class KedgeError(Exception):
-    """Base of everything that Kedge raises on purpose."""
+    """Base of everything that Kedge raises on purpose. What a message quotes of others is shown, never obeyed."""
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(escaped(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(KedgeError, ValueError):

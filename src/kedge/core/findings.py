@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from kedge.core.quoting import escaped
+
 Level = Literal["ok", "info", "warning", "fatal"]
 
 
@@ -19,6 +21,10 @@ class Finding:
     where: str = ""
     fix: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name in ("message", "where", "fix"):  # which quote names and texts of others
+            object.__setattr__(self, name, escaped(getattr(self, name)))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from kedge.core import plugins
 from kedge.core.errors import PluginError
+from kedge.core.quoting import quoted
 from kedge.core.settings import Section
 from kedge.core.suggest import did_you_mean
 
@@ -50,7 +51,9 @@ class PluginSection:
 
     def _validated(self, value: Any) -> Section:
         if not isinstance(value, str | dict | Section):
-            raise ValueError(f"must be the name of a {self._noun}, or a mapping with its settings, found {value!r}")
+            raise ValueError(
+                f"must be the name of a {self._noun}, or a mapping with its settings, found {quoted(value)}"
+            )
         name, installed = kind_of(value), plugins.names(self._kind)
         if name is None:
             raise ValueError(
@@ -58,7 +61,7 @@ class PluginSection:
             )
         if name not in installed:
             hint, listed = did_you_mean(str(name), installed), ", ".join(installed)
-            raise ValueError(f"there is no {self._noun} '{name}'{hint}; {self._noun}s: {listed}")
+            raise ValueError(f"there is no {self._noun} {quoted(name)}{hint}; {self._noun}s: {listed}")
         try:
             section = self.section_of(name)
         except PluginError as error:
@@ -98,7 +101,7 @@ def installed_name(kind: plugins.Kind) -> Callable[[Any], Any]:
         if value not in names:
             *others, last = (f"'{name}'" for name in names)
             allowed = f"{', '.join(others)} or {last}" if others else last
-            raise ValueError(f"must be {allowed}, found {value!r}{did_you_mean(str(value), names)}")
+            raise ValueError(f"must be {allowed}, found {quoted(value)}{did_you_mean(str(value), names)}")
         return value
 
     return check

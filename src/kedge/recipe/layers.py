@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import ConfigError
+from kedge.core.quoting import one_line, quoted
+from kedge.recipe.limits import Unreadable, check_values
 from kedge.recipe.yaml_source import KeyPath, Place, Tree, parse_scalar, read_tree
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -24,10 +26,12 @@ def layers_of(tree: Tree, file: Path, overrides: Overrides = ()) -> Tree:
 
 
 def merge(under: Tree, over: Tree) -> Tree:
-    """Mappings are merged key by key; anything else is replaced as a whole.
+    """Mappings are merged key by key; anything else is replaced as a whole, and `{}` empties a mapping.
 
     >>> merge(Tree({"a": {"x": 1, "y": 2}}), Tree({"a": {"y": 3}})).values
     {'a': {'x': 1, 'y': 3}}
+    >>> merge(Tree({"a": {"x": 1, "y": 2}}), Tree({"a": {}})).values
+    {'a': {}}
     """
     values, replaced = _merged(under.values, over.values, ())
     kept = {path: place for path, place in under.places.items() if not _is_below(path, replaced)}
@@ -35,9 +39,12 @@ def merge(under: Tree, over: Tree) -> Tree:
 
 
 def _with_bases(file: Path, chain: tuple[Path, ...]) -> Tree:
-    resolved = file.resolve()
+    try:
+        resolved = file.resolve()
+    except (OSError, RuntimeError):  # a link that leads back to itself
+        raise ConfigError(f"{file}: cannot be read: its links lead nowhere, or in a circle") from None
     if resolved in chain:
-        circle = " -> ".join(path.name for path in (*chain[chain.index(resolved) :], resolved))
+        circle = " -> ".join(one_line(path.name) for path in (*chain[chain.index(resolved) :], resolved))
         raise ConfigError(f"{file}: `extends` goes in a circle: {circle}")
     return _over_bases(read_tree(file), file, (*chain, resolved))
 
@@ -48,19 +55,21 @@ def _over_bases(tree: Tree, file: Path, chain: tuple[Path, ...]) -> Tree:
     place = tree.places.pop(("extends",), Place(file, 1))
     bases = [bases] if isinstance(bases, str) else bases
     if not (isinstance(bases, list) and all(isinstance(base, str) for base in cast("list[Any]", bases))):
-        raise ConfigError(f"{file}: 1 problem(s)\n  {place}: extends: a file name or a list of them, found {bases!r}")
+        raise ConfigError(
+            f"{file}: 1 problem(s)\n  {place}: extends: a file name or a list of them, found {quoted(bases)}"
+        )
     under = Tree({})
     for base in cast("list[str]", bases):
         base_file = file.parent / base
-        if not base_file.is_file():
-            raise ConfigError(f"{file}: 1 problem(s)\n  {place}: extends: there is no file {base_file}")
+        if not _is_file(base_file):
+            raise ConfigError(f"{file}: 1 problem(s)\n  {place}: extends: there is no file {one_line(str(base_file))}")
         under = merge(under, _with_bases(base_file, chain))
     return merge(under, tree)
 
 
 def _overridden(tree: Tree, overrides: Overrides) -> Tree:
     if isinstance(overrides, Mapping):
-        layers = [_override(dotted, value, f"{dotted}={value!r}") for dotted, value in overrides.items()]
+        layers = [_override(dotted, value, f"{dotted}={quoted(value)}") for dotted, value in overrides.items()]
     else:
         layers = [_parsed_override(text) for text in overrides]
     for layer in layers:
@@ -79,26 +88,38 @@ def _override(dotted: str, value: Any, text: str) -> Tree:
     path: KeyPath = tuple(dotted.strip().split("."))
     if not all(path):
         raise _not_an_override(text)
+    try:
+        check_values(value, depth=len(path))
+    except Unreadable as problem:
+        raise ConfigError(f"--set {one_line(text)}: {problem.text}") from None
     for key in reversed(path):
         value = {key: value}
     return Tree(value, {path: Place(None, 0, text)})
 
 
 def _not_an_override(text: str) -> ConfigError:
-    return ConfigError(f"--set {text!r}: expected a.b=value, for example --set stages.ppo.kl.limit=8")
+    return ConfigError(f"--set {quoted(text)}: expected a.b=value, for example --set stages.ppo.kl.limit=8")
 
 
 def _merged(under: dict[str, Any], over: dict[str, Any], path: KeyPath) -> tuple[dict[str, Any], set[KeyPath]]:
     values, replaced = dict(under), set[KeyPath]()
     for key, value in over.items():
         here = (*path, key)
-        if isinstance(value, dict) and isinstance(values.get(key), dict):
+        if value and isinstance(value, dict) and isinstance(values.get(key), dict):
             values[key], below = _merged(values[key], cast("dict[str, Any]", value), here)
             replaced |= below
         else:
             values[key] = value
             replaced.add(here)
     return values, replaced
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no disk takes is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_below(path: KeyPath, tops: set[KeyPath]) -> bool:

@@ -10,39 +10,44 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kedge.core.plugin_sections import PluginSection
+from kedge.core.quoting import one_line, quoted
 from kedge.core.suggest import did_you_mean
 from kedge.recipe.yaml_source import KeyPath, Tree
 
 Describe = Callable[[Mapping[str, Any], Any], str]
 
 _WORDS: dict[str, Describe] = {
-    "greater_than": lambda ctx, found: f"must be greater than {ctx['gt']:g}, found {found!r}",
-    "greater_than_equal": lambda ctx, found: f"must be at least {ctx['ge']:g}, found {found!r}",
-    "less_than": lambda ctx, found: f"must be less than {ctx['lt']:g}, found {found!r}",
-    "less_than_equal": lambda ctx, found: f"must be at most {ctx['le']:g}, found {found!r}",
-    "literal_error": lambda ctx, found: f"must be {ctx['expected']}, found {found!r}{_near(found, ctx)}",
-    "int_type": lambda _, found: f"must be a whole number, found {found!r}",
-    "int_parsing": lambda _, found: f"must be a whole number, found {found!r}",
-    "int_from_float": lambda _, found: f"must be a whole number, found {found!r}",
-    "float_type": lambda _, found: f"must be a number, found {found!r}",
-    "float_parsing": lambda _, found: f"must be a number, found {found!r}",
-    "finite_number": lambda _, found: f"must be a finite number, found {found!r}",
-    "bool_type": lambda _, found: f"must be true or false, found {found!r}",
-    "bool_parsing": lambda _, found: f"must be true or false, found {found!r}",
-    "string_type": lambda _, found: f"must be text, found {found!r}",
-    "string_too_short": lambda _, found: f"must not be empty, found {found!r}",
-    "string_pattern_mismatch": lambda ctx, found: f"must match {ctx['pattern']}, found {found!r}",
-    "list_type": lambda _, found: f"must be a list, found {found!r}",
-    "dict_type": lambda _, found: f"must be a mapping of settings, found {found!r}",
-    "model_type": lambda _, found: f"must be a mapping of settings, found {found!r}",
-    "model_attributes_type": lambda _, found: f"must be a mapping of settings, found {found!r}",
+    "greater_than": lambda ctx, found: f"must be greater than {ctx['gt']:g}, found {quoted(found)}",
+    "greater_than_equal": lambda ctx, found: f"must be at least {ctx['ge']:g}, found {quoted(found)}",
+    "less_than": lambda ctx, found: f"must be less than {ctx['lt']:g}, found {quoted(found)}",
+    "less_than_equal": lambda ctx, found: f"must be at most {ctx['le']:g}, found {quoted(found)}",
+    "literal_error": lambda ctx, found: f"must be {ctx['expected']}, found {quoted(found)}{_near(found, ctx)}",
+    "int_type": lambda _, found: f"must be a whole number, found {quoted(found)}",
+    "int_parsing": lambda _, found: f"must be a whole number, found {quoted(found)}",
+    "int_from_float": lambda _, found: f"must be a whole number, found {quoted(found)}",
+    "float_type": lambda _, found: f"must be a number, found {quoted(found)}",
+    "float_parsing": lambda _, found: f"must be a number, found {quoted(found)}",
+    "finite_number": lambda _, found: f"must be a finite number, found {quoted(found)}",
+    "bool_type": lambda _, found: f"must be true or false, found {quoted(found)}",
+    "bool_parsing": lambda _, found: f"must be true or false, found {quoted(found)}",
+    "string_type": lambda _, found: f"must be text, found {quoted(found)}",
+    "string_too_long": lambda ctx, found: f"must have at most {ctx['max_length']} characters, found {quoted(found)}",
+    "too_long": lambda ctx, found: f"may have at most {ctx['max_length']} item(s), found {len(found):,}",
+    "string_too_short": lambda _, found: f"must not be empty, found {quoted(found)}",
+    "string_pattern_mismatch": lambda ctx, found: f"must match {ctx['pattern']}, found {quoted(found)}",
+    "list_type": lambda _, found: f"must be a list, found {quoted(found)}",
+    "dict_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",
+    "model_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",
+    "model_attributes_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",
     "too_short": lambda ctx, found: f"needs at least {ctx['min_length']} item(s), found {len(found)}",
-    "value_error": lambda ctx, found: str(ctx["error"]),
-    "union_tag_invalid": lambda ctx, _: f"kind must be {_tags(ctx)}, found {ctx['tag']!r}{_near_tag(ctx)}",
-    "union_tag_not_found": lambda ctx, found: f"needs a `kind`, found {found!r}",
+    "value_error": lambda ctx, found: one_line(str(ctx["error"]), 2000),
+    "union_tag_invalid": lambda ctx, _: f"kind must be {_tags(ctx)}, found {quoted(ctx['tag'])}{_near_tag(ctx)}",
+    "union_tag_not_found": lambda ctx, found: f"needs a `kind`, found {quoted(found)}",
 }
 
 
+MAX_DESCRIBED = 100
+"""Problems of one section that are described in full."""
 RENAMED: dict[str, str] = {"hold": "memory", "watch": "logging", "look": "eval"}
 """Keys of version 0.1, and what they are called now."""
 
@@ -50,8 +55,13 @@ RENAMED: dict[str, str] = {"hold": "memory", "watch": "logging", "look": "eval"}
 def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: KeyPath = ()) -> list[tuple[int, str]]:
     """One (line, text) per problem, without repeats of the same place by the branches of a union."""
     found: dict[tuple[KeyPath, str], tuple[int, str]] = {}
-    for details in error.errors():
+    for number, details in enumerate(error.errors(include_url=False)):
         if _is_of_another_branch(details):
+            continue
+        if number >= MAX_DESCRIBED and details["type"] == "extra_forbidden":
+            # It is counted, and not shown; to look for the nearest name of forty thousand keys takes minutes.
+            path = (*prefix, *details["loc"])
+            found[path, ""] = tree.problem(path, "not a setting here")
             continue
         path = (*prefix, *_written(details, section))
         text = describe(details, section)
@@ -68,7 +78,7 @@ def describe(details: ErrorDetails, section: type[BaseModel]) -> str:
         return unknown_key(str(details["loc"][-1]), known_keys(section, details["loc"][:-1]))
     if kind in _WORDS:
         return _WORDS[kind](context, details["input"])
-    return f"{details['msg']}, found {details['input']!r}"
+    return f"{details['msg']}, found {quoted(details['input'])}"
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

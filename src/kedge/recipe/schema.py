@@ -5,8 +5,10 @@ The settings of a stage belong to the stage, which comes through the plugin door
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -14,17 +16,37 @@ from pydantic import Field, ValidationError
 
 from kedge.core import plugins
 from kedge.core.errors import ConfigError, PluginError
-from kedge.core.settings import Section
+from kedge.core.quoting import quoted
+from kedge.core.settings import PathText, Section
 from kedge.core.stage import MayChange, Stage
 from kedge.core.suggest import did_you_mean
 from kedge.monitor.alerts import AlertSettings
 from kedge.recipe import problems
 from kedge.recipe.layers import Overrides, layers_of, load_layers
+from kedge.recipe.limits import Unreadable, check_values
 from kedge.recipe.yaml_source import KeyPath, Place, Tree
 
 SectionT = TypeVar("SectionT", bound=Section)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+LONGEST_NAME = 100
+"""Characters of a name: folders are called so, and files inside of them get longer names."""
+MAX_STAGES = 500
+MAX_LISTED = 20
+"""Problems that a message lists; the others are counted."""
+RESERVED_NAMES = frozenset(
+    (
+        "inputs",
+        "checkpoints",
+        "model",
+        "con",
+        "prn",
+        "aux",
+        "nul",
+        *(f"{port}{n}" for port in ("com", "lpt") for n in range(10)),
+    )
+)
+"""Folders of a run that are no stage's, and names that not every system can give a folder."""
 
 
 class RecipeSettings(Section):
@@ -32,13 +54,13 @@ class RecipeSettings(Section):
 
     kedge: Literal[1]
     """Version of the recipe format."""
-    name: str = Field(pattern=NAME_PATTERN)
+    name: str = Field(pattern=NAME_PATTERN, max_length=LONGEST_NAME)
     """Names the run: its folder is runs/NAME."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """All randomness of the run comes from this number."""
-    model: str = Field(min_length=1)
+    model: PathText = Field(min_length=1)
     """The model that stages start from: an alias (`kedge models`), a folder, or a hub id."""
-    chat_template: str | None = None
+    chat_template: PathText | None = None
     """How messages become text: `chatml`, `plain`, or a Jinja file; the model's own template when absent."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; `auto` takes a GPU where there is one."""
@@ -46,7 +68,7 @@ class RecipeSettings(Section):
     """Where metrics go besides the run's own files: tensorboard, wandb, mlflow, with their settings."""
     alerts: Annotated[AlertSettings | None, MayChange()] = None
     """Who is told of events while a run goes on: webhooks and commands."""
-    stages: dict[str, dict[str, Any]] = Field(min_length=1)
+    stages: dict[str, dict[str, Any]] = Field(min_length=1, max_length=MAX_STAGES)
     """The steps, by name. Each says its `kind`; an input may name another stage."""
 
 
@@ -99,6 +121,10 @@ def recipe_of(
     found, to be reported with the others.
     """
     file = Path(label)
+    try:
+        check_values(values)
+    except Unreadable as problem:
+        raise ConfigError(f"{label}: 1 problem(s)\n  {problem.text}") from None
     # Without a file of its own, a value belongs to the working folder, whatever file it is put over.
     places = dict.fromkeys(_paths_in(values), Place(None, 0))
     tree = layers_of(Tree(dict(values), places, file, root), file, overrides)
@@ -117,7 +143,9 @@ def _checked(tree: Tree, file: Path, noted: Problems) -> Recipe:
     settings = _validated(RecipeSettings, tree.values, tree, (), noted)
     stages, kinds = dict[str, Section](), dict[str, Stage]()
     raw_stages: Any = tree.values.get("stages")
-    for name, raw in (cast("dict[str, Any]", raw_stages) if isinstance(raw_stages, dict) else {}).items():
+    named = cast("dict[str, Any]", raw_stages) if isinstance(raw_stages, dict) else {}
+    _check_names(named, tree, noted)
+    for name, raw in islice(named.items(), MAX_STAGES):
         stage = _stage_of(name, raw, tree, noted)
         if stage is None:
             continue
@@ -127,8 +155,10 @@ def _checked(tree: Tree, file: Path, noted: Problems) -> Recipe:
     _check_trackers(tree, noted)
     if noted or settings is None:
         noted = sorted(dict.fromkeys(noted), key=lambda problem: problem[0])
-        listed = "\n".join(f"  {text}" for _, text in noted)
-        raise ConfigError(f"{file}: {len(noted)} problem(s)\n{listed}")
+        listed = "\n".join(f"  {text}" for _, text in noted[:MAX_LISTED])
+        if len(noted) > MAX_LISTED:
+            listed += f"\n  … and {len(noted) - MAX_LISTED:,} more"
+        raise ConfigError(f"{file}: {len(noted):,} problem(s)\n{listed}")
     return Recipe(file=file, settings=settings, stages=stages, kinds=kinds, tree=tree)
 
 
@@ -158,6 +188,25 @@ def recipe_schema() -> dict[str, Any]:
     }
 
 
+def _check_names(stages: Mapping[Any, Any], tree: Tree, noted: Problems) -> None:
+    """A stage's name is that of its folder, so it is held to what the run's own name is held to."""
+    by_lower: dict[str, str] = {}
+    for name in islice(map(str, stages), MAX_STAGES):
+        if not re.fullmatch(NAME_PATTERN, name) or len(name) > LONGEST_NAME:
+            text = (
+                f"a stage's name is that of its folder: letters, digits, - and _, at most {LONGEST_NAME} characters, "
+                f"found {quoted(name)}"
+            )
+        elif name.lower() in RESERVED_NAMES:
+            text = f"{quoted(name)} is the name of another folder, or of a device; call the stage otherwise"
+        elif name.lower() in by_lower:
+            text = f"{by_lower[name.lower()]!r} is a stage already, and some disks do not tell capitals apart"
+        else:
+            by_lower[name.lower()] = name
+            continue
+        noted.append(tree.problem(("stages", name), text))
+
+
 def _stage_of(name: str, raw: Any, tree: Tree, noted: Problems) -> Stage | None:
     """The plugin of one stage, or None with the reason noted."""
 
@@ -166,7 +215,7 @@ def _stage_of(name: str, raw: Any, tree: Tree, noted: Problems) -> Stage | None:
 
     here = ("stages", name)
     if not isinstance(raw, dict):
-        return note(here, f"must be a mapping of settings, found {raw!r}")
+        return note(here, f"must be a mapping of settings, found {quoted(raw)}")
     installed = plugins.names("stages")
     kind = cast("dict[str, Any]", raw).get("kind")
     if kind is None:
@@ -174,7 +223,7 @@ def _stage_of(name: str, raw: Any, tree: Tree, noted: Problems) -> Stage | None:
     if kind not in installed:
         listed = ", ".join(installed) or "none"
         return note(
-            (*here, "kind"), f"no stage of kind {kind!r}{did_you_mean(str(kind), installed)}; installed: {listed}"
+            (*here, "kind"), f"no stage of kind {quoted(kind)}{did_you_mean(str(kind), installed)}; installed: {listed}"
         )
     try:
         return cast(Stage, plugins.find("stages", str(kind)))
@@ -185,7 +234,7 @@ def _stage_of(name: str, raw: Any, tree: Tree, noted: Problems) -> Stage | None:
 def _check_trackers(tree: Tree, noted: Problems) -> None:
     installed = plugins.names("trackers")
     asked: Any = tree.values.get("trackers")
-    for name in cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}:
+    for name in islice(cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}, MAX_STAGES):
         if name not in installed:
             path = ("trackers", name)
             text = f"no such tracker{did_you_mean(name, installed)}; installed: {', '.join(installed)}"

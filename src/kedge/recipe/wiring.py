@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import ConfigError
-from kedge.core.settings import Section
+from kedge.core.quoting import quoted
+from kedge.core.settings import Section, unusable_path
 from kedge.core.stage import DATA_KINDS, ArtifactKind, Input
 from kedge.core.suggest import did_you_mean
 from kedge.recipe.schema import Recipe
+from kedge.recipe.yaml_source import dotted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,9 @@ def _links_of(name: str, recipe: Recipe, faults: list[str]) -> list[Link]:
         listed = [] if value is None else [value] if isinstance(value, str) else list(value)
         for one in cast("list[str]", listed):
             field = ".".join(where)
+            if problem := unusable_path(one):
+                faults.append(f"{name}.{dotted(where)}: {problem}")
+                continue
             links.append(_link(name, field, narrowed.get(field, mark.kinds), one, folder, recipe, faults))
     return links
 
@@ -112,12 +117,14 @@ def _link(
         if link.is_data and not Path(link.source()).exists() and "/" not in value:
             hint = did_you_mean(head, [other for other in recipe.stages if other != name])
             if hint:
-                faults.append(f"{name}.{field}: there is no file {value!r} and no stage of that name{hint}")
+                faults.append(f"{name}.{field}: there is no file {quoted(value)} and no stage of that name{hint}")
         return link
     makes = recipe.kinds[head].makes
     output = output or next(iter(makes))
     if output not in makes:
-        faults.append(f"{name}.{field}: {head} makes {', '.join(makes)}, not {output!r}{did_you_mean(output, makes)}")
+        faults.append(
+            f"{name}.{field}: {head} makes {', '.join(makes)}, not {quoted(output)}{did_you_mean(output, makes)}"
+        )
     elif not _fits(makes[output], kinds):
         faults.append(f"{name}.{field}: needs {' or '.join(kinds)}, but {head}.{output} is {makes[output]}")
     return Link(field=field, kinds=kinds, value=value, folder=folder, stage=head, output=output)

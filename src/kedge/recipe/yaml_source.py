@@ -11,10 +11,19 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scalarbool import ScalarBoolean
 
 from kedge.core.errors import ConfigError
+from kedge.core.quoting import one_line, quoted
+from kedge.recipe.limits import Unreadable, check_digits, check_events, read_bounded
 
 KeyPath = tuple[str | int, ...]
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as messages and `--set` write it; keys come from files, and are shown as they can be read."""
+    return ".".join(one_line(str(part)) for part in path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,7 @@ class Place:
     def __str__(self) -> str:
         if self.file:
             return f"line {self.line}"
-        return f"--set {self.text}" if self.text else ""
+        return f"--set {one_line(self.text)}" if self.text else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class Tree:
     def problem(self, path: KeyPath, text: str) -> tuple[int, str]:
         """The line of `path`, by which problems are sorted, and the problem in words: its place, the field, `text`."""
         shown = path[len(self.root) :] if path[: len(self.root)] == self.root else path
-        field_name = ".".join(str(part) for part in shown) or "(top)"
+        field_name = dotted(shown) or "(top)"
         where = self.where(path)
         return self.place(path).line, f"{where}: {field_name}: {text}" if where else f"{field_name}: {text}"
 
@@ -64,7 +73,7 @@ class Tree:
 def read_tree(file: Path) -> Tree:
     """Parse one YAML file. Syntax errors and doubled keys name the line and what was found there."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_bounded(file)
     except FileNotFoundError:
         others = sorted(path.name for path in file.parent.glob("*.yaml")) if file.parent.is_dir() else []
         listed = f" In {file.parent} there are: {', '.join(others)}." if others else ""
@@ -73,52 +82,79 @@ def read_tree(file: Path) -> Tree:
         raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}); a recipe is a YAML file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    parsed = _parse(file, text)
-    if parsed is None:
-        raise ConfigError(f"{file}: the file is empty; `kedge new` writes a recipe to start from")
-    if not isinstance(parsed, CommentedMap):
-        raise ConfigError(f"{file}: a recipe is a mapping of settings, found {_name_of(parsed)} at the top")
-    places: dict[KeyPath, Place] = {(): Place(file, 1)}
-    values = _plain(parsed, (), file, places)
-    return Tree(values, places, file)
+    try:
+        parsed = _parse(text)
+        if parsed is None:
+            raise ConfigError(f"{file}: the file is empty; `kedge new` writes a recipe to start from")
+        if not isinstance(parsed, CommentedMap):
+            raise ConfigError(f"{file}: a recipe is a mapping of settings, found {_name_of(parsed)} at the top")
+        places: dict[KeyPath, Place] = {(): Place(file, 1)}
+        return Tree(_plain(parsed, (), file, places), places, file)
+    except Unreadable as problem:
+        raise ConfigError(f"{file}: 1 problem(s)\n  line {problem.line}: {problem.text}") from None
 
 
 def parse_scalar(text: str) -> Any:
     """The value of `--set a.b=VALUE`, read as YAML so that numbers, lists and booleans come out typed."""
     try:
-        return _plain(YAML(typ="rt", pure=True).load(text), (), Path(), {})
-    except YAMLError as error:
-        raise ConfigError(f"--set: cannot read the value {text!r} as YAML: {error}") from None
+        return _plain(_parse(text), (), Path(), {})
+    except Unreadable as problem:
+        raise ConfigError(f"--set: cannot read the value {quoted(text)} as YAML: {problem.text}") from None
 
 
-def _parse(file: Path, text: str) -> Any:
+def _parse(text: str) -> Any:
+    """One document, read twice: first for its size, then for its values."""
     try:
+        check_events(YAML(typ="rt", pure=True).parse(text))
         return YAML(typ="rt", pure=True).load(text)
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        problem = str(error.problem).split(" with value")[0]
-        raise ConfigError(f"{file}: 1 problem(s)\n  line {line}: {problem}: a key may stand once only") from None
+        problem = one_line(str(error.problem).split(" with value")[0])
+        raise Unreadable(line, f"{problem}: a key may stand once only") from None
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{file}: 1 problem(s)\n  line {line}: not valid YAML: {error.problem}") from None
-    except YAMLError as error:
-        raise ConfigError(f"{file}: not valid YAML: {error}") from None
+        raise Unreadable(line, f"not valid YAML: {one_line(str(error.problem))}") from None
+    except ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise Unreadable(line, f"not valid YAML: {one_line(str(error).partition(chr(10))[0])}") from None
+    except (YAMLError, ValueError) as error:  # a date of the 99th month is a plain ValueError
+        raise Unreadable(1, f"not valid YAML: {one_line(str(error))}") from None
 
 
 def _plain(node: Any, path: KeyPath, file: Path, places: dict[KeyPath, Place]) -> Any:
     """Strip ruamel's types and note the line of each key and list item on the way."""
     if isinstance(node, CommentedMap):
-        for key in node:
-            places[(*path, str(key))] = Place(file, _line_of(node, key))
-        return {str(key): _plain(value, (*path, str(key)), file, places) for key, value in node.items()}
+        keys = [_text_of(key, _line_of(node, key)) for key in node]
+        for key, name in zip(node, keys, strict=True):
+            if (*path, name) in places:
+                raise Unreadable(_line_of(node, key), f"found duplicate key {quoted(name)}: a key may stand once only")
+            places[(*path, name)] = Place(file, _line_of(node, key))
+        items = zip(keys, node.values(), strict=True)
+        return {name: _plain(value, (*path, name), file, places) for name, value in items}
     if isinstance(node, CommentedSeq):
         for index in range(len(node)):
             places[(*path, index)] = Place(file, _line_of(node, index))
         return [_plain(value, (*path, index), file, places) for index, value in enumerate(node)]
-    for plain in (bool, int, float, str):
+    line = places[path].line if path in places else 1
+    if isinstance(node, bool | ScalarBoolean):
+        return bool(node)
+    if isinstance(node, int):
+        check_digits(node, line)
+        return int(node)
+    for plain in (float, str):
         if isinstance(node, plain):
             return plain(node)
-    return node
+    if node is not None:
+        raise Unreadable(
+            line, f"found {quoted(str(node))}, which YAML reads as a {type(node).__name__}: put it in quotes"
+        )
+    return None
+
+
+def _text_of(key: Any, line: int) -> str:
+    if not isinstance(key, str | int | float):
+        raise Unreadable(line, f"found the key {quoted(key)}: a key is a word")
+    return str(key)
 
 
 def _line_of(node: Any, key: Any) -> int:
@@ -127,4 +163,4 @@ def _line_of(node: Any, key: Any) -> int:
 
 
 def _name_of(value: Any) -> str:
-    return "a list" if isinstance(value, CommentedSeq) else f"{value!r}"
+    return "a list" if isinstance(value, CommentedSeq) else quoted(value)

@@ -12,6 +12,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from kedge.core.quoting import escaped
+
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
@@ -20,7 +22,8 @@ def render_page(package: str, template: str, **values: Any) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["marked"] = marked
     style = asset("kedge.report", "page.css") + asset("kedge.report.charts", "chart.css")
-    return environment.from_string(_text(package, template)).render(style=style, **values)
+    page = environment.from_string(_text(package, template)).render(style=style, **values)
+    return escaped(page)  # names and answers of others turn no line around, and a browser drops no control character
 
 
 def asset(package: str, name: str) -> Markup:

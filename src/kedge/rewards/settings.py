@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import Field, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from kedge.core.settings import Section
+from kedge.core.settings import PathText, Section
 from kedge.core.stage import Input
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.callables import identity_of
@@ -61,7 +61,7 @@ class FunctionSource(Section):
     """A Python function of yours."""
 
     kind: Literal["function"]
-    path: str = Field(min_length=1)
+    path: PathText = Field(min_length=1)
     """`file.py:function`, or the name of an installed reward plugin."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Values of the function's parameters by name, or settings of the plugin."""

@@ -12,7 +12,7 @@ from kedge.core.settings import Section
 class SamplingSettings(Section):
     """How an answer is drawn: temperature first, then `top_k`, then `top_p` of what is left."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-6)
     """Divides the logits, for sampling and for log-probabilities alike."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Keep the smallest set of likeliest tokens with at least this mass; 1 keeps all."""

@@ -59,7 +59,7 @@ def _stage(stage: StageRecord) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 2))
     for metric in headline_metrics(stage):
         line = sparkline(metric.values, _SPARKLINE_WIDTH)
-        table.add_row(metric.name, Text(metric.latest, justify="right"), Text(line, style="cyan"))
+        table.add_row(Text(metric.name), Text(metric.latest, justify="right"), Text(line, style="cyan"))
     yield table
     if stage.samples:
         yield from _sample(stage.samples[-1])

@@ -30,7 +30,7 @@ class EvaluateSettings(Section):
     """Answers a model gives to each prompt."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest answer."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-6)
     """Of sampling, and of the log-probabilities behind the KL."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Keep the smallest set of likeliest tokens with at least this mass; 1 keeps all."""
