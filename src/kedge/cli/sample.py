@@ -32,7 +32,8 @@ def sample(
     chat_template: Annotated[str | None, typer.Option(help="chatml, plain or a Jinja file; else the model's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type of the weights.")
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Type of the weights; auto: float32 on a CPU, bfloat16 on a GPU."),
     ] = "auto",
     to: Annotated[
         Path | None, typer.Option("--to", help="Write the answers there: .jsonl, .jsonl.gz, .parquet.")

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from kedge.core.errors import ModelError
 from kedge.models.loading import load
-from kedge.models.loading.load import dtype_for, load_causal, pick_dtype
+from kedge.models.loading.load import dtype_for, load_causal
 from kedge.models.loading.tiny import make_tiny, tiny_model
 
 
@@ -31,27 +33,46 @@ def test_attention_can_be_named(tiny: Path) -> None:
     assert load_causal(tiny, attn="eager").config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({"avx2", "avx512f"}, torch.float32),
-        ({"avx512_bf16"}, torch.bfloat16),
-        ({"amx_bf16"}, torch.bfloat16),
-        (set[str](), torch.float32),
-    ],
-)
-def test_cpu_type_follows_what_the_cpu_multiplies(
-    flags: set[str], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load, "_cpu_flags", lambda: frozenset(flags))
-    assert pick_dtype("cpu") == dtype_for("auto", "cpu") == expected
+@pytest.mark.parametrize("flags", ["avx2 avx512f", "avx512_bf16", "amx_bf16", ""])
+def test_no_flag_of_the_cpu_changes_the_type(flags: str, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """Whoever asks the system, by whatever door, gets these flags: on a CPU all is float32 without being asked."""
+    has_bf16 = "bf16" in flags
+    real_read = Path.read_text
+
+    def read_text(path: Path, *args: Any, **named: Any) -> str:
+        return f"flags : {flags}\n" if str(path) == "/proc/cpuinfo" else real_read(path, *args, **named)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512" if has_bf16 else "DEFAULT")
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_vnni_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: has_bf16, raising=False)
+    assert dtype_for("auto", "cpu") == torch.float32
+    assert load_causal(tiny).dtype == torch.float32
     assert dtype_for("float16", "cpu") == torch.float16
+
+
+_CPU_QUERIES = re.compile(
+    r"cpuinfo|avx512|avx_512|amx_|get_cpu_capability|torch\.cpu\._is|is_bf16_supported|mkldnn", re.IGNORECASE
+)
+
+
+def test_no_file_asks_what_the_cpu_can_do() -> None:
+    """The one question left is that of a GPU, in `dtype_for`."""
+    source = Path(load.__file__).parents[2]
+    queries = [
+        f"{file.relative_to(source)}: {line.strip()}"
+        for file in sorted(source.rglob("*.py"))
+        for line in file.read_text().splitlines()
+        if _CPU_QUERIES.search(line)
+    ]
+    (query,) = queries
+    assert "torch.cuda.is_bf16_supported" in query
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_cuda_type(supported: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
-    assert pick_dtype("cuda:1") == expected
+    assert dtype_for("auto", "cuda:1") == expected
 
 
 def test_missing_weights_are_refused(tiny: Path) -> None:

@@ -105,7 +105,6 @@ def rounded_base(model: torch.nn.Module) -> None:
 def test_a_quantised_base_is_saved_as_it_is_on_disk_with_the_adapter(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_cpu_flags", lambda: frozenset[str]())  # float32 here, whatever this CPU has
     model = with_lora(load.load_causal(tiny), LoraSettings(rank=4, alpha=8.0), name="policy", seed=3)
     monkeypatch.setattr(base_of(model), "is_quantized", True, raising=False)
     rounded_base(model)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 from kedge.core.errors import ConfigError, DataError
@@ -88,9 +87,6 @@ def run_stage(ppo_home: Path, tmp_path_factory: pytest.TempPathFactory) -> RunSt
         (place / "recipe.yaml").write_text(json.dumps({**recipe, "stages": stages}))
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("KEDGE_CACHE", str(place / "cache"))
-            patched.setattr(
-                "kedge.models.loading.load.pick_dtype", lambda _: torch.float32
-            )  # also for the base of adapters
             made = run_recipe(load_recipe(place / "recipe.yaml"), place / "runs", is_resumed=resumed, say=print)
         return made / "train"
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kedge.core import plugins
 from kedge.core.seeds import seed_for
+from kedge.models.loading.tiny import make_tiny
+from kedge.models.reward.reward_files import build, save
+from kedge.models.reward.reward_model import RewardModel
 from kedge.models.roles.build import RoleSpec
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
@@ -18,6 +22,7 @@ from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.stages.group import train as group_train
 from kedge.stages.ppo import train as ppo_train
 from kedge.stages.rl import run as rl_run
+from kedge.stages.rl.judge import load_judge
 
 RunPPO = Callable[..., Path]
 OPTIMISER = {"lr": 3e-4, "schedule": "linear", "warmup": 0.1, "eps": 1e-6}
@@ -87,7 +92,7 @@ def test_defaults_of_the_roles(run_ppo: RunPPO, monkeypatch: pytest.MonkeyPatch,
     memory = {"dtype": "auto", "critic_from_reward": False}
     spec = spec_of(run_ppo, tmp_path, monkeypatch, memory=memory)
     assert (spec.dtype, spec.reward, spec.critic_from_reward, spec.imitation, spec.ema) == (
-        *("float32", None, False, None, None),
+        *("auto", None, False, None, None),
     )
 
 
@@ -182,3 +187,12 @@ def test_rollouts_carry_the_version_of_the_weights_that_sampled_them(
     monkeypatch.setattr(ppo_train, "iteration", noted)
     run_ppo(tmp_path, iterations=3)
     assert versions == [0, 1, 2]
+
+
+def test_on_a_cpu_a_judge_scores_in_float32_whatever_it_was_saved_in(tmp_path: Path) -> None:
+    judge = build(make_tiny(tmp_path / "tiny", hidden=32, layers=1), objectives=("reward",), seed=1, dtype="bfloat16")
+    save(judge, tmp_path / "judge")
+    assert json.loads((tmp_path / "judge/config.json").read_text())["dtype"] == "bfloat16"
+    (member,) = load_judge(str(tmp_path / "judge"), device="cpu").members
+    assert isinstance(member, RewardModel)
+    assert {parameter.dtype for parameter in member.model.parameters()} == {torch.float32}

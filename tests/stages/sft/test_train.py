@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kedge.core.errors import DataError
@@ -53,6 +55,14 @@ def test_the_loss_falls_and_held_out_prompts_are_answered_before_and_after(run: 
         assert row["messages"][0]["content"] in one["prompt"]
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model.config.vocab_size == 259
+
+
+def test_adapters_on_a_cpu_are_trained_and_saved_in_float32(run: Run) -> None:
+    folder = run("batch: 8, max_length: 192, samples: 0, lora: {rank: 2}, optimiser: {lr: 1e-2}")
+    weights = load_file(folder / "model/model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    is_narrow = [torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights.values() if tensor.ndim > 1]
+    assert not any(is_narrow)  # and what it learnt was not rounded on the way
 
 
 def test_packing_changes_the_layout_and_not_the_run(run: Run, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,20 +55,15 @@ def load_causal(
 
 
 def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:
-    return pick_dtype(device) if name == "auto" else _DTYPES[name]
+    """The type of the weights: the one that was asked for; `auto` is float32, and on a GPU that multiplies bfloat16,
+    bfloat16.
 
-
-def pick_dtype(device: str | torch.device) -> torch.dtype:
-    """The fastest type that trains safely: bfloat16 where the hardware multiplies it, float32 elsewhere.
-
-    On a CPU without AVX512-bf16 or AMX, bfloat16 is emulated and about ten times slower than float32.
+    Only the kind of device decides, never what a CPU can do: the same recipe gives the same numbers on every CPU.
     """
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    if kind == "cpu" and _cpu_flags() & {"avx512_bf16", "amx_bf16"}:
-        return torch.bfloat16
-    return torch.float32
+    if name != "auto":
+        return _DTYPES[name]
+    is_narrow = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if is_narrow else torch.float32
 
 
 @contextmanager
@@ -82,14 +76,6 @@ def no_bars() -> Generator[None]:
     finally:
         if was_enabled:
             logging.enable_progress_bar()
-
-
-@cache
-def _cpu_flags() -> frozenset[str]:
-    """The instruction sets of this CPU, as Linux lists them; empty on other systems."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
 def _check_complete(source: str, report: dict[str, Any]) -> None:

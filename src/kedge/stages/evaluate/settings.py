@@ -43,7 +43,7 @@ class EvaluateSettings(Section):
     rows: Annotated[int, MayChange()] = Field(default=32, ge=1)
     """Answers that are sampled at once; it changes speed and memory, never an answer."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights while they answer; `auto` is the fast one."""
+    """Type of the weights while they answer; `auto` is float32 on a CPU, bfloat16 on a GPU."""
 
 
 def explain(settings: EvaluateSettings) -> list[str]:

@@ -48,7 +48,8 @@ class Judge:
 def load_judge(reward: str, *, device: str) -> Judge:
     """The judge in a folder: of a model, an ensemble, or a run or stage that made one."""
     place = find_judge(reward)
-    loaded = load_reward(place, dtype=_dtype(place), device=checked_device(device))
+    on = checked_device(device)
+    loaded = load_reward(place, dtype="auto" if on == "cpu" else _saved_dtype(place), device=on)
     is_many = isinstance(loaded, Ensemble)
     members = loaded.members if is_many else (loaded,)
     combine = loaded.combine if is_many else MeanOfMembers()
@@ -119,8 +120,8 @@ def _is_reward(folder: Path) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in named)
 
 
-def _dtype(place: str | Path) -> DTypeName:
-    """The type that the weights were saved in, as plain transformers does; adapters on a base have the fast one."""
+def _saved_dtype(place: str | Path) -> DTypeName:
+    """The type that the weights were saved in, as plain transformers does; adapters on a base have that of the device."""
     config = next(iter(sorted(Path(place).glob("config.json")) or sorted(Path(place).glob("*/config.json"))), None)
     saved = _config(config.parent).get("dtype") if config else None
     return next((name for name in get_args(DTypeName) if name == saved), "auto")

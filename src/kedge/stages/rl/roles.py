@@ -15,7 +15,6 @@ from kedge.core.seeds import item_at, seed_for
 from kedge.data.batching import padded_batches
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
-from kedge.models.loading.load import DTypeName
 from kedge.models.roles.actor_critic import Imitation, RoleSet
 from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.memory import table
@@ -52,14 +51,13 @@ def build_roles(
     source, field = first_reward_model(settings.reward, "reward")
     reward = find_judge(context.input(field)) if field else None
     steps = settings.epochs * settings.minibatches
-    dtypes: dict[str, DTypeName] = {"auto": "bfloat16" if device.startswith("cuda") else "float32"}
     spec = RoleSpec(
         base=context.input("from"),
         reward=Path(reward) if reward and Path(reward).is_dir() else None,
         objective=source.objective if source else None,
         critic_from_reward=critic is not None and critic.from_reward,
         device=device,
-        dtype=dtypes.get(settings.memory.dtype, settings.memory.dtype),
+        dtype=settings.memory.dtype,
         lora=settings.memory.lora,
         trunk_layers=settings.memory.trunk_layers,
         actor=settings.actor,
