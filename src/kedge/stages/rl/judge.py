@@ -121,7 +121,7 @@ def _is_reward(folder: Path) -> bool:
 
 
 def _saved_dtype(place: str | Path) -> DTypeName:
-    """The type that the weights were saved in, as plain transformers does; adapters on a base have that of the device."""
+    """The type that the weights were saved in, as plain transformers does; of adapters, `auto`."""
     config = next(iter(sorted(Path(place).glob("config.json")) or sorted(Path(place).glob("*/config.json"))), None)
     saved = _config(config.parent).get("dtype") if config else None
     return next((name for name in get_args(DTypeName) if name == saved), "auto")
