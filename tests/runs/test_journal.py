@@ -7,6 +7,7 @@ import json
 import math
 import os
 import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     journal.append({"step": 1})
     journal.append({"step": 2})
 
-    assert written == [b'{"step": 1}\n', b'{"step": 2}\n']
+    assert written[::2] == [b'{"step": 1}\n', b'{"step": 2}\n']
+    assert [len(hashed) for hashed in written[1::2]] == [8, 8]  # behind each line its hash, in the chain
     assert journal.path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'  # nothing waits in a buffer
 
 
@@ -124,20 +126,24 @@ def test_a_bad_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path, ba
         Journal(path).read()
 
 
+def up_to(step: int) -> Callable[[int, Mapping[str, Any]], bool]:
+    return lambda _, record: (record["step"] or 0) <= step
+
+
 def test_rewind_keeps_the_kept_lines_byte_for_byte(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first, second, without = '{"step":1,  "a": 0.10}\n', '{"step": 2}\n', '{"step": null, "code": "x"}\n'
     path.write_text(first + '{"step": 3}\n' + without + second + '{"step": 4}\n{"cut')
     journal = Journal(path)
 
-    assert journal.rewind(2) == 2
+    assert journal.filter(up_to(2)) == 2
     assert path.read_text() == first + without + second
     journal.append({"step": 3})
     assert path.read_text() == first + without + second + '{"step": 3}\n'
-    assert journal.rewind(None) == 3
+    assert journal.filter(up_to(0)) == 3
     journal.append({"step": 1})  # the journal was open: it must not go on writing to the file that was replaced
     assert path.read_text() == without + '{"step": 1}\n'
-    assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
+    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", ".events.jsonl.chain"}
 
 
 def test_a_rewind_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +155,7 @@ def test_a_rewind_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="the disk is full"):
-        Journal(path).rewind(1)
+        Journal(path).filter(up_to(1))
 
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -89,6 +89,7 @@ for count in itertools.count(1):
     with Run.open(folder, for_writing=False) as reader:
         steps = [record["step"] for record in reader.metrics.read().records]
         assert steps == list(range(1, len(steps) + 1)), (count, steps)
+        assert reader.alterations() == [], count
         for step in reader.checkpoints.steps():
             reader.checkpoints.read(step, check_hashes=True)
         latest = reader.checkpoints.latest()
@@ -105,8 +106,9 @@ for count in itertools.count(1):
             expected.append(x)
         assert [record["x"] for record in reader.read_metrics()] == expected, count
         assert reader.status == "done"
+        assert reader.alterations() == [] and reader.metrics.has_chain, count
         assert reader.checkpoints.steps()[-2:] == [9, 12] and reader.checkpoints.pins() == {"best": 12}
-        hidden = [path.name for path in folder.rglob(".*") if path.name != ".lock"]
+        hidden = [path.name for path in folder.rglob(".*") if path.name != ".lock" and path.suffix != ".chain"]
         assert not hidden, (count, hidden)
     shutil.rmtree(folder)
 print(count)

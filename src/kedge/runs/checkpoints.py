@@ -54,6 +54,8 @@ class Checkpoint:
     folder: Path
     created: str
     metrics: Mapping[str, float]
+    num_lines: Mapping[str, int]
+    """How many lines each journal had when it was saved; empty where an older version saved it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +86,27 @@ class Checkpoints:
         *,
         metrics: Mapping[str, float] | None = None,
         pin: str | None = None,
+        num_lines: Mapping[str, int] | None = None,
     ) -> Checkpoint:
         """Have `write` fill a folder, put it in place, then delete the checkpoints that need not be kept.
 
         A `pin` ("best") keeps this checkpoint until another one takes the same pin.
         """
         partial = self._hidden(step, "partial")
-        saved = Checkpoint(step=step, folder=self.path(step), created=now(), metrics=dict(metrics or {}))
+        saved = Checkpoint(
+            step=step,
+            folder=self.path(step),
+            created=now(),
+            metrics=dict(metrics or {}),
+            num_lines=dict(num_lines or {}),
+        )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             write(partial)
-            seal(partial, {"step": step, "created": saved.created, "metrics": saved.metrics})
+            facts = {"step": step, "created": saved.created, "metrics": saved.metrics, "num_lines": saved.num_lines}
+            seal(partial, facts)
             if pin is not None:
                 self._write_pin(pin, step)
             self._put_in_place(partial, step)
@@ -117,7 +127,13 @@ class Checkpoints:
         facts = read_sealed(folder, check_hashes=check_hashes)
         if facts.get("step") != step:
             raise CheckpointError(f"{folder} belongs to step {facts.get('step')}: it was renamed")
-        return Checkpoint(step=step, folder=folder, created=facts.get("created", ""), metrics=facts.get("metrics", {}))
+        return Checkpoint(
+            step=step,
+            folder=folder,
+            created=facts.get("created", ""),
+            metrics=facts.get("metrics", {}),
+            num_lines=facts.get("num_lines", {}),
+        )
 
     def latest(self, *, check_hashes: bool = True) -> Latest | None:
         """The newest checkpoint that verifies; None where there is none at all."""

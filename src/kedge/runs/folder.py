@@ -12,18 +12,33 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from kedge.core.errors import RunError
 from kedge.core.files import clear_partial_files, run_errors
 from kedge.core.findings import Level
 from kedge.core.protocols import Metrics
+from kedge.runs.chain import Alteration
 from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
 from kedge.runs.journal import Journal, now
 from kedge.runs.lock import Lock, acquire, held_by
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, read_manifest, write_manifest
 
 _RESERVED = ("step", "at")
+HISTORY: Final = frozenset(
+    {
+        "checkpoint.damaged",
+        "run.cleared",
+        "run.failed",
+        "run.interrupted",
+        "run.resumed",
+        "run.stopped",
+        "settings.changed",
+        "threads.changed",
+        "versions.changed",
+    }
+)
+"""Events about how a run went on, not about what it computed: going back to a checkpoint does not undo them."""
 
 
 class Run:
@@ -37,6 +52,8 @@ class Run:
         self.samples = Journal(folder / "samples.jsonl")
         self.checkpoints = Checkpoints(folder / "checkpoints", keep)
         self._lock = lock
+        self._first_own_event = self.events.num_lines() if lock else 0
+        """The place of the first event that this process writes."""
 
     @classmethod
     def create(cls, folder: Path, *, manifest: Manifest, keep: CheckpointSettings | None = None) -> Self:
@@ -94,6 +111,10 @@ class Run:
     def read_samples(self) -> list[dict[str, Any]]:
         return self.samples.read().records
 
+    def alterations(self) -> list[Alteration]:
+        """The journals' lines that are not as they were written, the first one of each; none where all is well."""
+        return [alteration for journal in self._journals() if (alteration := journal.alteration())]
+
     def save_checkpoint(
         self,
         step: int,
@@ -106,17 +127,33 @@ class Run:
         self._require_lock()
         for journal in self._journals():
             journal.sync()
-        return self.checkpoints.save(step, write, metrics=metrics, pin=pin)
+        num_lines = {journal.path.name: journal.num_lines() for journal in self._journals()}
+        return self.checkpoints.save(step, write, metrics=metrics, pin=pin, num_lines=num_lines)
 
     def resume_at(self, step: int | None) -> None:
-        """Go on as if `step` were the last one done (None: none was). Later records and checkpoints are dropped."""
+        """Go on as if `step` were the last one done (None: none was). Later records and checkpoints are dropped.
+
+        Later is what was written after the checkpoint of that step was, whatever its step: it will be written again.
+        What this process reported before it came here stays where the checkpoint does not have it already.
+        """
         self._require_lock()
+        is_kept = self._kept_at(step)
         dropped_steps = self.checkpoints.discard_after(step)
-        dropped = {journal.path.name: journal.rewind(step) for journal in self._journals()}
+        dropped = {journal.path.name: journal.filter(is_kept[journal.path.name]) for journal in self._journals()}
+        self._first_own_event = min(self._first_own_event, self._num_events_at(step))
         self._update(status="running", finished=None)
         where = "the beginning" if step is None else f"step {step}"
         message = f"The run goes on from {where}; later records are dropped and will be written again."
         self.event("info", "run.resumed", message, resumed_at=step, dropped=dropped, dropped_checkpoints=dropped_steps)
+
+    def has_later_records(self, step: int | None) -> bool:
+        """Whether `resume_at` would drop records."""
+        is_kept = self._kept_at(step)
+        return any(
+            not is_kept[journal.path.name](place, record)
+            for journal in self._journals()
+            for place, record in enumerate(journal.read().records)
+        )
 
     def reopen(self) -> None:
         """Set a run that had ended to running again, until it ends again."""
@@ -146,6 +183,43 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _kept_at(self, step: int | None) -> dict[str, Callable[[int, Mapping[str, Any]], bool]]:
+        """By journal, which of its records stay when the run goes on from `step`."""
+        num_lines = self._num_lines_at(step)
+        if num_lines is None:
+            by_step = _up_to(step)
+            return {journal.path.name: lambda _, record: by_step(record) for journal in self._journals()}
+        events = num_lines[self.events.path.name]
+        reported = [_without_time(event) for event in self.events.read().records[:events]]
+
+        def keeps_event(place: int, event: Mapping[str, Any]) -> bool:
+            if place < events or event["code"] in HISTORY:
+                return True
+            is_own = place >= self._first_own_event
+            return is_own and _up_to(step)(event) and _without_time(event) not in reported
+
+        def keeps_line(name: str) -> Callable[[int, Mapping[str, Any]], bool]:
+            return lambda place, _: place < num_lines[name]
+
+        return {journal.path.name: keeps_line(journal.path.name) for journal in (self.metrics, self.samples)} | {
+            self.events.path.name: keeps_event
+        }
+
+    def _num_lines_at(self, step: int | None) -> Mapping[str, int] | None:
+        """The lines that each journal had at the checkpoint of `step`, none at the beginning; None where no checkpoint
+        tells."""
+        names = [journal.path.name for journal in self._journals()]
+        if step is None:
+            return dict.fromkeys(names, 0)
+        if step not in self.checkpoints.steps():
+            return None
+        num_lines = self.checkpoints.read(step, check_hashes=False).num_lines
+        return num_lines if all(name in num_lines for name in names) else None
+
+    def _num_events_at(self, step: int | None) -> int:
+        num_lines = self._num_lines_at(step)
+        return self.events.num_lines() if num_lines is None else num_lines[self.events.path.name]
 
     def _journals(self) -> tuple[Journal, Journal, Journal]:
         return self.metrics, self.events, self.samples
@@ -181,6 +255,15 @@ def runs_in(folder: Path) -> list[Path]:
     """The runs directly inside `folder` (the stages of a pipeline, or the pipelines below runs/), oldest first."""
     runs = [child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file()] if folder.is_dir() else []
     return sorted(runs, key=lambda child: (read_manifest(child).created, child.name))
+
+
+def _up_to(step: int | None) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a record is of no later step than `step`; one without a step is of none."""
+    return lambda record: (at := record.get("step")) is None or (step is not None and at <= step)
+
+
+def _without_time(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name != "at"}
 
 
 def _refuse_if_used(folder: Path) -> None:

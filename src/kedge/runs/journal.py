@@ -1,7 +1,7 @@
 """An append-only file of JSON lines that survives a kill at any moment: one write call a line, nothing buffered.
 
 A last line without its newline was cut off: readers leave it out and say so, writers remove it before they append.
-A bad line anywhere else is an error. The JSON loses nothing: floats keep every bit; NaN and the infinities, which JSON
+A bad line anywhere else is an error, and one that was changed or removed is noticed (`kedge.runs.chain`). The JSON loses nothing: floats keep every bit; NaN and the infinities, which JSON
 lacks, are written as "NaN", "Infinity" and "-Infinity" and come back as floats, and a string of the same text (a model
 may well answer "NaN") is escaped with a backslash in front. Tuples come back as lists, a NaN
 loses its sign and payload. Left out: power cuts lose what was not yet synced (see `Journal.sync`).
@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from kedge.core.errors import RunError
 from kedge.core.files import atomic_open, run_errors
+from kedge.runs.chain import Alteration, Chain, first_alteration
 
 _BLOCK_BYTES = 1 << 16
 
@@ -43,7 +44,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._chain = Chain(path)
         self._handle: int | None = None
+        self._num_lines = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
         line = self._encode(record)
@@ -51,29 +54,48 @@ class Journal:
             handle = self._opened()
             end = os.fstat(handle).st_size
             try:
-                while line:  # one pass, unless the disk is nearly full
-                    line = line[os.write(handle, line) :]
+                rest = line
+                while rest:  # one pass, unless the disk is nearly full
+                    rest = rest[os.write(handle, rest) :]
+                self._chain.extend([line[:-1]])
             except OSError:
                 with suppress(OSError):  # if even this fails, the next writer removes the half line
                     os.ftruncate(handle, end)
                 raise
+        self._num_lines += 1
 
     def read(self) -> JournalContents:
         _, records, rest = self._scan()
         return JournalContents(records=records, is_cut_off=bool(rest))
 
-    def rewind(self, step: int | None) -> int:
-        """Drop the records of steps after `step` (for None, all that have a step); returns how many.
+    def num_lines(self) -> int:
+        """How many whole lines there are."""
+        return self._num_lines if self._handle is not None else len(self._lines()[0])
 
-        Records without a step stay. The file is replaced as a whole: a kill leaves the old one or the new one.
+    @property
+    def has_chain(self) -> bool:
+        return self._chain.path.exists()
+
+    def alteration(self) -> Alteration | None:
+        """The first line that is not as it was written; None where all are, or no chain was kept of them."""
+        hashes = self._chain.read()  # first: lines that are written meanwhile are behind its end
+        return None if hashes is None else first_alteration(self.path, self._lines()[0], hashes)
+
+    def filter(self, is_kept: Callable[[int, Mapping[str, Any]], bool]) -> int:
+        """Drop the records that a function of their place (from 0) and themselves does not keep; returns how many.
+
+        The file is replaced as a whole: a kill leaves the old one or the new one.
         """
         lines, records, rest = self._scan()
-        remaining = [line for line, record in zip(lines, records, strict=True) if not _is_after(record, step)]
-        if len(remaining) < len(lines) or rest:
-            self.close()
-            with run_errors("rewind", self.path), atomic_open(self.path) as file:
-                file.writelines(line + b"\n" for line in remaining)
-        return len(lines) - len(remaining)
+        is_kept_at = [is_kept(place, record) for place, record in enumerate(records)]
+        if all(is_kept_at) and not rest:
+            return 0
+        self.close()
+        with run_errors("rewind", self.path):
+            self._chain.cut(is_kept_at.index(False) if False in is_kept_at else len(lines))
+            with atomic_open(self.path) as file:
+                file.writelines(line + b"\n" for line, keeps in zip(lines, is_kept_at, strict=True) if keeps)
+        return is_kept_at.count(False)
 
     def repair(self) -> int:
         """Remove a cut-off last line; returns its length in bytes."""
@@ -95,8 +117,10 @@ class Journal:
         if self._handle is not None:
             with run_errors("sync", self.path):
                 os.fsync(self._handle)
+                self._chain.sync()
 
     def close(self) -> None:
+        self._chain.close()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -104,6 +128,9 @@ class Journal:
     def _opened(self) -> int:
         if self._handle is None:
             self.repair()
+            lines, _ = self._lines()
+            self._chain.open(lines)
+            self._num_lines = len(lines)
             self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         return self._handle
 
@@ -118,13 +145,20 @@ class Journal:
         return f"{text}\n".encode(errors="backslashreplace")
 
     def _scan(self) -> tuple[list[bytes], list[dict[str, Any]], bytes]:
+        lines, rest = self._lines()
+        return lines, [self._parse(line, number) for number, line in enumerate(lines, start=1)], rest
+
+    def _lines(self) -> tuple[list[bytes], bytes]:
+        """The whole lines, and what stands behind the last newline."""
         try:
-            *lines, rest = self.path.read_bytes().split(b"\n")
+            with self.path.open("rb") as file:
+                # No more than its size: a device that stands in its place may have no end.
+                *lines, rest = file.read(os.fstat(file.fileno()).st_size).split(b"\n")
         except FileNotFoundError:
-            return [], [], b""
+            return [], b""
         except OSError as error:
             raise RunError(f"Cannot read {self.path}: {error.strerror}.") from error
-        return lines, [self._parse(line, number) for number, line in enumerate(lines, start=1)], rest
+        return lines, rest
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:
@@ -141,11 +175,6 @@ class Journal:
             "Only a last line can be cut off by a kill, so the file was changed or the disk is at fault: "
             "remove the line, or restore the file."
         )
-
-
-def _is_after(record: Mapping[str, Any], step: int | None) -> bool:
-    at = record.get("step")
-    return at is not None and (step is None or at > step)
 
 
 def _end_of_last_line(handle: int, size: int) -> int:

@@ -145,7 +145,7 @@ class TrainLoop(Generic[BatchT]):
             restore_rng(state["rng"])
         done = self._first_step + self._learner.step or None
         skipped = latest.skipped if latest else ()
-        if is_own or skipped or _has_records_after(run, done):
+        if is_own or skipped or run.has_later_records(done):
             run.resume_at(done)
             for reason in skipped:
                 run.event("warning", "checkpoint.damaged", f"left out: {reason}")
@@ -205,9 +205,3 @@ def keep_bad(run: Run, step: int, batches: Sequence[Any]) -> str:
         folder, {"batches": [{field.name: getattr(batch, field.name) for field in fields(batch)} for batch in batches]}
     )
     return str(folder.relative_to(run.folder))
-
-
-def _has_records_after(run: Run, step: int | None) -> bool:
-    records = (*run.read_metrics(), *run.read_samples(), *run.read_events())
-    steps = (record.get("step") for record in records)
-    return any(at is not None and (step is None or at > step) for at in steps)
