@@ -140,8 +140,8 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def hash_folder(folder: Path, *, suffixes: tuple[str, ...] = ()) -> str:
-    """Hash of names and contents of the files below `folder`; hidden files do not count.
+def hash_folder(folder: Path, *, suffixes: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> str:
+    """Hash of names and contents of the files below `folder`; hidden files do not count, nor those named `without`.
 
     `suffixes` keeps only files that end so: the weights of a model folder, say.
     """
@@ -151,5 +151,6 @@ def hash_folder(folder: Path, *, suffixes: tuple[str, ...] = ()) -> str:
         if path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and (not suffixes or path.name.endswith(suffixes))
+        and path.relative_to(folder).as_posix() not in without
     )
     return hash_json([[name.as_posix(), hash_file(folder / name)] for name in names])

@@ -38,6 +38,10 @@ class PluginSection:
         self._example = example
         self._section_of = section_of or self._settings_of_part
 
+    @property
+    def kind(self) -> plugins.Kind:
+        return self._kind
+
     def section_of(self, name: str) -> type[Section]:
         """The settings of an installed part, which is imported for them."""
         return self._section_of(name)

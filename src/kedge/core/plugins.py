@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kedge.core.errors import PluginError
@@ -38,6 +40,28 @@ def installed() -> list[Plugin]:
         for kind in KINDS
         for name, point in sorted(_installed(kind).items())
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where an installed part comes from: its package with the version, and the file of its module, if any."""
+
+    package: str
+    version: str
+    file: Path | None
+
+
+def origin(kind: Kind, name: str) -> Origin | None:
+    """The origin of an installed part; None for one that is not installed."""
+    point = _installed(kind).get(name)
+    if point is None:
+        return None
+    spec = find_spec(point.module)
+    return Origin(
+        package=point.dist.name if point.dist else "?",
+        version=point.dist.version if point.dist else "?",
+        file=Path(spec.origin) if spec and spec.origin and spec.has_location else None,
+    )
 
 
 def find(kind: Kind, name: str) -> Any:

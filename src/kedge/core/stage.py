@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 from kedge.core.findings import Finding
+from kedge.core.plugins import Kind
 from kedge.core.settings import Section
 
 ArtifactKind = Literal[
@@ -31,6 +32,15 @@ class Input:
 
     def __init__(self, *kinds: ArtifactKind) -> None:
         object.__setattr__(self, "kinds", kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """Marks a settings field that holds the name of an installed part of this kind; where `is_code`, it may also hold
+    `file.py:function`. Both are inputs: a run is not resumed with other code."""
+
+    kind: Kind
+    is_code: bool = False
 
 
 class MayChange:

@@ -8,24 +8,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import kedge
 from kedge.core.errors import ConfigError, ContractStop
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
-from kedge.core.stage import MayChange
 from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
 from kedge.monitor.trackers.forwarding import ForwardingTracker
+from kedge.recipe.inputs import inputs_of_stage, refuse_changed_inputs
+from kedge.recipe.resuming import (
+    accepted_changes,
+    begun_stages,
+    in_words,
+    refuse_altered_journals,
+    version_changes,
+)
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, Plan, connect
 from kedge.report.writing import write_card, write_report
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import Run, RunTracker, status_of
 from kedge.runs.lineage import describe, locate
-from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, new_manifest, read_manifest
+from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, environment, new_manifest, read_manifest
 from kedge.stages.shared.context import Context, Say
 from kedge.stages.shared.interrupt import StopRequest
 
@@ -65,7 +72,7 @@ def run_in(
     """
     plan = connect(recipe)
     _refuse_what_cannot_run(recipe)
-    with _open_pipeline(recipe, folder, is_resumed=is_resumed) as pipeline:
+    with _open_pipeline(recipe, folder, is_resumed=is_resumed, say=say) as pipeline:
         say(f"run folder: {folder}")
         stop = StopRequest()
         with _reported(folder, say), _finished(pipeline, RunTracker(pipeline)):
@@ -105,7 +112,7 @@ def _refuse_what_cannot_run(recipe: Recipe) -> None:
         )
 
 
-def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool) -> Run:
+def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool, say: Say) -> Run:
     resolved = recipe.resolved()
     if not (folder / MANIFEST_NAME).exists():
         if is_resumed:
@@ -120,14 +127,22 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool) -> Run:
             "(in Python: resume=True), or --set name=ANOTHER to start anew"
         )
     _refuse_older_layout(folder)
-    changed = _differences(_fixed(recipe, dict(read_manifest(folder).settings)), _fixed(recipe, resolved))
-    if changed:
-        listed = "\n".join(f"  {line}" for line in changed)
-        raise ConfigError(
-            f"{folder}: the recipe has changed since this run was started, and a resumed run must be the same run:\n"
-            f"{listed}\nUndo the change, or start a new run with --set name=ANOTHER"
-        )
-    return _reopened(folder, None)
+    changes = accepted_changes(folder, recipe)
+    before = read_manifest(folder)
+    for home in (folder, *(folder / name for name in begun_stages(folder, tuple(recipe.stages)))):
+        refuse_altered_journals(home)
+    run = Run.open(folder, for_writing=True)
+    run.reopen(settings=resolved, environment=environment(device=before.environment.device))
+    if changes:
+        message = "settings have changed since the run was started: " + "; ".join(map(str, changes))
+        run.event("info", "settings.changed", message, changes=[change.as_dict() for change in changes])
+        for change in changes:
+            say(f"changed: {change}")
+    if versions := version_changes(before.environment, run.manifest.environment):
+        message = f"versions have changed since the run was last written to: {in_words(versions)}"
+        run.event("info", "versions.changed", message, versions=versions)
+        say(message)
+    return run
 
 
 def _refuse_older_layout(folder: Path) -> None:
@@ -147,13 +162,13 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
     run_stage = stage.load_run()
     assert run_stage is not None
     sources = [_source(link, folder) for link in plan.links[name]]
-    inputs = [_artefact(link, source, home) for link, source in zip(plan.links[name], sources, strict=True)]
+    inputs = inputs_of_stage(name, recipe, plan.links[name], sources, home)
     if (home / MANIFEST_NAME).exists():
-        _refuse_changed_inputs(name, inputs, home)
+        refuse_changed_inputs(name, inputs, read_manifest(home), home)
         if status_of(home) == "done":
             around.say(f"{name}: done before, kept")
             return
-        run = _reopened(home, _keep(recipe.stages[name]))
+        run = _reopen_stage(name, recipe, inputs, home, around.say)
     else:
         run = _create_stage(name, recipe, inputs, home)
     around.say(f"{name}: {stage.summary}")
@@ -190,14 +205,36 @@ def _create_stage(name: str, recipe: Recipe, inputs: Sequence[Artefact], home: P
         seed=recipe.settings.seed,
         settings=settings,
         inputs=inputs,
+        threads=_num_threads(),
     )
     return Run.create(home, manifest=manifest, keep=_keep(recipe.stages[name]))
 
 
-def _reopened(folder: Path, keep: CheckpointSettings | None) -> Run:
-    run = Run.open(folder, for_writing=True, keep=keep)
-    run.reopen()
+def _reopen_stage(name: str, recipe: Recipe, inputs: Sequence[Artefact], home: Path, say: Say) -> Run:
+    """Go on with a stage that is not done; without a checkpoint, from its beginning."""
+    before = read_manifest(home)
+    run = Run.open(home, for_writing=True, keep=_keep(recipe.stages[name]))
+    here = environment(device=before.environment.device, threads=_num_threads())
+    run.reopen(
+        settings=recipe.stages[name].model_dump(mode="json", by_alias=True), environment=here, inputs=tuple(inputs)
+    )
+    if not run.checkpoints.steps() and run.has_later_records(None):
+        run.resume_at(None)
+    if versions := version_changes(before.environment, here):
+        message = f"versions have changed since this stage was last written to: {in_words(versions)}"
+        run.event("info", "versions.changed", message, versions=versions)
+    threads = before.environment.threads
+    if threads is not None and threads != here.threads:
+        message = f"{name}: goes on with {here.threads} threads, it had {threads}: sums may differ in their last bits"
+        run.event("info", "threads.changed", message, before=threads, after=here.threads)
+        say(message)
     return run
+
+
+def _num_threads() -> int:
+    import torch  # late, for a recipe that cannot run
+
+    return torch.get_num_threads()
 
 
 def _keep(settings: Section) -> CheckpointSettings | None:
@@ -261,62 +298,3 @@ def _source(link: Link, folder: Path) -> str:
     home = folder / link.stage
     made = {output.name: output for output in read_manifest(home).outputs}
     return str(locate(made[link.output], home))
-
-
-def _artefact(link: Link, source: str, home: Path) -> Artefact:
-    """An input by its content. What lives on a hub is known by its name alone until it is loaded."""
-    from kedge.models.loading.aliases import ALIASES, folder_of
-
-    path = folder_of(source) if source in ALIASES and not link.is_data else Path(source)
-    kind = link.kinds[0]
-    if path.exists():
-        return describe(link.field, kind, path, run_folder=home)
-    return Artefact(name=link.field, kind=kind, path=source, hash="hub")
-
-
-def _refuse_changed_inputs(name: str, inputs: Sequence[Artefact], home: Path) -> None:
-    before = [(one.name, one.path, one.hash) for one in read_manifest(home).inputs]
-    changed = [one.path for one, old in zip(inputs, before, strict=False) if (one.name, one.path, one.hash) != old]
-    if changed or len(inputs) != len(before):
-        what = ", ".join(changed) or f"{len(before)} then, {len(inputs)} now"
-        raise ConfigError(
-            f"{home}: inputs of stage {name!r} have changed since it was started: {what}; "
-            "restore them, or start a new run with --set name=ANOTHER"
-        )
-
-
-def _fixed(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:
-    """A resolved recipe without the settings that may change from one resumption to the next."""
-    stages = {
-        name: _without_changeable(settings, recipe.stages[name]) if name in recipe.stages else settings
-        for name, settings in resolved["stages"].items()
-    }
-    return {**_without_changeable(resolved, recipe.settings), "stages": stages}
-
-
-def _without_changeable(values: dict[str, Any], settings: Section) -> dict[str, Any]:
-    fixed = dict(values)
-    for name, info in type(settings).model_fields.items():
-        key, part = info.alias or name, getattr(settings, name)
-        if any(isinstance(mark, MayChange) for mark in info.metadata):
-            fixed.pop(key, None)
-        elif isinstance(part, Section) and isinstance(fixed.get(key), dict):
-            fixed[key] = _without_changeable(fixed[key], part)
-    return fixed
-
-
-def _differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """What differs between two resolved recipes, a line each.
-
-    >>> _differences({"seed": 1, "a": {"lr": 2}}, {"seed": 1, "a": {"lr": 3}})
-    ['a.lr: was 2, is 3']
-    """
-    if not (isinstance(before, dict) and isinstance(after, dict)):
-        return [] if before == after else [f"{path}: was {before!r}, is {after!r}"]
-    old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", after)
-    keys = dict.fromkeys((*old, *new))
-    return [
-        line
-        for key in keys
-        for line in _differences(old.get(key, "absent"), new.get(key, "absent"), f"{path}.{key}" if path else key)
-    ]

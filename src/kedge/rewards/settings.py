@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from kedge.core.settings import PathText, Section
-from kedge.core.stage import Input
+from kedge.core.stage import Input, PartName
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.callables import identity_of
 
@@ -61,7 +61,7 @@ class FunctionSource(Section):
     """A Python function of yours."""
 
     kind: Literal["function"]
-    path: PathText = Field(min_length=1)
+    path: Annotated[PathText, PartName("rewards", is_code=True)] = Field(min_length=1)
     """`file.py:function`, or the name of an installed reward plugin."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Values of the function's parameters by name, or settings of the plugin."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kedge.core.errors import RunError
-from kedge.core.files import clear_partial_files, run_errors
+from kedge.core.files import clear_partial_files, hash_json, run_errors
 from kedge.core.findings import Level
 from kedge.core.protocols import Metrics
 from kedge.runs.chain import Alteration
 from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
-from kedge.runs.journal import Journal, now
+from kedge.runs.journal import Journal, dump_exact, encode_exact, load_exact, now
 from kedge.runs.lock import Lock, acquire, held_by
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, read_manifest, write_manifest
 
@@ -155,10 +155,13 @@ class Run:
             for place, record in enumerate(journal.read().records)
         )
 
-    def reopen(self) -> None:
-        """Set a run that had ended to running again, until it ends again."""
+    def reopen(self, **changes: Any) -> None:
+        """Set a run that had ended to running again, until it ends again; `changes` are of its manifest."""
         self._require_lock()
-        self._update(status="running", finished=None)
+        if "settings" in changes:
+            changes["settings"] = load_exact(dump_exact(changes["settings"]))
+            changes["recipe_hash"] = hash_json(encode_exact(changes["settings"]))
+        self._update(status="running", finished=None, **changes)
 
     def finish(self, status: Status, *, outputs: Iterable[Artefact] = ()) -> None:
         """Write how the run ended. The lock stays until `close`."""

@@ -1,10 +1,11 @@
 """An append-only file of JSON lines that survives a kill at any moment: one write call a line, nothing buffered.
 
 A last line without its newline was cut off: readers leave it out and say so, writers remove it before they append.
-A bad line anywhere else is an error, and one that was changed or removed is noticed (`kedge.runs.chain`). The JSON loses nothing: floats keep every bit; NaN and the infinities, which JSON
-lacks, are written as "NaN", "Infinity" and "-Infinity" and come back as floats, and a string of the same text (a model
-may well answer "NaN") is escaped with a backslash in front. Tuples come back as lists, a NaN
-loses its sign and payload. Left out: power cuts lose what was not yet synced (see `Journal.sync`).
+A bad line anywhere else is an error, and one that was changed or removed is noticed (`kedge.runs.chain`). The JSON
+loses nothing: floats keep every bit; NaN and the infinities, which JSON lacks, are written as "NaN", "Infinity" and
+"-Infinity" and come back as floats, and a string of the same text (a model may well answer "NaN") is escaped with a
+backslash in front. Tuples come back as lists, a NaN loses its sign and payload. Left out: power cuts lose what was not
+yet synced (see `Journal.sync`).
 """
 
 from __future__ import annotations

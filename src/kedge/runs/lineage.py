@@ -10,10 +10,13 @@ import os
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kedge.core.errors import DataError
 from kedge.core.files import hash_file, hash_folder
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, read_manifest
+
+CARD: Final = "README.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,8 @@ class Link:
 def describe(name: str, kind: str, path: Path, *, run_folder: Path) -> Artefact:
     """A file or folder as an artefact: its path and the hash of its content.
 
-    Inside the same pipeline folder the path is relative, so that the whole folder can be moved.
+    Inside the same pipeline folder the path is relative, so that the whole folder can be moved. The card of a model,
+    which says when it was made and which its owner completes, is not content.
     """
     if not path.exists():
         raise DataError(f"{kind} '{name}': there is no file or folder {path}.")
@@ -40,7 +44,7 @@ def describe(name: str, kind: str, path: Path, *, run_folder: Path) -> Artefact:
         name=name,
         kind=kind,
         path=Path(stored).as_posix(),
-        hash=hash_folder(target) if target.is_dir() else hash_file(target),
+        hash=hash_folder(target, without=(CARD,)) if target.is_dir() else hash_file(target),
     )
 
 

@@ -59,6 +59,8 @@ class Environment:
     packages: Mapping[str, str]
     git_commit: str | None
     device: str
+    threads: int | None = None
+    """Of torch on the CPU. None for a whole pipeline, and where an older version wrote the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,7 @@ def new_manifest(
     stage: str = "",
     recipe_hash: str = "",
     device: str = "",
+    threads: int | None = None,
     inputs: Iterable[Artefact] = (),
 ) -> Manifest:
     """The manifest of a run that begins now, on this machine. `recipe_hash` is that of the settings unless given."""
@@ -103,12 +106,12 @@ def new_manifest(
         seed=seed,
         recipe_hash=recipe_hash or hash_json(encode_exact(plain)),
         settings=plain,
-        environment=environment(device=device),
+        environment=environment(device=device, threads=threads),
         inputs=tuple(inputs),
     )
 
 
-def environment(*, device: str) -> Environment:
+def environment(*, device: str, threads: int | None = None) -> Environment:
     return Environment(
         kedge=kedge.__version__,
         python=platform.python_version(),
@@ -116,6 +119,7 @@ def environment(*, device: str) -> Environment:
         packages={name: installed for name in _PACKAGES if (installed := _version(name))},
         git_commit=_git_commit(),
         device=device,
+        threads=threads,
     )
 
 

@@ -11,7 +11,7 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.plugin_sections import PluginSection, installed_name
 from kedge.core.settings import Section
-from kedge.core.stage import Input
+from kedge.core.stage import Input, PartName
 from kedge.models.settings import LoraSettings
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
@@ -21,7 +21,7 @@ from kedge.trainers.settings import KLSettings, ScoreSettings
 
 GeneratorSettings = Annotated[Section, PluginSection("generators")]
 """Who samples: `local`, or any installed generator with its settings, `{kind: NAME, …}`."""
-RolesName = Annotated[str, AfterValidator(installed_name("roles"))]
+RolesName = Annotated[str, AfterValidator(installed_name("roles")), PartName("roles")]
 """A way of holding the roles: `separate`, `lora`, `trunk`, or any that is installed."""
 
 
