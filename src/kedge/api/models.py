@@ -50,11 +50,13 @@ def load_from(place: str | Path, *, dtype: str | None, device: str) -> tuple[Pre
 
 def _found(place: str | os.PathLike[str]) -> str | Path:
     """The model's own folder; what is no folder (an alias, a hub id, a typing error) is left to the loader."""
+    from kedge.models.loading.resolve import model_of_stage
+
     folder = Path(place)
     if not folder.is_dir() or _is_model(folder):
         return folder if folder.is_dir() or not isinstance(place, str) else place
-    if _is_model(folder / "model"):
-        return folder / "model"
+    if (made := model_of_stage(folder)) != folder or _is_model(made := folder / "model"):
+        return made
     stages = [stage / "model" for stage in sorted(folder.iterdir()) if _is_model(stage / "model")]
     if len(stages) == 1:
         return stages[0]

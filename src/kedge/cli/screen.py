@@ -30,6 +30,9 @@ _WAYS_OUT = {
     errno.EACCES: _OTHER_PLACE,
     errno.EPERM: _OTHER_PLACE,
     errno.EROFS: _OTHER_PLACE,
+    errno.EFBIG: "; raise the limit of file sizes (ulimit -f), then try again (a run goes on with --resume)",
+    errno.ELOOP: "; a symbolic link leads back to itself: remove it",
+    errno.ENAMETOOLONG: "; choose a shorter name",
 }
 
 

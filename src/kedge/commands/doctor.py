@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,25 @@ def _reward_report(folder: Path) -> dict[str, Any]:
 
 def _examined(folder: Path) -> Examined:
     history, manifest = history_of(folder), read_manifest(folder)
+    diagnosis = _with_alterations(diagnose(history), Run.open(folder, for_writing=False))
     return Examined(
         pipeline=manifest.name,
         stage=manifest.stage or folder.name,
         kind=history.kind,
         status=history.status,
-        diagnosis=diagnose(history),
+        diagnosis=diagnosis,
     )
+
+
+def _with_alterations(diagnosis: Diagnosis, run: Run) -> Diagnosis:
+    """A diagnosis of journals that were altered says so first: it may not be about what happened."""
+    altered = tuple(map(str, run.alterations()))
+    if not altered:
+        return diagnosis
+    verdict = (
+        f"Its journals were altered after they had been written, so this may not be what happened. {diagnosis.verdict}"
+    )
+    return replace(diagnosis, is_healthy=False, verdict=verdict, notes=(*altered, *diagnosis.notes))
 
 
 def _nested(changes: Sequence[tuple[list[str], Change]], *, indent: int) -> Iterator[str]:

@@ -66,13 +66,37 @@ def run_errors(doing: str, path: Path) -> Generator[None]:
         yield
     except KedgeError:
         raise
-    except OSError as error:
-        raise RunError(f"Cannot {doing} {path}: {explain(error, path)}") from error
+    except Exception as error:
+        refusal = as_os_error(error)
+        if refusal is None:
+            raise
+        raise RunError(f"Cannot {doing} {path}: {explain(refusal, path)}") from error
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def as_os_error(error: BaseException) -> OSError | None:
+    """The refusal of the system behind an error; None where there is none.
+
+    Libraries that write in native code (safetensors) raise errors of their own, with the number in their text.
+    """
+    if isinstance(error, OSError):
+        return error
+    if (match := _OS_ERROR.search(str(error))) is not None:
+        return OSError(int(match[1]), os.strerror(int(match[1])))
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_disk_full(error) else None
 
 
 def explain(error: OSError, path: Path) -> str:
     if is_disk_full(error):
         return f"the disk is full ({readable_bytes(free_bytes(path))} free). Free some space, then resume the run."
+    if error.errno == errno.EFBIG:
+        return "no file may grow so large here (ulimit -f). Raise that limit, then resume the run."
+    if error.errno == errno.ELOOP:
+        return "a symbolic link on the way leads back to itself. Remove it, or name another folder."
+    if error.errno == errno.ENAMETOOLONG:
+        return "the name or the path is too long for this disk. Choose a shorter one."
     if error.errno in _READ_ONLY:
         return f"it is read-only for this user ({error.strerror}). Choose a folder that you may write to."
     return f"{error.strerror or error}."

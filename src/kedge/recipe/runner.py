@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import kedge
-from kedge.core.errors import ConfigError, ContractStop
+from kedge.core.errors import ConfigError, ContractStop, KedgeError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
@@ -36,6 +36,7 @@ from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, environment, ne
 from kedge.stages.shared.context import Context, Say
 from kedge.stages.shared.interrupt import StopRequest
 
+_LONGEST_NAME: Final = 200
 _FIRST_LAYOUT: Final = (0, 2)
 """The first version whose checkpoints this one reads."""
 
@@ -96,11 +97,16 @@ class _Around:
 
 @contextmanager
 def _reported(folder: Path, say: Say) -> Generator[None]:
-    """However it ends, but for a kill, there is a page about it."""
+    """However it ends, but for a kill, there is a page about it. One that cannot be written hides no other error."""
     try:
         yield
-    finally:
-        say(f"report: {write_report(folder, None)}")
+    except BaseException:
+        try:
+            say(f"report: {write_report(folder, None)}")
+        except (OSError, KedgeError) as error:
+            say(f"there is no report: {error}")
+        raise
+    say(f"report: {write_report(folder, None)}")
 
 
 def _refuse_what_cannot_run(recipe: Recipe) -> None:
@@ -114,6 +120,7 @@ def _refuse_what_cannot_run(recipe: Recipe) -> None:
 
 def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool, say: Say) -> Run:
     resolved = recipe.resolved()
+    _refuse_long_names(recipe)
     if not (folder / MANIFEST_NAME).exists():
         if is_resumed:
             raise ConfigError(f"{folder}: there is no run to resume; leave out --resume to start one")
@@ -143,6 +150,17 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool, say: Say) 
         run.event("info", "versions.changed", message, versions=versions)
         say(message)
     return run
+
+
+def _refuse_long_names(recipe: Recipe) -> None:
+    """Names become folders, and disks have a limit; what is written beside them has longer names still."""
+    names = {"name": recipe.settings.name, **{f"stages.{name}": name for name in recipe.stages}}
+    for where, name in names.items():
+        if (length := len(name.encode())) > _LONGEST_NAME:
+            raise ConfigError(
+                f"{recipe.file}: {where}: has {length} characters, at most {_LONGEST_NAME} can name a folder: "
+                f"{name[:40]}…"
+            )
 
 
 def _refuse_older_layout(folder: Path) -> None:
@@ -273,22 +291,31 @@ class _CallingTracker(ForwardingTracker):
 def _finished(run: Run, tracker: Tracker) -> Generator[list[Artefact]]:
     """Whatever happens inside, the manifest says how it ended. What is put into the list becomes the run's outputs."""
     outputs: list[Artefact] = []
-    ending: Status = "failed"
     try:
         yield outputs
-        ending = "done"
     except ContractStop as stop:
-        ending = "stopped"
-        tracker.event({"level": "fatal", "code": "run.stopped", "message": str(stop)})
+        _end_badly(run, tracker, "stopped", {"level": "fatal", "code": "run.stopped", "message": str(stop)})
         raise
     except KeyboardInterrupt:
-        ending = "interrupted"
+        _end_badly(run, tracker, "interrupted", None)
         raise
     except Exception as error:
-        tracker.event({"level": "fatal", "code": "run.failed", "message": f"{type(error).__name__}: {error}"})
+        message = f"{type(error).__name__}: {error}"
+        _end_badly(run, tracker, "failed", {"level": "fatal", "code": "run.failed", "message": message})
         raise
-    finally:
-        run.finish(ending, outputs=outputs if ending == "done" else ())
+    except BaseException:
+        _end_badly(run, tracker, "failed", None)
+        raise
+    run.finish("done", outputs=outputs)
+
+
+def _end_badly(run: Run, tracker: Tracker, ending: Status, event: Mapping[str, Any] | None) -> None:
+    """Write down how a run ended; where the disk refuses that too, the error that ended it is the one to hear of."""
+    with suppress(OSError):
+        if event:
+            tracker.event(event)
+    with suppress(OSError):
+        run.finish(ending)
 
 
 def _source(link: Link, folder: Path) -> str:

@@ -33,13 +33,19 @@ class Link:
         return bool(DATA_KINDS & set(self.kinds))
 
     def source(self) -> str:
-        """A file or model as it can be opened: relative paths are relative to the file they were written in."""
+        """A file or model as it can be opened: relative paths are relative to the file they were written in.
+
+        The folder of a stage stands for the model that it made.
+        """
         from kedge.data.sources import is_hub_id
+        from kedge.models.loading.resolve import model_of_stage
 
         beside = self.folder / self.value
         is_elsewhere = is_hub_id(self.value) if self.is_data else True
         if is_elsewhere and not beside.exists():
             return self.value
+        if not self.is_data and beside.is_dir():
+            beside = model_of_stage(beside)
         # A folder beside the recipe that is called like a built-in model must not be taken for it.
         return str(beside) if "/" in str(beside) else f"./{beside}"
 

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from kedge.core.errors import CheckpointError, KedgeError, RunError
 from kedge.core.files import (
+    as_os_error,
     clear_partial_files,
     explain,
     free_bytes,
@@ -115,8 +116,9 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             if is_disk_full(error):
                 raise CheckpointError(self._full_message(step, written)) from error
-            if isinstance(error, OSError) and not isinstance(error, KedgeError):
-                raise RunError(f"Cannot write checkpoint {saved.folder}: {explain(error, partial)}") from error
+            refusal = None if isinstance(error, KedgeError) else as_os_error(error)
+            if refusal is not None:
+                raise RunError(f"Cannot write checkpoint {saved.folder}: {explain(refusal, partial)}") from error
             raise
         self._retire(just_saved=step)
         return saved

@@ -52,6 +52,7 @@ class Run:
         self.samples = Journal(folder / "samples.jsonl")
         self.checkpoints = Checkpoints(folder / "checkpoints", keep)
         self._lock = lock
+        self._last_at = 0.0
         self._first_own_event = self.events.num_lines() if lock else 0
         """The place of the first event that this process writes."""
 
@@ -90,17 +91,17 @@ class Run:
         self._require_lock()
         _refuse_reserved(metrics)
         values = {name: _number(name, value) for name, value in metrics.items()}
-        self.metrics.append({"step": step, "at": _clock(), **values})
+        self.metrics.append({"step": step, "at": self._clock(), **values})
 
     def event(self, level: Level, code: str, message: str, step: int | None = None, **evidence: Any) -> None:
         self._require_lock()
         fields = {"level": level, "code": code, "message": message, "evidence": evidence}
-        self.events.append({"step": step, "at": _clock(), **fields})
+        self.events.append({"step": step, "at": self._clock(), **fields})
 
     def sample(self, record: Mapping[str, Any], step: int) -> None:
         self._require_lock()
         _refuse_reserved(record)
-        self.samples.append({"step": step, "at": _clock(), **record})
+        self.samples.append({"step": step, "at": self._clock(), **record})
 
     def read_metrics(self) -> list[dict[str, Any]]:
         return self.metrics.read().records
@@ -232,6 +233,11 @@ class Run:
         write_manifest(self.folder, changed)
         self.manifest = changed
 
+    def _clock(self) -> float:
+        """Seconds since 1970, and never less than before: a clock that is set back stands still here."""
+        self._last_at = max(self._last_at, round(time.time(), 3))
+        return self._last_at
+
     def _require_lock(self) -> None:
         if self._lock is None:
             raise RunError(f"{self.folder} is open for reading only: use Run.open(folder, for_writing=True).")
@@ -291,10 +297,6 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last one for a tensor of several
         raise RunError(f"Metric '{name}' is not a number: found {value!r:.100} ({type(value).__name__}).") from error
-
-
-def _clock() -> float:
-    return round(time.time(), 3)
 
 
 _FIELDS = ("level", "code", "message", "step", "evidence")

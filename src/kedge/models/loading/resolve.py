@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from kedge.core.errors import ModelError
 from kedge.core.suggest import did_you_mean
@@ -28,6 +29,7 @@ def resolve(model: str | Path) -> Path | str:
         return folder_of(model)
     folder = Path(model).expanduser()
     if folder.is_dir():
+        folder = model_of_stage(folder)
         check_folder(folder)
         return folder
     if folder.is_file():
@@ -42,11 +44,52 @@ def resolve(model: str | Path) -> Path | str:
     )
 
 
+def model_of_stage(folder: Path) -> Path:
+    """The model that a stage made, for the folder of that stage; any other folder as it is.
+
+    A stage that is not done is an error: its model is missing, or not the one that it would have made.
+    """
+    facts = _run_facts(folder)
+    if facts is None or facts.get("kind") == "pipeline":
+        return folder
+    name, status, model = facts.get("stage") or folder.name, facts.get("status"), folder / "model"
+    if status == "done" and _is_model(model):
+        return model
+    if status == "done":
+        raise ModelError(f"{folder}: stage '{name}' (kind {facts.get('kind')}) has made no model, or it was moved away")
+    ended = "is running, or was killed" if status == "running" else f"has the status '{status}'"
+    saved = f"; what it has saved all the same is in {model}: name that to use it" if _is_model(model) else ""
+    raise ModelError(
+        f"{folder}: stage '{name}' is not done (it {ended}), so it has no finished model; go on with it first: "
+        f"kedge run RECIPE --resume{saved}"
+    )
+
+
+def _run_facts(folder: Path) -> dict[str, Any] | None:
+    """What `run.json` says of a stage or a whole run; None for any other folder, models among them."""
+    record = folder / "run.json"
+    if _is_model(folder) or not record.is_file():
+        return None
+    try:
+        facts = json.loads(record.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{record} is not JSON ({error}); name the model's own folder") from error
+    return facts if isinstance(facts, dict) else None
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or (folder / "ensemble.json").is_file()
+
+
 def check_folder(folder: Path) -> None:
     """Raise for the first part of a model that `folder` lacks."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             raise ModelError(f"{folder} holds a LoRA adapter, not a model; merge it into its base first")
+        if _run_facts(folder) is not None:
+            models = [str(stage) for stage in sorted(folder.iterdir()) if _is_model(stage / "model")]
+            which = f"name one of its stages: {', '.join(models)}" if models else "none of its stages has made a model"
+            raise ModelError(f"{folder} is a whole run, not a model; {which}")
         raise ModelError(f"{folder}: no config.json; this is not a model folder in the Hugging Face layout")
     _check_weights(folder)
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import ModelError
-from kedge.core.files import fsync_folder
+from kedge.core.files import fsync_folder, run_errors
 from kedge.models.forward.lora import Module, base_of, is_quantised, merge, merge_anew, with_lora
 from kedge.models.loading.load import load_causal, no_bars
 from kedge.models.settings import LoraSettings
@@ -100,16 +100,17 @@ def whole_folder(folder: Path) -> Generator[Path]:
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
     for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):
         shutil.rmtree(left_by_a_kill, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        yield partial
-        for path in partial.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
+        with run_errors("write", folder):
+            partial.mkdir(parents=True)
+            yield partial
+            for path in partial.rglob("*"):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+            if folder.exists():
+                folder.rename(old)
+            partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)

@@ -111,4 +111,5 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def _pace(records: Sequence[Record]) -> float | None:
     if len(records) < 2 or records[-1]["step"] <= records[0]["step"]:
         return None
-    return (records[-1]["at"] - records[0]["at"]) / (records[-1]["step"] - records[0]["step"])
+    pace = (records[-1]["at"] - records[0]["at"]) / (records[-1]["step"] - records[0]["step"])
+    return pace if pace > 0 else None  # a clock may have been set back

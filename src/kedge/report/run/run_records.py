@@ -110,7 +110,15 @@ def _read_stage(folder: Path) -> StageRecord:
         evaluation=_json(folder / EVALUATION),
         missing=(),
     )
-    return replace(record, missing=(*half, *_missing(record)))
+    return replace(record, missing=(*half, *_altered(run), *_missing(record)))
+
+
+def _altered(run: Run) -> Iterator[str]:
+    """Journals that are not as they were written, or that were written without a chain by which that could be known."""
+    yield from (f"{alteration} (its journal was altered after it had been written)" for alteration in run.alterations())
+    unchained = [name for name, journal in _journals(run).items() if not journal.has_chain and journal.path.exists()]
+    if unchained:
+        yield f"whether {', '.join(unchained)} were altered cannot be checked: an older version wrote them"
 
 
 def _journals(run: Run) -> dict[str, Journal]:

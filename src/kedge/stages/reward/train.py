@@ -57,7 +57,7 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
         for index, member in enumerate(members):
             unfolded = fold(data, member=index, members=settings.members, seed=context.seed)
             _train_member(context, settings, member, unfolded, held_out, index)
-    cost = meter.read()
+    cost = meter.read(context.run.read_metrics())
     demonstrations = _demonstrations(context, encoder, data)
     about = {
         "template_hash": template_hash(tokenizer),

@@ -14,6 +14,7 @@ from kedge.core.findings import Finding
 from kedge.data.template import template_hash
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.load import DTypeName
+from kedge.models.loading.resolve import model_of_stage
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
 from kedge.models.reward.reward_model import RewardFacts, RewardModel, reward_role
@@ -96,8 +97,8 @@ def find_judge(reward: str) -> str | Path:
     place = Path(reward)
     if not place.is_dir() or _is_model(place):
         return reward
-    if _is_model(place / "model"):
-        return place / "model"
+    if (made := model_of_stage(place)) != place or _is_model(made := place / "model"):
+        return made
     stages = [stage for stage in sorted(place.iterdir()) if _is_reward(stage / "model")]
     if len(stages) == 1:
         return stages[0] / "model"

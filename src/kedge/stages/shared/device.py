@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -26,16 +26,16 @@ def checked_device(name: str) -> str:
 
 
 class CostMeter:
-    """Seconds, and on a GPU the peak of its memory, since it was made."""
+    """The seconds of all steps of a run, and on a GPU the peak of its memory since the meter was made."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._since = time.perf_counter()
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
-    def read(self) -> dict[str, str]:
-        cost = {"training time": f"{time.perf_counter() - self._since:.1f} s"}
+    def read(self, metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
+        """`metrics` are all that the run has logged: those of the parts before a resumption count too."""
+        cost = {"training time": f"{sum(line.get('time/step', 0.0) for line in metrics):.1f} s"}
         if self._device == "cuda":
             cost["peak GPU memory"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
         return cost
