@@ -54,7 +54,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract, 130 interrupted."""
     # Libraries draw progress bars of their own, which no terminal and no log file needs between our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:
@@ -62,6 +62,12 @@ def main() -> None:
     except KedgeError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
+    except RuntimeError as error:
+        # How pathlib says so before Python 3.13. Other errors of this class are faults of ours.
+        if not str(error).startswith("Symlink loop"):
+            raise
+        print_error(f"{error}: a symbolic link leads back to itself; remove it")
+        sys.exit(2)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print_error(f"{where}{error.strerror or error}")

@@ -104,9 +104,8 @@ def _with_alterations(diagnosis: Diagnosis, run: Run) -> Diagnosis:
     altered = tuple(map(str, run.alterations()))
     if not altered:
         return diagnosis
-    verdict = (
-        f"Its journals were altered after they had been written, so this may not be what happened. {diagnosis.verdict}"
-    )
+    doubt = "Its journals were altered after they had been written, so this may not be what happened."
+    verdict = f"{doubt} {diagnosis.verdict}"
     return replace(diagnosis, is_healthy=False, verdict=verdict, notes=(*altered, *diagnosis.notes))
 
 

@@ -55,8 +55,8 @@ def write_json(path: Path, value: Any) -> None:
 
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_PARTIAL = re.compile(r"\..+\.\d+\.partial")
-"""The name that `kedge.core.files` gives a file while it writes it."""
+_PARTIAL = re.compile(r"\..+\.\d+\.(partial|old)")
+"""The name that a file or a model's folder has while it is written, or while it is replaced."""
 
 
 @contextmanager
@@ -93,8 +93,8 @@ def explain(error: OSError, path: Path) -> str:
         return f"the disk is full ({readable_bytes(free_bytes(path))} free). Free some space, then resume the run."
     if error.errno == errno.EFBIG:
         return "no file may grow so large here (ulimit -f). Raise that limit, then resume the run."
-    if error.errno == errno.ELOOP:
-        return "a symbolic link on the way leads back to itself. Remove it, or name another folder."
+    if error.errno == errno.ELOOP or (error.errno == errno.EEXIST and path.is_symlink()):
+        return "a symbolic link on the way leads nowhere, or back to itself. Remove it, or name another folder."
     if error.errno == errno.ENAMETOOLONG:
         return "the name or the path is too long for this disk. Choose a shorter one."
     if error.errno in _READ_ONLY:
@@ -110,11 +110,14 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def clear_partial_files(folder: Path) -> list[str]:
-    """Remove the files that a killed writer had not yet put in place; returns their names."""
-    partial = [path for path in sorted(folder.glob(".*.partial")) if _PARTIAL.fullmatch(path.name) and path.is_file()]
+    """Remove the files and folders that a killed writer had not yet put in place or away; returns their names."""
+    partial = sorted(path for path in folder.glob(".*") if _PARTIAL.fullmatch(path.name))
     with run_errors("clear up", folder):
         for path in partial:
-            path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     return [path.name for path in partial]
 
 

@@ -245,6 +245,9 @@ class Run:
     def _clear_up(self) -> None:
         bytes_cut = {journal.path.name: size for journal in self._journals() if (size := journal.repair())}
         leftovers = clear_partial_files(self.folder) + self.checkpoints.clear_leftovers()
+        for child in sorted(self.folder.iterdir()):
+            if child.is_dir() and not (child / MANIFEST_NAME).exists() and child != self.checkpoints.folder:
+                leftovers += [f"{child.name}/{name}" for name in clear_partial_files(child)]
         if bytes_cut or leftovers:
             message = "The last writer was killed at work; what it left half written is cleared."
             self.event("info", "run.cleared", message, bytes_cut=bytes_cut, leftovers=leftovers)
