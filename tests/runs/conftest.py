@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 
 from kedge.runs import Manifest, new_manifest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `trouble`, whose cases a benchmark imports as well
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.runs.trouble import CASES, attempt
+from trouble import CASES, attempt
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,7 @@
 """One tree of errors. A message says what was found, where, what was expected, and what to do.
 
 Each class also inherits the fitting built-in, can be pickled, and knows the exit code of the command line:
-1 failed, 2 bad input (nothing was changed), 3 stopped by a contract with everything saved.
+1 failed, 2 bad input (nothing was changed), 3 stopped by a contract with everything saved. Ctrl-C ends with 130.
 """
 
 from __future__ import annotations

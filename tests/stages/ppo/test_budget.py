@@ -119,7 +119,29 @@ def test_after_so_many_rollbacks_the_run_stops(
     # Killed and taken up again, it has not forgotten how often it went back.
     assert kedge("run", recipe, "--runs", tmp_path / "runs", "--resume") == 3
     told = [one["code"] for one in records(stage / "events.jsonl") if one["code"].startswith("kl.")]
-    assert told == ["kl.rollback", "kl.rollback", "kl.limit", "kl.limit"]
+    assert told == ["kl.rollback", "kl.rollback", "kl.limit"]
+
+
+def test_a_rollback_that_is_killed_before_it_is_saved_is_told_once(
+    run_ppo: Callable[..., Path], records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = {"start": 0.01, "limit": 8.0, "on_limit": "rollback", "rollback_factor": 100.0}
+    save = rl_run.RLRun.save
+
+    def fall(run: rl_run.RLRun) -> None:
+        if run.rollbacks:
+            raise SystemError("killed")
+        save(run)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rl_run.RLRun, "save", fall)
+        with pytest.raises(SystemError):
+            run_ppo(tmp_path, **EXPLOIT, kl=budget)
+    stage = tmp_path / "runs/short/ppo"
+    assert [one["code"] for one in records(stage / "events.jsonl")].count("kl.rollback") == 1
+    run_ppo(tmp_path, resumed=True, **EXPLOIT, kl=budget)
+    assert [one["code"] for one in records(stage / "events.jsonl")].count("kl.rollback") == 1
+    assert status_of(stage) == "done"
 
 
 @pytest.mark.parametrize("every", [1, 5])
