@@ -46,8 +46,8 @@ def accepted_changes(folder: Path, recipe: Recipe) -> list[SettingChange]:
     before, after = dict(read_manifest(folder).settings), recipe.resolved()
     begun = begun_stages(folder, (*before["stages"], *recipe.stages))
     refused, accepted = list[str](), list[SettingChange]()
-    top = [_without_changeable({**values, "stages": {}}, recipe.settings) for values in (before, after)]
-    for change in _changes("", *top):
+    old, new = (_without_changeable({**values, "stages": {}}, recipe.settings) for values in (before, after))
+    for change in _changes("", old, new):
         users = [name for name, manifest in begun.items() if _uses(manifest, change.key)]
         if users:
             refused.append(f"{change} ({_used_by(folder, users)})")
@@ -61,7 +61,8 @@ def accepted_changes(folder: Path, recipe: Recipe) -> list[SettingChange]:
             refused.append(f"stages.{name}: is not in the recipe any more ({_used_by(folder, [name])})")
         else:
             old = _in_today_s_terms(begun[name].settings, recipe.stages[name])
-            fixed = _changes(name, *(_without_changeable(values, recipe.stages[name]) for values in (old, new)))
+            section = recipe.stages[name]
+            fixed = _changes(name, _without_changeable(old, section), _without_changeable(new, section))
             refused.extend(f"{change} ({_used_by(folder, [name])})" for change in fixed)
             accepted.extend(change for change in _changes(name, old, new) if change not in fixed)
     if refused:
