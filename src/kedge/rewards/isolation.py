@@ -33,7 +33,7 @@ Network = Literal["none", "allowed"]
 
 WEAKNESSES = (
     "it sees which files exist, how large they are and which processes run",
-    "its disk and threads are counted 20 times a second, so that it can pass its bounds for that long",
+    "its disk and threads are counted 100 times a second, so that it can pass its bounds for a moment",
     "it is the same user as the run, or nobody where that is root",
     "a hole in the list of allowed system calls is not covered by a second wall",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from typing import Any
 
@@ -12,24 +13,45 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Quota:
-    """Tells which bound a program has passed: bytes and files of its folder, or threads."""
+    """Tells which bound a program has passed that nothing else keeps: threads, and bytes and files of its folder."""
 
-    def __init__(self, folder: str, limits: dict[str, Any]) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, limits: dict[str, Any], *, proc: int) -> None:
+        self._folder, self._proc = folder, proc
         self._bytes = limits["disk_mb"] << 20
         self._files = limits["files"]
 
     def broken(self, pid: int) -> str:
+        with suppress(OSError):  # it has just ended, or there is no /proc
+            if _count(f"{pid}/task", self._proc) > confine.THREADS:
+                return "threads"
+        return self._disk(pid) if self._folder else ""
+
+    def _disk(self, pid: int) -> str:
         try:
             files, size = usage(self._folder, at_most=self._files)
         except OSError:  # a folder that cannot be looked into
             return "disk"
-        if files > self._files or size > self._bytes:
-            return "disk"
-        with suppress(OSError):  # it has just ended, or there is no /proc
-            if len(os.listdir(f"/proc/{pid}/task")) > confine.THREADS:
-                return "threads"
-        return ""
+        size += unlinked(pid)
+        return "disk" if files > self._files or size > self._bytes else ""
+
+
+def _count(name: str, at: int) -> int:
+    folder = os.open(name, _FOLDER, dir_fd=at)
+    try:
+        return len(os.listdir(folder))
+    finally:
+        os.close(folder)
+
+
+def unlinked(pid: int) -> int:
+    """Bytes of the files that a process holds open and that no folder names any more."""
+    size = 0
+    with suppress(OSError):  # it has just ended, or there is no /proc
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+                size += status.st_blocks * 512 if status.st_nlink == 0 and stat.S_ISREG(status.st_mode) else 0
+    return size
 
 
 def usage(folder: str, *, at_most: int) -> tuple[int, int]:
@@ -45,7 +67,7 @@ def usage(folder: str, *, at_most: int) -> tuple[int, int]:
                     with suppress(FileNotFoundError, NotADirectoryError):  # it changes while it is counted
                         status = os.stat(name, dir_fd=at, follow_symlinks=False)
                         size += status.st_blocks * 512
-                        if files <= at_most and _is_folder(status.st_mode):
+                        if files <= at_most and stat.S_ISDIR(status.st_mode):
                             waiting.append(os.open(name, _FOLDER, dir_fd=at))
             finally:
                 os.close(at)
@@ -72,14 +94,14 @@ def remove(folder: str) -> None:
 
 
 def _remove_level(at: int, name: str) -> None:
-    if not _is_folder(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+    if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=at)
         return
     os.chmod(name, 0o700, dir_fd=at)
     inner = os.open(name, _FOLDER, dir_fd=at)
     try:
         for child in os.listdir(inner):
-            if _is_folder(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):
+            if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):
                 os.chmod(child, 0o700, dir_fd=inner)
                 os.rename(child, os.urandom(16).hex(), src_dir_fd=inner, dst_dir_fd=at)
             else:
@@ -87,7 +109,3 @@ def _remove_level(at: int, name: str) -> None:
     finally:
         os.close(inner)
     os.rmdir(name, dir_fd=at)
-
-
-def _is_folder(mode: int) -> bool:
-    return mode & 0o170000 == 0o040000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -22,8 +23,8 @@ from typing import Any
 from kedge.rewards.sandboxed import confine, folders, kernel, namespaces, program
 
 _REPORT = 3
-_LOOK_S = 0.05
-"""How often the folder and the threads of a program are looked at where no namespace bounds them."""
+_LOOK_S = 0.01
+"""How often the folder and the threads of a program are looked at where nothing else bounds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Place:
     proc: int = -1
     scratch: str = ""
     is_nobody: bool = True
+    counts_threads: bool = False
+    """Whether threads have to be counted, since the kernel does not bound them."""
 
 
 def main(fd: int, setup: dict[str, Any]) -> None:
@@ -76,12 +79,15 @@ def _prepare(setup: dict[str, Any]) -> Place:
     }
     match setup["layer"]:
         case "namespaces":
-            return Place(proc=namespaces.enter(libraries, network=network), **common)
+            proc = namespaces.enter(libraries, network=network)
+            return Place(proc=proc, counts_threads=not _succeeds(_threads_are_bounded), **common)
         case "bubblewrap":  # which has already made the namespaces
-            return Place(proc=os.open("/proc", os.O_PATH | os.O_CLOEXEC), **common)
+            proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+            return Place(proc=proc, counts_threads=not _succeeds(_threads_are_bounded), **common)
         case _:
             is_nobody = os.geteuid() != 0 or _succeeds(_read_as_nobody)
-            return Place(scratch=setup["scratch"], is_nobody=is_nobody, **common)
+            proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC) if os.path.isdir("/proc") else -1
+            return Place(scratch=setup["scratch"], is_nobody=is_nobody, proc=proc, counts_threads=True, **common)
 
 
 def _locks(place: Place) -> dict[str, bool]:
@@ -98,6 +104,21 @@ def _locks(place: Place) -> dict[str, bool]:
         return confine.lock_calls(kernel.libc, network=place.network, own_files=place.has_namespaces)
 
     return {"calls": _succeeds(calls), "files": _succeeds(files), "nobody": place.is_nobody}
+
+
+def _threads_are_bounded() -> bool:
+    """Not where the user is the machine's root by another name, whom the kernel lets go on."""
+    namespaces.become_nobody()
+    kernel.drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        return True
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return False
 
 
 def _read_as_nobody() -> bool:
@@ -145,7 +166,8 @@ def _keep(place: Place, handles: list[int]) -> None:
         _in_child(lambda: _become(place, order, work, handles))
     for handle in handles[1:]:
         os.close(handle)
-    stopped = _watch(child, control, None if place.has_namespaces else folders.Quota(work, order["limits"]))
+    quota = folders.Quota("" if place.has_namespaces else work, order["limits"], proc=place.proc)
+    stopped = _watch(child, control, quota if place.counts_threads else None)
     _, status, usage = os.wait4(child, 0)
     if not place.has_namespaces:
         folders.remove(work)
