@@ -104,7 +104,9 @@ SOURCES: dict[str, Callable[[Place], TextSource]] = {
     "numeric": lambda place: verifiable.make_numeric(NumericSource(kind="numeric"), place.context),
     "regex": lambda place: verifiable.make_regex(RegexSource(kind="regex", pattern=r"\w{3}"), place.context),
     "json_schema": lambda place: verifiable.make_json(JsonSource(kind="json_schema"), place.context),
-    "unit_tests": lambda place: unit_tests.make(UnitTestsSource(kind="unit_tests", extract="whole", isolation=WALLS), place.context),
+    "unit_tests": lambda place: unit_tests.make(
+        UnitTestsSource(kind="unit_tests", extract="whole", isolation=WALLS), place.context
+    ),
     "math": _math,
     "function": _function,
     "callable": _callable,

@@ -168,7 +168,10 @@ def process_state(pid: int) -> str:
             return f"state {state}"
         priority = kernel.libc.syscall(252 if os.uname().machine == "x86_64" else 31, 1, pid)
         numbers = (os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid), priority)
-        core, score = resource.prlimit(pid, resource.RLIMIT_CORE), Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
+        core, score = (
+            resource.prlimit(pid, resource.RLIMIT_CORE),
+            Path(f"/proc/{pid}/oom_score_adj").read_text().strip(),
+        )
         return f"alive {numbers} {sorted(os.sched_getaffinity(pid))} {core} {score}"
     except OSError:
         return "gone"

@@ -55,8 +55,6 @@ class Attack:
         return self.name
 
 
-
-
 _SIGNALS = {
     "kill the victim": "os.kill(@victim@, 9)",
     "stop the victim": "os.kill(@victim@, signal.SIGSTOP)",
@@ -448,7 +446,10 @@ os._exit(0)""",
 _WITHOUT_BITE = frozenset(
     {
         *(f"file: {name}" for name in ("chown", "device", "open by handle", "list the home", "/dev/mem", "raw disk")),
-        *(f"kernel: {name}" for name in ("setns", "umount", "bpf", "clock", "kernel log", "modules", "swap", "x32 calls")),
+        *(
+            f"kernel: {name}"
+            for name in ("setns", "umount", "bpf", "clock", "kernel log", "modules", "swap", "x32 calls")
+        ),
         *("file: terminal", "process: execveat", "kernel: capabilities back", "leftover: the folder itself"),
         *("memory: mlock", "memory: mlockall"),
     }

@@ -65,7 +65,9 @@ def test_an_object_equals_nothing_but_may_be_true() -> None:
     assert failure_of([step], [[encoded(object())]]) is None
 
 
-@pytest.mark.parametrize("sent", [None, 5, [], [[]], [[["int", 5]]], [[["odd", 1]]], [["int"]], [[["set", [["list", []]]]]]])
+@pytest.mark.parametrize(
+    "sent", [None, 5, [], [[]], [[["int", 5]]], [[["odd", 1]]], [["int"]], [[["set", [["list", []]]]]]]
+)
 def test_what_is_no_value_is_no_pass(sent: Any) -> None:
     assert failure_of(steps_of("assert f(1) == 2"), sent) is not None
 
@@ -78,7 +80,11 @@ def test_what_is_no_value_is_no_pass(sent: Any) -> None:
         ("def f(x): return iter(range(x))", "assert list(f(3)) == [0, 1, 2]", True),
         ("def f(x): return None", "assert f(3) is None or f(3).name == 'a'", True),
         ("def f(x): x.append(1)", "x = [0]\nf(x)\nassert x == [0, 1]", True),
-        ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)", "assert f() == (1, 2)", True),
+        (
+            "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
+            "assert f() == (1, 2)",
+            True,
+        ),
         ("class P:\n    def __eq__(s, o): return isinstance(o, P)\nf = P", "assert f() == f()", True),
         ("def f(x): raise KeyError(x)", "try:\n    f(1)\n    assert False\nexcept KeyError:\n    pass", True),
         ("def f(x): raise KeyError(x)", "assert f(1) == 1", False),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kedge.core.errors import ConfigError
-from kedge.rewards import isolation, sandbox
+from kedge.rewards import isolation
 from kedge.rewards.isolation import Layer, Trial, choose, describe
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
 from kedge.rewards.sandboxed import seccomp
@@ -176,7 +176,9 @@ def test_it_runs_as_nobody_and_alone(layer: Layer) -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_disk_is_bounded(layer: Layer) -> None:
     code = "import time\nfor n in range(100):\n    open(f'f{n}', 'wb').write(bytes(1 << 20))\n    time.sleep(0.005)"
-    held = ("disk", "stopped: disk") if layer == "limits" else ("exception", "OSError: [Errno 28] No space left on device")
+    held = (
+        ("disk", "stopped: disk") if layer == "limits" else ("exception", "OSError: [Errno 28] No space left on device")
+    )
     assert ending(code, in_layer(layer, disk_mb=8)) == held
     assert ending(code, in_layer(layer, disk_mb=200)) == ("done", "")
 
@@ -187,7 +189,6 @@ def test_the_disk_is_bounded(layer: Layer) -> None:
         ("import sys; sys.exit(0)", ("exception", "sys.exit(0)")),
         ("exit()", ("exception", "sys.exit(None)")),
         ("import os; os._exit(0)", ("crash", "ended before its report was whole (exit code 0)")),
-        ("import os; os.abort()", ("crash", "ended before its report was whole (exit code -6)")),
         ("import ctypes; ctypes.string_at(0)", ("crash", "ended before its report was whole (exit code -11)")),
         ("1 / 0", ("exception", "ZeroDivisionError: division by zero")),
         ("raise KeyboardInterrupt", ("exception", "KeyboardInterrupt: ")),
@@ -201,15 +202,22 @@ def test_code_that_fails_has_passed_nothing(code: str, expected: tuple[str, str]
     assert (outcome.passed, outcome.ending, outcome.detail) == ((False,), *expected)
 
 
+def test_a_program_that_aborts_has_crashed() -> None:
+    outcome = run(Job(code="import os; os.abort()", checks=("pass",)), LIMITS)
+    # The first process of a namespace is not reached by its own signals: there the C library crashes instead.
+    assert outcome.detail.endswith(("(exit code -6)", "(exit code -11)"))
+    assert (outcome.passed, outcome.ending) == ((False,), "crash")
+
+
 def test_a_program_may_exit_by_itself() -> None:
     assert run(Job(code="print(1)\nexit()"), LIMITS) == Outcome(passed=(), ending="done", detail="", stdout="1\n")
     assert ending("import sys; sys.exit(3)") == ("exception", "sys.exit(3)")
 
 
 def test_packages_only_where_asked_for() -> None:
-    assert run(Job(code="import numpy\nprint(numpy.arange(3))", uses_packages=True), Limits(memory_mb=4096, isolation="any")).stdout == (
-        "[0 1 2]\n"
-    )
+    assert run(
+        Job(code="import numpy\nprint(numpy.arange(3))", uses_packages=True), Limits(memory_mb=4096, isolation="any")
+    ).stdout == ("[0 1 2]\n")
 
 
 def test_order_is_kept_and_work_is_done_side_by_side() -> None:
@@ -287,7 +295,9 @@ def test_no_process_left_is_no_fault_of_the_code(monkeypatch: pytest.MonkeyPatch
         raise OSError("no process left")
 
     monkeypatch.setattr(isolation, "server_for", fail)
-    expected = Outcome(passed=(False,), ending="unstarted", detail="the sandbox did not start: no process left", stdout="")
+    expected = Outcome(
+        passed=(False,), ending="unstarted", detail="the sandbox did not start: no process left", stdout=""
+    )
     assert run(Job(code="", checks=("pass",)), LIMITS) == expected
 
 
@@ -317,11 +327,18 @@ def test_auto_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("uid", "trial"), [(0, WORKS), (1000, WITHOUT_LANDLOCK)])
-def test_limits_must_be_written_out_where_they_are_weak(monkeypatch: pytest.MonkeyPatch, uid: int, trial: Trial) -> None:
+def test_limits_must_be_written_out_where_they_are_weak(
+    monkeypatch: pytest.MonkeyPatch, uid: int, trial: Trial
+) -> None:
     pretend(monkeypatch, uid, limits=trial)
     with pytest.raises(ConfigError) as refusal:
         run(Job(code=""), Limits())
-    for words in ("not run here", "bubblewrap: refused by the test", "apt-get install bubblewrap", "`isolation: limits`"):
+    for words in (
+        "not run here",
+        "bubblewrap: refused by the test",
+        "apt-get install bubblewrap",
+        "`isolation: limits`",
+    ):
         assert words in str(refusal.value)
     assert choose("limits") == "limits"
     assert choose("any") == "limits"  # for code of ours
@@ -358,7 +375,9 @@ def test_what_is_used_is_said_with_what_it_does_not_prevent(monkeypatch: pytest.
     pretend(monkeypatch, 0, namespaces=WORKS, limits=WITHOUT_LANDLOCK)
     assert describe("namespaces") == "isolation namespaces (allowed system calls, Landlock, runs as nobody)"
     words = describe("limits")
-    assert words.startswith("isolation limits (allowed system calls, runs as nobody), without: Landlock; not prevented: ")
+    assert words.startswith(
+        "isolation limits (allowed system calls, runs as nobody), without: Landlock; not prevented: "
+    )
     assert all(weakness in words for weakness in isolation.WEAKNESSES)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kedge.core.answers import Answer
+from kedge.core.errors import ConfigError
+from kedge.rewards import isolation
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import RewardError
-from kedge.rewards import isolation
 from kedge.rewards.isolation import choose
 from kedge.rewards.settings import UnitTestsSource
 from kedge.rewards.unit_tests import make
@@ -94,3 +96,24 @@ def test_a_machine_in_trouble_is_no_fault_of_the_answer(
     assert result.reason.startswith("the sandbox did not start")
     with pytest.raises(RewardError, match="unit_tests: the sandbox did not start"):
         make(UnitTestsSource(kind="unit_tests", isolation=WALLS), context)
+
+
+def test_it_says_at_its_start_which_walls_stand(context: RewardContext) -> None:
+    notes: list[tuple[str, str]] = []
+    heard = replace(context, note=lambda code, words: notes.append((code, words)))
+    make(UnitTestsSource(kind="unit_tests", isolation=WALLS), heard)
+    ((code, words),) = notes
+    assert code == "reward.isolation"
+    assert words.startswith(f"the code of answers runs with isolation {WALLS} (")
+
+
+def test_a_machine_that_must_not_run_code_refuses(context: RewardContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "tried", lambda layer, network: isolation.Trial(locks={}, reason="not here"))
+    with pytest.raises(ConfigError, match="not run here"):
+        make(UnitTestsSource(kind="unit_tests"), context)
+
+
+def test_an_answer_that_equals_everything_passes_nothing(answer: Make, context: RewardContext) -> None:
+    cheat = "class Any:\n    def __eq__(self, other): return True\ndef add(a, b): return Any()"
+    source = make(UnitTestsSource(kind="unit_tests", give="share", isolation=WALLS), context)
+    assert source.score([answer(f"```\n{cheat}\n```", tests=SUMS)]) == [0.0]

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from kedge.core.answers import Answer
 from kedge.core.errors import PluginError
-from kedge.rewards import maths
-from kedge.rewards import isolation
+from kedge.rewards import isolation, maths
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import Extracted, extract, extract_all, match_all
 from kedge.rewards.failures import ScoreResult, Source

@@ -253,11 +253,11 @@ def _try(layer: Layer, network: Network) -> Trial:
 
 
 def _first_program(server: Server) -> str:
-    """Run a program of nothing; gives why that failed."""
+    """Run a program that reads a library; gives why that failed."""
     reader, writer = os.pipe()
     nothing = os.open(os.devnull, os.O_RDWR)
     limits = {"cpu_s": 10, "memory_mb": 512, "file_mb": 1, "disk_mb": 1, "files": 16}
-    order = {"token": "", "code": "", "checks": [], "limits": limits, "locks": needed(server.locks)}
+    order = {"token": "", "code": "import colorsys", "checks": [], "limits": limits, "locks": needed(server.locks)}
     try:
         with server.start(order, (nothing, nothing, writer)) as control:
             control.settimeout(_START_S)
@@ -301,8 +301,11 @@ def _bubblewrap(wall: Wall, shown: dict[str, str], python: str) -> list[str]:
     package = Path(__file__).parent
     own = [package.parent / "__init__.py", package / "__init__.py", package / "sandboxed", Path(python)]
     places = shown | {str(file): os.path.realpath(file) for file in own}
+    # Made here, parents are open to nobody; bubblewrap would copy the rights of the real ones.
+    parents = dict.fromkeys(str(parent) for place in places for parent in [*Path(place).parents][-2::-1])
+    opened = [part for parent in parents for part in ("--dir", parent)]
     binds = [part for place, real in places.items() for part in ("--ro-bind-try", real, place)]
-    root = [*binds, "--dev", "/dev", "--proc", "/proc", "--dir", WORK, "--chdir", "/", "--remount-ro", "/"]
+    root = [*opened, *binds, "--dev", "/dev", "--proc", "/proc", "--dir", WORK, "--chdir", "/", "--remount-ro", "/"]
     return [shutil.which("bwrap") or "bwrap", *spaces, *who, *root, "--"]
 
 

@@ -125,7 +125,7 @@ def _execute(job: Job, limits: Limits, token: str, layer: isolation.Layer) -> _T
         stopped, output, lines, words = _watch(control, printed[0], reported[0], limits)
     ending: dict[str, Any] = json.loads(words) if words else {"error": "its keeper ended without a word"}
     code: int | None = ending.get("code")
-    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and ending["cpu_s"] >= limits.cpu_s):
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and ending["cpu_s"] > limits.cpu_s - 0.2):
         stopped = "timeout"
     return _Trace(
         stopped=ending.get("stopped") or stopped, code=code, stdout=output, report=lines, error=ending.get("error", "")

@@ -50,14 +50,15 @@ def bound_resources(limits: dict[str, Any], *, alone: bool) -> None:
         del bounds["RLIMIT_AS"]  # macOS refuses a bound on address space
     for name, limit in bounds.items():
         if hasattr(resource, name):
-            _bound(getattr(resource, name), limit)
+            # A second of processor time between the signal and the end: the signal says that it was the time. The only
+            # process of a namespace does not feel it, and is ended at once.
+            _bound(getattr(resource, name), limit, spare=1 if name == "RLIMIT_CPU" and not alone else 0)
 
 
-def _bound(name: int, limit: int) -> None:
+def _bound(name: int, limit: int, *, spare: int) -> None:
     """Set a resource limit to the smaller of `limit` and what the machine allows anyway."""
     _, allowed = resource.getrlimit(name)
-    # One second of processor time between the signal and the end: the signal says that it was the time.
-    hard = limit + 1 if name == resource.RLIMIT_CPU else limit
+    hard = limit + spare
     hard = hard if allowed == resource.RLIM_INFINITY else min(hard, allowed)
     resource.setrlimit(name, (min(limit, hard), hard))
 

@@ -45,6 +45,7 @@ class Place:
 def main(fd: int, setup: dict[str, Any]) -> None:
     """Prepare, say what can be locked here, then serve until the other end is closed."""
     line = socket.socket(fileno=fd)
+    os.environ.pop("PWD", None)  # which bubblewrap sets
     try:
         place = _prepare(setup)
         locks = _locks(place)
