@@ -154,7 +154,8 @@ def test_a_run_is_refused_before_it_starts_when_an_input_is_missing(write: Write
         refuse_unfit(load_recipe(good.file, ["model=tinny"]))
 
 
-CODE = "  best: {kind: best_of_n, method: rejection, prompts: held.jsonl, reward: {kind: mix, parts: {code: {kind: unit_tests}}}}\n"
+REWARD = "{kind: mix, parts: {code: {kind: unit_tests}}}"
+CODE = f"  best: {{kind: best_of_n, method: rejection, prompts: held.jsonl, reward: {REWARD}}}\n"
 
 
 @pytest.mark.usefixtures("files")

@@ -1,8 +1,8 @@
 """Where attacks are tried: a process that first leaves this machine behind, then starts the victims itself.
 
 It takes namespaces of users, processes, mounts, messages and network, in which every folder is read-only but its own;
-where there are none and this is root, it becomes another user; else it refuses. Run as a script by `attacks.Arena`: names
-of cases come in, one line each, and what harm was seen goes out.
+where there are none and this is root, it becomes another user; else it refuses. Run as a script by `attacks.Arena`:
+names of cases come in, one line each, and what harm was seen goes out.
 """
 
 from __future__ import annotations
@@ -214,9 +214,9 @@ def processes() -> set[int]:
     alive: set[int] = set()
     for name in os.listdir("/proc"):
         with suppress(OSError):
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
-                if "\nState:\tZ" not in Path(f"/proc/{name}/status").read_text():
-                    alive.add(int(name))
+            is_ours = name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid()
+            if is_ours and "\nState:\tZ" not in Path(f"/proc/{name}/status").read_text():
+                alive.add(int(name))
     return alive
 
 

@@ -1,4 +1,4 @@
-"""Every attack of `attacks.CASES` against the sandbox: in the strongest layer at once, in each layer in the slow set."""
+"""Every attack of `attacks.CASES` against the sandbox: in the strongest layer, and in each of them in the slow set."""
 
 from __future__ import annotations
 

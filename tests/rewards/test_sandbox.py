@@ -131,8 +131,8 @@ def test_its_own_folder_is_its_own_and_is_deleted(layer: Layer) -> None:
 
 
 HONEST = """
-import asyncio, concurrent.futures, datetime, decimal, fractions, json, os, queue, random, shutil, tempfile, threading, time
-import zoneinfo
+import asyncio, concurrent.futures, datetime, decimal, fractions, json, os, queue, random, shutil, tempfile, threading
+import time, zoneinfo
 
 async def double(x):
     await asyncio.sleep(0.001)
@@ -346,7 +346,7 @@ def test_limits_must_be_written_out_where_they_are_weak(
 
 def test_a_layer_that_was_asked_for_and_does_not_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 1000, limits=WORKS)
-    with pytest.raises(ConfigError, match="isolation: bubblewrap does not work here: refused by the test. Install"):
+    with pytest.raises(ConfigError, match="isolation: bubblewrap does not work here: refused by the test"):
         choose("bubblewrap")
 
 
@@ -384,7 +384,7 @@ def test_what_is_used_is_said_with_what_it_does_not_prevent(monkeypatch: pytest.
 @pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
 def test_the_filter_is_a_sound_program(architecture: str, network: bool) -> None:
-    """Jumps stay inside and the last rule refuses, else the kernel would not take it, or let through what is not named."""
+    """Jumps stay inside, else the kernel would not take it, and the last rule refuses what is not named."""
     program = seccomp.filter_program(architecture, pid=42, network=network, own_files=True)
     rules = [program[at : at + 8] for at in range(0, len(program), 8)]
     assert len(program) % 8 == 0
