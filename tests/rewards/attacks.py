@@ -67,7 +67,7 @@ _WITHOUT_BITE = frozenset(
             for name in ("setns", "umount", "bpf", "clock", "kernel log", "modules", "swap", "x32 calls")
         ),
         *("file: terminal", "process: execveat", "kernel: capabilities back", "leftover: the folder itself"),
-        *("memory: mlock", "memory: mlockall"),
+        *("memory: mlock", "memory: mlockall", "priority: ioprio of the user"),
     }
 )
 """Attacks that do no harm in the arena even without a sandbox: its kernel, its user or its emptiness prevents them."""

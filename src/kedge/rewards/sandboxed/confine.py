@@ -105,6 +105,12 @@ def _allow_below(libc: Any, ruleset: int, place: str, access: int) -> None:
     os.close(at)
 
 
+def prepare_filter(*, network: bool) -> None:
+    """Make the filter for the first process of a namespace ahead of time."""
+    if os.uname().machine in seccomp.ARCHITECTURES:
+        seccomp.filter_program(os.uname().machine, pid=1, network=network, own_files=True)
+
+
 def lock_calls(libc: Any, *, network: bool, own_files: bool) -> bool:
     """The list of allowed system calls. False where this processor or kernel has no such filter."""
     machine = os.uname().machine

@@ -7,6 +7,7 @@ architecture is killed.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 Rule = tuple[int, int, int, int]
 
@@ -65,6 +66,7 @@ _INTERNET = (2, 10)
 _UNIX, _STREAM = 1, 1
 
 
+@lru_cache(maxsize=2)  # filled before the fork, where the program has the same number each time
 def filter_program(architecture: str, *, pid: int, network: bool, own_files: bool) -> bytes:
     """The filter for the process `pid`, as the kernel wants it.
 

@@ -53,6 +53,8 @@ def main(fd: int, setup: dict[str, Any]) -> None:
         line.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries keepers
+    if place.has_namespaces:
+        confine.prepare_filter(network=place.network)
     gc.collect()
     gc.freeze()
     line.sendall(json.dumps({"locks": locks}).encode() + b"\n")
