@@ -203,9 +203,11 @@ def _stop(control: socket.socket, reason: Ending) -> Ending:
 
 
 def _drain(fd: int, buffer: bytearray, limit: int) -> None:
-    """What is left in the pipe of a program that has ended."""
-    while len(buffer) <= limit and (chunk := os.read(fd, 1 << 16)):
-        buffer += chunk
+    """What is left in the pipe of a program that has ended. Nobody is waited for who still holds its other end."""
+    os.set_blocking(fd, False)
+    with suppress(BlockingIOError):
+        while len(buffer) <= limit and (chunk := os.read(fd, 1 << 16)):
+            buffer += chunk
 
 
 def _lines(report: bytes, token: str) -> list[dict[str, Any]]:

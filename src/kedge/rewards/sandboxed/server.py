@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +174,8 @@ def _keep(place: Place, handles: list[int]) -> None:
     stopped = _watch(child, control, quota if place.counts_threads else None)
     _, status, usage = os.wait4(child, 0)
     if not place.has_namespaces:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)  # where nothing keeps a program from starting others
         folders.remove(work)
     ending = {"code": os.waitstatus_to_exitcode(status), "cpu_s": usage.ru_utime + usage.ru_stime, "stopped": stopped}
     control.sendall(json.dumps(ending).encode())
