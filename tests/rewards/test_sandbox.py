@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kedge.rewards import isolation
+from kedge.rewards import isolation, sandbox
 from kedge.rewards.isolation import Layer
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
 from kedge.rewards.sandboxed import seccomp
