@@ -68,10 +68,13 @@ def _follow(child: int) -> None:
 def _become_stranger(folder: str, reason: str) -> str:
     if os.geteuid() != 0:
         return f"no namespaces ({reason}), and no right to become another user"
-    os.chown(folder, _STRANGER, _STRANGER)
-    os.setgroups([])
-    os.setresgid(_STRANGER, _STRANGER, _STRANGER)
-    os.setresuid(_STRANGER, _STRANGER, _STRANGER)
+    try:
+        os.chown(folder, _STRANGER, _STRANGER)
+        os.setgroups([])
+        os.setresgid(_STRANGER, _STRANGER, _STRANGER)
+        os.setresuid(_STRANGER, _STRANGER, _STRANGER)
+    except OSError as error:
+        return f"no namespaces ({reason}), and another user cannot be taken ({error})"
     readable = [sys.executable, os.__file__, __file__]
     if not all(os.access(file, os.R_OK) for file in readable):
         return f"no namespaces ({reason}), and another user cannot read Python"
