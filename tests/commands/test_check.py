@@ -12,6 +12,7 @@ import pytest
 from kedge.commands.check import RecipeReport, check_recipe, refuse_unfit
 from kedge.core.errors import ConfigError
 from kedge.recipe.schema import load_recipe
+from kedge.rewards import isolation
 
 Write = Callable[[str, str], Path]
 
@@ -151,3 +152,29 @@ def test_a_run_is_refused_before_it_starts_when_an_input_is_missing(write: Write
         refuse_unfit(load_recipe(good.file, ["stages.rm.data=gold.jsonl"]))
     with pytest.raises(ConfigError, match=r"model tinny: no model named 'tinny' \(did you mean 'tiny'\?\)"):
         refuse_unfit(load_recipe(good.file, ["model=tinny"]))
+
+
+REWARD = "{kind: mix, parts: {code: {kind: unit_tests}}}"
+CODE = f"  best: {{kind: best_of_n, method: rejection, prompts: held.jsonl, reward: {REWARD}}}\n"
+
+
+@pytest.mark.usefixtures("files")
+def test_the_walls_around_the_code_of_answers_are_told(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = isolation.Trial(locks={"calls": True, "files": True, "nobody": True})
+    monkeypatch.setattr(isolation, "tried", lambda layer, network: works)
+    report = checked(write, CODE)
+    (line,) = [line for line in report.stages[0].lines if "isolation" in line]
+    assert line.startswith("reward.parts.code: the code of answers runs with isolation bubblewrap (")
+    assert "reward.isolation" not in levels(report)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_machine_that_must_not_run_code_is_told_before_anything_is_trained(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "tried", lambda layer, network: isolation.Trial(locks={}, reason="not here"))
+    report = checked(write, CODE)
+    assert levels(report)["reward.isolation"] == "fatal"
+    (finding,) = [finding for finding in report.findings if finding.code == "reward.isolation"]
+    assert finding.where == "best.reward.parts.code"
+    assert "apt-get install bubblewrap" in finding.message

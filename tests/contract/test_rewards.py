@@ -21,6 +21,7 @@ from kedge.rewards import function, http, judge, maths, unit_tests, verifiable
 from kedge.rewards.build import Mix
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import CountedSource, FailureCounter
+from kedge.rewards.isolation import choose
 from kedge.rewards.model import OnTokens, on_text
 from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
 from kedge.rewards.settings import (
@@ -40,6 +41,8 @@ from kedge.rewards.settings import (
     UnitTestsSource,
 )
 from kedge.testing.contracts import RewardSourceContract, TextSourceContract
+
+WALLS: Any = choose("any")  # also as root on a machine without namespaces
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ SOURCES: dict[str, Callable[[Place], TextSource]] = {
     "numeric": lambda place: verifiable.make_numeric(NumericSource(kind="numeric"), place.context),
     "regex": lambda place: verifiable.make_regex(RegexSource(kind="regex", pattern=r"\w{3}"), place.context),
     "json_schema": lambda place: verifiable.make_json(JsonSource(kind="json_schema"), place.context),
-    "unit_tests": lambda place: unit_tests.make(UnitTestsSource(kind="unit_tests", extract="whole"), place.context),
+    "unit_tests": lambda place: unit_tests.make(
+        UnitTestsSource(kind="unit_tests", extract="whole", isolation=WALLS), place.context
+    ),
     "math": _math,
     "function": _function,
     "callable": _callable,

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kedge.core.errors import ConfigError
-from kedge.rewards import sandbox, sandbox_child
+from kedge.rewards import isolation, sandbox
+from kedge.rewards.isolation import Layer
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
+from kedge.rewards.sandboxed import seccomp
 
-LIMITS = Limits(wall_s=20.0, cpu_s=10, memory_mb=256)
+LIMITS = Limits(wall_s=20.0, cpu_s=10, memory_mb=256, isolation="any")
+LAYERS: list[Layer] = ["bubblewrap", "namespaces", "limits"]
+
+
+def in_layer(layer: Layer, **bounds: Any) -> Limits:
+    if isolation.tried(layer).reason:
+        pytest.skip(f"{layer} does not work on this machine: {isolation.tried(layer).reason}")
+    return Limits(isolation=layer, **bounds)
 
 
 def ending(code: str, limits: Limits = LIMITS) -> tuple[str, str]:
@@ -49,20 +57,20 @@ def test_the_guard_of_a_script_opens_only_for_a_program() -> None:
 
 def test_loops_end() -> None:
     start = time.monotonic()
-    assert ending("while True: pass", Limits(wall_s=30, cpu_s=1)) == ("timeout", "stopped: timeout")
-    assert ending("import time; time.sleep(60)", Limits(wall_s=0.7)) == ("timeout", "stopped: timeout")
+    assert ending("while True: pass", Limits(isolation="any", wall_s=30, cpu_s=1)) == ("timeout", "stopped: timeout")
+    assert ending("import time; time.sleep(60)", Limits(isolation="any", wall_s=0.7)) == ("timeout", "stopped: timeout")
     assert time.monotonic() - start < 20
 
 
 def test_code_that_leaves_its_pipes_does_not_stay() -> None:
     code = "import os, time\nfor fd in range(1, 64):\n    try: os.close(fd)\n    except OSError: pass\ntime.sleep(60)"
     start = time.monotonic()
-    assert ending(code, Limits(wall_s=0.7))[0] == "timeout"
+    assert ending(code, Limits(isolation="any", wall_s=0.7))[0] == "timeout"
     assert time.monotonic() - start < 20
 
 
 def test_checks_before_an_endless_one_keep_their_result() -> None:
-    outcome = run(Job(code="", checks=("pass", "while True: pass", "pass")), Limits(wall_s=1.0))
+    outcome = run(Job(code="", checks=("pass", "while True: pass", "pass")), Limits(isolation="any", wall_s=1.0))
     assert (outcome.passed, outcome.ending) == ((True, False, False), "timeout")
 
 
@@ -93,69 +101,85 @@ def test_memory_is_bounded(code: str) -> None:
 
 
 def test_output_is_bounded() -> None:
-    outcome = run(Job(code="while True: print('x' * 999)"), Limits(wall_s=30, output_bytes=5000))
+    outcome = run(Job(code="while True: print('x' * 999)"), Limits(isolation="any", wall_s=30, output_bytes=5000))
     assert (outcome.ending, outcome.stdout) == ("output", ("x" * 999 + "\n") * 5)
 
 
 def test_files_are_bounded() -> None:
     code = "open('big', 'wb').write(bytes(3 << 20))"
-    assert ending(code, Limits(file_mb=2)) == ("exception", "OSError: [Errno 27] File too large")
-    assert ending(code, Limits(file_mb=4)) == ("done", "")
+    assert ending(code, Limits(isolation="any", file_mb=2)) == ("exception", "OSError: [Errno 27] File too large")
+    assert ending(code, Limits(isolation="any", file_mb=4)) == ("done", "")
 
 
 def test_a_stricter_machine_stays_strict() -> None:
     code = (
         "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "from kedge.rewards.sandbox import Job, Limits, run\n"
-        "print(run(Job(code=\"open('big', 'wb').write(bytes(2 << 20))\"), Limits(file_mb=4)).detail)"
+        "print(run(Job(code=\"open('big', 'wb').write(bytes(2 << 20))\"), Limits(isolation='any', file_mb=4)).detail)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "OSError: [Errno 27] File too large\n"
 
 
-def test_the_network_is_cut() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=5)\nprint('in')"
-        assert ending(code) == ("exception", "PermissionError: [Errno 1] Operation not permitted")
-        assert run(Job(code=code), Limits(network="allowed")).stdout == "in\n"
-
-
-@pytest.mark.skipif("files" in sandbox.missing_locks(LIMITS), reason="this kernel has no Landlock")
-def test_files_of_others_are_neither_changed_nor_read(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.txt"
-    mine.write_text("secret")
-    for code in (
-        f"open({str(mine)!r}).read()",
-        f"open({str(mine)!r}, 'w')",
-        f"import os; os.unlink({str(mine)!r})",
-        f"import os; os.rename({str(mine)!r}, 'x')",
-        f"open({str(tmp_path / 'new')!r}, 'w')",
-    ):
-        assert ending(code)[1].startswith("PermissionError: [Errno 13]"), code
-    assert mine.read_text() == "secret"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_its_own_folder_is_its_own_and_is_deleted() -> None:
+@pytest.mark.parametrize("layer", LAYERS)
+def test_its_own_folder_is_its_own_and_is_deleted(layer: Layer) -> None:
     code = "import os\nopen('a', 'w').write('b')\nprint(os.getcwd(), open('a').read(), dict(os.environ).keys())"
-    folder, text, *names = run(Job(code=code), LIMITS).stdout.split()
+    folder, text, *names = run(Job(code=code), in_layer(layer)).stdout.split()
     assert (text, names) == ("b", ["dict_keys(['LC_CTYPE'])"])  # Python itself sets this one
     assert not Path(folder).exists()
 
 
-@pytest.mark.parametrize("target", ["os.getppid()", "-1", "1"])
-def test_signals_reach_nobody_else(target: str) -> None:
-    # Signal 0 harms nobody, should the lock ever break.
-    assert ending(f"import os\nos.kill({target}, 0)") == (
-        "exception",
-        "PermissionError: [Errno 1] Operation not permitted",
+HONEST = """
+import asyncio, concurrent.futures, datetime, decimal, fractions, json, os, queue, random, shutil, tempfile, threading
+import time, zoneinfo
+
+async def double(x):
+    await asyncio.sleep(0.001)
+    return 2 * x
+
+async def many():
+    return await asyncio.gather(*map(double, range(3)))
+
+print(asyncio.run(many()))
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    print(list(pool.map(str, range(3))))
+with tempfile.TemporaryDirectory() as folder:
+    open(f"{folder}/a", "w").write("text")
+    print(open(shutil.move(f"{folder}/a", f"{folder}/b")).read(), os.listdir(folder))
+print(random.Random(3).random(), datetime.date(2024, 2, 29).isoformat(), zoneinfo.ZoneInfo("UTC"))
+print(json.dumps({"a": str(decimal.Decimal("0.1") + 1)}), fractions.Fraction(1, 3), time.localtime().tm_year > 2000)
+os.mkdir("d"); os.rename("d", "e"); os.rmdir("e")
+"""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_honest_programs_are_not_disturbed(layer: Layer) -> None:
+    outcome = run(Job(code=HONEST), in_layer(layer))
+    assert (outcome.ending, outcome.detail) == ("done", "")
+    assert outcome.stdout.splitlines() == [
+        "[0, 2, 4]",
+        "['0', '1', '2']",
+        "text ['b']",
+        "0.23796462709189137 2024-02-29 UTC",
+        '{"a": "1.1"} 1/3 True',
+    ]
+
+
+@pytest.mark.parametrize("layer", ["bubblewrap", "namespaces"])
+def test_it_runs_as_nobody_and_alone(layer: Layer) -> None:
+    code = "import os\nprint(os.getuid(), os.getgid(), os.getpid(), os.getppid(), os.path.exists('/proc/self'))"
+    shows_proc = layer == "bubblewrap"  # which cannot be listed or read
+    assert run(Job(code=code), in_layer(layer)).stdout == f"65534 65534 1 0 {shows_proc}\n"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_disk_is_bounded(layer: Layer) -> None:
+    code = "import time\nfor n in range(100):\n    open(f'f{n}', 'wb').write(bytes(1 << 20))\n    time.sleep(0.005)"
+    held = (
+        ("disk", "stopped: disk") if layer == "limits" else ("exception", "OSError: [Errno 28] No space left on device")
     )
-
-
-def test_limits_of_others_cannot_be_set() -> None:
-    code = f"import resource\nresource.prlimit({os.getpid()}, resource.RLIMIT_CORE, (0, 0))"
-    assert ending(code) == ("exception", "PermissionError: [Errno 1] Operation not permitted")
+    assert ending(code, in_layer(layer, disk_mb=8)) == held
+    assert ending(code, in_layer(layer, disk_mb=200)) == ("done", "")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +188,6 @@ def test_limits_of_others_cannot_be_set() -> None:
         ("import sys; sys.exit(0)", ("exception", "sys.exit(0)")),
         ("exit()", ("exception", "sys.exit(None)")),
         ("import os; os._exit(0)", ("crash", "ended before its report was whole (exit code 0)")),
-        ("import os; os.abort()", ("crash", "ended before its report was whole (exit code -6)")),
         ("import ctypes; ctypes.string_at(0)", ("crash", "ended before its report was whole (exit code -11)")),
         ("1 / 0", ("exception", "ZeroDivisionError: division by zero")),
         ("raise KeyboardInterrupt", ("exception", "KeyboardInterrupt: ")),
@@ -178,44 +201,22 @@ def test_code_that_fails_has_passed_nothing(code: str, expected: tuple[str, str]
     assert (outcome.passed, outcome.ending, outcome.detail) == ((False,), *expected)
 
 
+def test_a_program_that_aborts_has_crashed() -> None:
+    outcome = run(Job(code="import os; os.abort()", checks=("pass",)), LIMITS)
+    # The first process of a namespace is not reached by its own signals: there the C library crashes instead.
+    assert outcome.detail.endswith(("(exit code -6)", "(exit code -11)"))
+    assert (outcome.passed, outcome.ending) == ((False,), "crash")
+
+
 def test_a_program_may_exit_by_itself() -> None:
     assert run(Job(code="print(1)\nexit()"), LIMITS) == Outcome(passed=(), ending="done", detail="", stdout="1\n")
     assert ending("import sys; sys.exit(3)") == ("exception", "sys.exit(3)")
 
 
-def test_a_report_without_the_token_is_not_believed() -> None:
-    code = """
-import os
-for fd in range(3, 64):
-    try: os.write(fd, b'{"check": 0, "passed": true}\\n{"end": "done", "detail": ""}\\n')
-    except OSError: pass
-os._exit(0)
-"""
-    outcome = run(Job(code=code, checks=("pass",)), LIMITS)
-    assert (outcome.passed, outcome.ending) == ((False,), "crash")
-
-
-def test_nonsense_in_the_report_harms_nobody() -> None:
-    """The code has found the token, as it can: it may cheat, but not break the run."""
-    code = """
-import os, sys
-frame = sys._getframe()
-while 'token' not in frame.f_locals: frame = frame.f_back
-token = frame.f_locals['token'].encode()
-for line in (b'{', b'[]', b'3', b'{"check": []}', b'{"check": 0}', b'{"end": 5}', b'{"end": []}', b'[' * 9999):
-    for fd in range(3, 64):
-        try: os.write(fd, token + line + b'\\n')
-        except OSError: pass
-os._exit(0)
-"""
-    outcome = run(Job(code=code, checks=("pass",)), LIMITS)
-    assert (outcome.passed, outcome.ending) == ((False,), "crash")
-
-
 def test_packages_only_where_asked_for() -> None:
-    assert run(Job(code="import numpy\nprint(numpy.arange(3))", uses_packages=True), Limits(memory_mb=4096)).stdout == (
-        "[0 1 2]\n"
-    )
+    assert run(
+        Job(code="import numpy\nprint(numpy.arange(3))", uses_packages=True), Limits(memory_mb=4096, isolation="any")
+    ).stdout == ("[0 1 2]\n")
 
 
 def test_order_is_kept_and_work_is_done_side_by_side() -> None:
@@ -237,19 +238,40 @@ def test_it_works_from_another_thread_and_leaves_nothing_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_killed_parent_leaves_no_child_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_killed_parent_leaves_no_child_behind(tmp_path: Path, layer: Layer) -> None:
+    in_layer(layer)
     code = (
         "from kedge.rewards.sandbox import Job, Limits, run\n"
-        "run(Job(code='import time; time.sleep(60)'), Limits(wall_s=60))"
+        f"run(Job(code='import time; time.sleep(60)'), Limits(wall_s=60, isolation={layer!r}))"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)})
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    until(lambda: bool(children.read_text()))
-    child = Path(f"/proc/{children.read_text().split()[0]}")
-    until(lambda: "Seccomp:\t2" in (child / "status").read_text())  # the last of the locks
-    parent.kill()
-    parent.wait()
-    until(lambda: not child.exists() or "State:\tZ" in (child / "status").read_text())
+    try:
+        until(lambda: any("Seccomp:\t2" in status_of(pid) for pid in descendants(parent.pid)))  # the last of the locks
+        family = descendants(parent.pid)
+    finally:
+        parent.kill()
+        parent.wait()
+    until(lambda: not any(is_alive(pid) for pid in family))
+
+
+def status_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    return bool(status_of(pid)) and "State:\tZ" not in status_of(pid)
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [*children, *(below for child in children for below in descendants(child))]
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -259,78 +281,43 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_seccomp_alone_cuts_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a container that forbids namespaces."""
-    source = Path(sandbox_child.__file__).read_text()
-    cut = "    return libc.unshare(_NEW_USER | _NEW_IPC | (0 if network else _NEW_NET)) == 0\n"
-    assert cut in source
-    child = tmp_path / "child.py"
-    child.write_text(source.replace(cut, "    return False\n"))
-    monkeypatch.setattr(sandbox, "_CHILD", child)
-    assert ending("import socket; socket.socket()")[1] == "PermissionError: [Errno 1] Operation not permitted"
-
-
-def test_what_this_kernel_cannot_lock_is_files_at_most() -> None:
-    assert set(sandbox.missing_locks(LIMITS)) <= {"files"}
-
-
-def test_without_any_lock_code_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
-    source = Path(sandbox_child.__file__).read_text()
-    for name in ("_cut_namespaces", "_cut_files", "_cut_calls"):
-        source = source.replace(f"def {name}(libc: Any", f"def {name}(*a, **k): return False\ndef old{name}(libc: Any")
-    child = tmp_path / "child.py"
-    child.write_text(source)
-    monkeypatch.setattr(sandbox, "_CHILD", child)
-    with pytest.raises(ConfigError, match="cannot cut a process off from the network"):
-        ending(f"open({str(marker)!r}, 'w')")
-    assert not marker.exists()
-    assert sandbox.missing_locks(LIMITS) == ["network", "processes", "files"]
-    assert ending(f"open({str(marker)!r}, 'w')", Limits(network="allowed")) == ("done", "")
-    assert marker.exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        ("raise SystemExit('no ctypes here')", "the sandbox did not start: no ctypes here"),
-        ("import time; time.sleep(60)", "the sandbox did not start: no sign of life (timeout)"),
-    ],
-)
-def test_an_interpreter_that_does_not_start_is_no_fault_of_the_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, why: str
-) -> None:
-    child = tmp_path / "child.py"
-    child.write_text(code)
-    monkeypatch.setattr(sandbox, "_CHILD", child)
-    monkeypatch.setattr(sandbox, "_START_S", 1.0)
-    expected = Outcome(passed=(False,), ending="unstarted", detail=why, stdout="")
-    assert run(Job(code="", checks=("pass",)), LIMITS) == expected
+def test_a_server_that_died_is_started_again() -> None:
+    assert ending("print(1)") == ("done", "")
+    for server in list(isolation._servers.values()):  # pyright: ignore[reportPrivateUsage]
+        server._process.kill()  # pyright: ignore[reportPrivateUsage]
+        server._process.wait()  # pyright: ignore[reportPrivateUsage]
+    assert ending("print(1)") == ("done", "")
 
 
 def test_no_process_left_is_no_fault_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert ending("") == (
-        "unstarted",
-        "the sandbox did not start: [Errno 2] No such file or directory: '/no/such/python'",
+    def fail(wall: isolation.Wall) -> isolation.Server:
+        raise OSError("no process left")
+
+    monkeypatch.setattr(isolation, "server_for", fail)
+    expected = Outcome(
+        passed=(False,), ending="unstarted", detail="the sandbox did not start: no process left", stdout=""
     )
+    assert run(Job(code="", checks=("pass",)), LIMITS) == expected
 
 
-def test_the_clock_starts_with_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    child = tmp_path / "child.py"
-    child.write_text(Path(sandbox_child.__file__).read_text().replace("import builtins", "import builtins, time", 1))
-    child.write_text(child.read_text().replace("    order: dict", "    time.sleep(1.2)\n    order: dict", 1))
-    monkeypatch.setattr(sandbox, "_CHILD", child)
-    assert run(Job(code="print(1)"), Limits(wall_s=1.0)).stdout == "1\n"
-
-
+@pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
-def test_the_filter_is_a_sound_program(architecture: str) -> None:
-    """Jumps stay inside and the last rule returns, else the kernel refuses the program."""
-    program = sandbox_child.filter_program(architecture, pid=42, network=False)
+def test_the_filter_is_a_sound_program(architecture: str, network: bool) -> None:
+    """Jumps stay inside, else the kernel would not take it, and the last rule refuses what is not named."""
+    program = seccomp.filter_program(architecture, pid=42, network=network, own_files=True)
     rules = [program[at : at + 8] for at in range(0, len(program), 8)]
     assert len(program) % 8 == 0
     for index, rule in enumerate(rules):
         jumps = rule[2:4] if rule[0] & 0x07 == 0x05 else b"\0\0"
         assert index + 1 + max(jumps) < len(rules) or index == len(rules) - 1
-    assert rules[-1][:2] == b"\x06\x00"
+    assert rules[-1] == b"\x06\x00\x00\x00\x01\x00\x05\x00"
+
+
+def test_nobody_is_waited_for_who_holds_a_pipe_of_a_program_that_ended() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"left")
+    buffer = bytearray()
+    sandbox._drain(reader, buffer, 100)  # pyright: ignore[reportPrivateUsage]
+    os.close(reader)
+    os.close(writer)
+    assert buffer == b"left"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kedge.core.answers import Answer
 from kedge.core.errors import PluginError
-from kedge.rewards import maths
+from kedge.rewards import isolation, maths
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import Extracted, extract, extract_all, match_all
 from kedge.rewards.failures import ScoreResult, Source
@@ -159,7 +159,10 @@ def test_a_pattern_that_explodes_costs_its_row_alone(answer: Make, context: Rewa
 
 
 def test_a_machine_in_trouble_is_no_fault_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    def fail(wall: isolation.Wall) -> isolation.Server:
+        raise OSError("no process left")
+
+    monkeypatch.setattr(isolation, "server_for", fail)
     first, second = match_all("x", ["x", "y"], timeout_s=1.0)
     assert first == second
     assert first.failure.startswith("the pattern could not be tried: the sandbox did not start")

@@ -11,12 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import BaseModel
+
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.findings import Finding, has_fatal
 from kedge.core.stage import DATA_KINDS
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, connect
+from kedge.rewards.isolation import choose, describe
+from kedge.rewards.settings import UnitTestsSource
 from kedge.stages.shared import batch_arithmetic as words
 from kedge.stages.shared.tokenizer import tokenizer_for
 
@@ -185,10 +189,39 @@ def _check_stage(
             line, found = _check_data(name, link, model, window or limit, max_broken_of(settings), readable)
             lines.append(line)
             findings.extend(found)
+    for field, source in _code_sources(settings):
+        line, found = _check_isolation(f"{name}.{field}", source)
+        lines.append(f"{field}: {line}")
+        findings.extend(found)
     kind = str(settings.model_dump()["kind"])
     return StageReport(
         name=name, kind=kind, can_run=stage.run is not None, lines=tuple(lines), findings=tuple(findings)
     )
+
+
+def _code_sources(section: BaseModel, at: str = "") -> Iterator[tuple[str, UnitTestsSource]]:
+    """Every reward source of a stage that runs the code of answers, with its field."""
+    if isinstance(section, UnitTestsSource):
+        yield at, section
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        field = f"{at}.{name}" if at else name
+        if isinstance(value, BaseModel):
+            yield from _code_sources(value, field)
+        elif isinstance(value, dict):
+            for key, part in cast("dict[str, Any]", value).items():
+                if isinstance(part, BaseModel):
+                    yield from _code_sources(part, f"{field}.{key}")
+
+
+def _check_isolation(where: str, source: UnitTestsSource) -> tuple[str, list[Finding]]:
+    """Which walls stand around the code of answers here; fatal where it must not run."""
+    try:
+        layer = choose(source.isolation, source.network)
+    except ConfigError as error:
+        finding = Finding(level="fatal", code="reward.isolation", message=str(error), where=where)
+        return "the code of answers cannot run here", [finding]
+    return f"the code of answers runs with {describe(layer, source.network)}", []
 
 
 def _check_data(

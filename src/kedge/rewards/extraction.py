@@ -107,8 +107,8 @@ def match_all(
     order = {"pattern": pattern, "group": group, "must": must, "timeout_s": timeout_s, "texts": list(texts)}
     longest_s = 30 + timeout_s * len(texts)
     room = sum(map(len, texts)) * 12 + 200 * len(texts)  # a character is at most 12 bytes of escaped JSON
-    # The code is ours and opens nothing: it may run where the network cannot be cut.
-    limits = Limits(wall_s=longest_s, cpu_s=int(longest_s) + 1, memory_mb=1024, output_bytes=room, network="allowed")
+    # The code is ours: it may run where the walls are weak.
+    limits = Limits(wall_s=longest_s, cpu_s=int(longest_s) + 1, memory_mb=1024, output_bytes=room, isolation="any")
     outcome = run(Job(code=_MATCHING_CODE, stdin=json.dumps(order)), limits)
     lines = outcome.stdout.splitlines()
     if outcome.ending != "done" or len(lines) != len(texts):

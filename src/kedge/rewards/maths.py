@@ -64,7 +64,9 @@ def _result(failure: str, is_right: bool | None) -> ScoreResult:
 def verify_in_child(pairs: Sequence[tuple[str, str]], timeout_s: float) -> list[bool | None]:
     order = {"pairs": list(pairs), "timeout_s": timeout_s}
     longest_s = 60 + 3 * timeout_s * len(pairs)
-    limits = Limits(wall_s=longest_s, cpu_s=int(longest_s) + 1, memory_mb=4096, output_bytes=16 * len(pairs) + 64)
+    limits = Limits(
+        wall_s=longest_s, cpu_s=int(longest_s) + 1, memory_mb=4096, output_bytes=16 * len(pairs) + 64, isolation="any"
+    )
     outcome = run(Job(code=_CODE, stdin=json.dumps(order), uses_packages=True), limits)
     replies: list[bool | None] = [json.loads(line) for line in outcome.stdout.splitlines()]
     return [*replies, *[None] * (len(pairs) - len(replies))]

@@ -1,9 +1,16 @@
-"""Runs code that nobody has read: a child process with limits of time, memory and output, without network.
+"""Runs code that nobody has read, each program in a process of its own that sees nothing and reaches nobody.
 
-On Linux the code can start no process, signal nobody, open no socket, and touch no file but those of its own temporary
-folder, which is deleted. Without seccomp and Landlock (old kernels, other processors) files of the same user are not
-protected; where the network cannot be cut, nothing is run unless that is allowed. Not prevented: code that forges the
-report of its own checks from inside its process. Comparing what a program prints is safe from that.
+What is promised is what `tests/rewards/attacks.py` tries. With `isolation: bubblewrap` or `namespaces` a program
+
+- sees Python, its libraries and a folder of its own, in memory and gone afterwards; no other file, process, environment
+- opens no socket, starts no process, signals nobody, traces nobody, changes nobody's priority, limits or files
+- has bounds of time, memory, output, threads, open files, and of bytes and files on its disk
+- leaves nothing behind: no process, no file, no shared memory
+- cannot make an assertion hold that compares with a literal, or output that is compared: see `assertions`
+
+`limits` promises the same but for what `isolation.WEAKNESSES` lists. Nowhere prevented: bugs of the kernel, what can be
+told from the load of the machine, and a check that is no assertion (a loop, `with`), which reports from inside the
+program's process.
 """
 
 from __future__ import annotations
@@ -13,24 +20,21 @@ import os
 import secrets
 import selectors
 import signal
-import subprocess
-import sys
+import socket
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, Literal
 
-from kedge.core.errors import ConfigError
+from kedge.rewards import isolation
+from kedge.rewards.assertions import failure_of, steps_of
 
-Network = Literal["none", "allowed"]
-Ending = Literal["done", "exception", "timeout", "memory", "output", "crash", "unstarted"]
+Ending = Literal["done", "exception", "timeout", "memory", "output", "disk", "threads", "crash", "unstarted"]
 """All but the last are facts about the code; `unstarted` is one about this machine."""
 
-_CHILD = Path(__file__).with_name("sandbox_child.py")
 _REPORT_BYTES = 1 << 20
 _START_S = 30.0
 
@@ -38,12 +42,18 @@ _START_S = 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     wall_s: float = 10.0
-    """Counted from the first line of the code, not from the start of the interpreter."""
+    """Counted from the first line of the code, not from the start of its process."""
     cpu_s: int = 10
     memory_mb: int = 512
     output_bytes: int = 1 << 16
     file_mb: int = 16
-    network: Network = "none"
+    """The largest file."""
+    disk_mb: int = 64
+    """All files together."""
+    files: int = 4096
+    """Files and folders together."""
+    network: isolation.Network = "none"
+    isolation: isolation.Isolation = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,112 +84,130 @@ def run_all(jobs: Sequence[Job], limits: Limits, *, workers: int) -> list[Outcom
 
 
 def run(job: Job, limits: Limits) -> Outcome:
-    """Run a job in a child process, which is gone when this returns."""
+    """Run a job in a process of its own, which is gone when this returns. ConfigError where code must not run here."""
+    layer = isolation.choose(limits.isolation, limits.network)
     token = secrets.token_hex(16)
     try:
-        trace = _execute(job, limits, token)
-    except OSError as error:  # no memory, no process left
+        trace = _execute(job, limits, token, layer)
+    except (OSError, ValueError) as error:  # no memory, no process left, or the server has died
         return _unstarted(job, str(error))
     lines = _lines(trace.report, token)
     if not lines:
-        return _unstarted(job, trace.errors.strip() or f"no sign of life ({trace.stopped or trace.code})")
-    if not lines[0]["ready"]["network"]:
-        raise ConfigError(
-            "this machine cannot cut a process off from the network: it allows neither user namespaces nor seccomp, so "
-            "unknown code is not run. Run on Linux where one of them is allowed, or set `network: allowed` if the "
-            "whole machine is a sandbox"
-        )
+        return _unstarted(job, trace.error or f"no sign of life ({trace.stopped or trace.code})")
     return _outcome(job, lines, trace)
-
-
-def missing_locks(limits: Limits) -> list[str]:
-    """What this machine cannot keep code from: `network`, `processes` (starting them), `files` (of the same user)."""
-    token = secrets.token_hex(16)
-    lines = _lines(_execute(Job(code=""), limits, token).report, token)
-    return [name for name, is_locked in lines[0]["ready"].items() if not is_locked] if lines else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trace:
-    """What is left of a child that has ended."""
+    """What is left of a program that has ended."""
 
     stopped: Ending | None
-    code: int
+    code: int | None
     stdout: bytes
     report: bytes
-    errors: str
+    error: str
 
 
-def _execute(job: Job, limits: Limits, token: str) -> _Trace:
-    order = {"token": token, "code": job.code, "stdin": job.stdin, "checks": job.checks, "limits": asdict(limits)}
-    flags = ["-I", "-B", "-X", "utf8"] + ([] if job.uses_packages else ["-S"])
+def _execute(job: Job, limits: Limits, token: str, layer: isolation.Layer) -> _Trace:
+    wall = isolation.Wall(layer=layer, network=limits.network, uses_packages=job.uses_packages)
+    server = isolation.server_for(wall)
+    checks = [[step.as_order() for step in steps_of(check)] for check in job.checks]
+    order: dict[str, Any] = {"token": token, "code": job.code, "checks": checks, "limits": asdict(limits)}
+    order["locks"] = isolation.needed(server.locks)
     with (
-        TemporaryDirectory(prefix="kedge-sandbox-", ignore_cleanup_errors=True) as folder,
-        TemporaryFile() as order_file,
-        TemporaryFile() as errors_file,
+        _pipe() as (printed, stdout),
+        _pipe() as (reported, report),
+        _input(job.stdin) as stdin,
+        server.start(order, (stdin, stdout[0], report[0])) as control,
     ):
-        order_file.write(json.dumps(order).encode())
-        order_file.seek(0)
-        reader, writer = os.pipe()
-        try:
-            process = subprocess.Popen(
-                [sys.executable, *flags, str(_CHILD), str(writer)],
-                stdin=order_file,
-                stdout=subprocess.PIPE,
-                stderr=errors_file,
-                cwd=folder,
-                env={},
-                pass_fds=(writer,),
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(reader)
-            raise
-        finally:
-            os.close(writer)
-        stopped, stdout, report = _watch(process, reader, limits)
-        errors_file.seek(0)
-        errors = errors_file.read(2000).decode(errors="replace")
-    return _Trace(stopped=stopped, code=process.returncode, stdout=stdout, report=report, errors=errors)
+        for end in (stdout, report):
+            os.close(end.pop())
+        stopped, output, lines, words = _watch(control, printed[0], reported[0], limits)
+    ending: dict[str, Any] = json.loads(words) if words else {"error": "its keeper ended without a word"}
+    code: int | None = ending.get("code")
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and ending["cpu_s"] > limits.cpu_s - 0.2):
+        stopped = "timeout"
+    return _Trace(
+        stopped=ending.get("stopped") or stopped, code=code, stdout=output, report=lines, error=ending.get("error", "")
+    )
 
 
-def _watch(process: subprocess.Popen[bytes], reader: int, limits: Limits) -> tuple[Ending | None, bytes, bytes]:
-    """What the child printed and reported, and why it had to be stopped, if it had to. It is gone afterwards."""
-    assert process.stdout is not None
-    printed, reported = bytearray(), bytearray()
-    buffers = {process.stdout.fileno(): (printed, limits.output_bytes), reader: (reported, _REPORT_BYTES)}
+@contextmanager
+def _pipe() -> Generator[tuple[list[int], list[int]]]:
+    """The two ends of a pipe, each in a list from which it may be taken; what is left is closed."""
+    ends = tuple([handle] for handle in os.pipe())
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for handle in [handle for end in ends for handle in end]:
+            os.close(handle)
+
+
+@contextmanager
+def _input(text: str) -> Generator[int]:
+    """A handle to read the text from, and from nothing else."""
+    if not text:
+        handle = os.open(os.devnull, os.O_RDONLY)
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(text.encode("utf-8", "surrogatepass"))
+            file.flush()
+            handle = os.open(file.name, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _watch(
+    control: socket.socket, printed: int, reported: int, limits: Limits
+) -> tuple[Ending | None, bytes, bytes, bytes]:
+    """What the program printed and reported, what its keeper said, and why it had to be stopped, if it had to."""
+    buffers = {
+        printed: (bytearray(), limits.output_bytes),
+        reported: (bytearray(), _REPORT_BYTES),
+        control.fileno(): (bytearray(), 1 << 16),
+    }
     deadline = time.monotonic() + _START_S
     stopped: Ending | None = None
-    try:
-        with selectors.DefaultSelector() as selector:
-            for fd in buffers:
-                selector.register(fd, selectors.EVENT_READ)
-            while selector.get_map() and stopped is None:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if time.monotonic() >= deadline:
-                    stopped = "timeout"
-                for key, _ in ready:
-                    buffer, limit = buffers[key.fd]
-                    chunk = os.read(key.fd, 1 << 16)
-                    if key.fd == reader and not reported:  # it is ready
-                        deadline = time.monotonic() + limits.wall_s
-                    buffer += chunk
-                    if not chunk:
-                        selector.unregister(key.fd)
-                    elif len(buffer) > limit:
-                        stopped = "output"
-        if stopped is None:
-            process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        stopped = "timeout"
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        os.close(reader)
-    return stopped, bytes(printed[: limits.output_bytes]), bytes(reported)
+    with selectors.DefaultSelector() as selector:
+        for fd in buffers:
+            selector.register(fd, selectors.EVENT_READ)
+        while control.fileno() in selector.get_map():
+            for key, _ in selector.select(None if stopped else max(0.0, deadline - time.monotonic())):
+                buffer, limit = buffers[key.fd]
+                chunk = os.read(key.fd, 1 << 16)
+                if key.fd == reported and not buffer:  # it is ready
+                    deadline = time.monotonic() + limits.wall_s
+                buffer += chunk if len(buffer) <= limit else b""
+                if not chunk:
+                    selector.unregister(key.fd)
+                elif len(buffer) > limit and stopped is None:
+                    stopped = _stop(control, "output")
+            if stopped is None and time.monotonic() >= deadline:
+                stopped = _stop(control, "timeout")
+        for fd in (printed, reported):
+            if fd in selector.get_map():
+                _drain(fd, *buffers[fd])
+    output, report, words = (bytes(buffer) for buffer, _ in buffers.values())
+    if len(output) > limits.output_bytes:
+        stopped = "output"
+    return stopped, output[: limits.output_bytes], report, words
+
+
+def _stop(control: socket.socket, reason: Ending) -> Ending:
+    """Have the keeper end the program; it still says how that went."""
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_WR)
+    return reason
+
+
+def _drain(fd: int, buffer: bytearray, limit: int) -> None:
+    """What is left in the pipe of a program that has ended. Nobody is waited for who still holds its other end."""
+    os.set_blocking(fd, False)
+    with suppress(BlockingIOError):
+        while len(buffer) <= limit and (chunk := os.read(fd, 1 << 16)):
+            buffer += chunk
 
 
 def _lines(report: bytes, token: str) -> list[dict[str, Any]]:
@@ -200,14 +228,23 @@ def _unstarted(job: Job, reason: str) -> Outcome:
 
 def _outcome(job: Job, lines: list[dict[str, Any]], trace: _Trace) -> Outcome:
     checks = {line["check"]: line for line in lines if isinstance(line.get("check"), int)}
-    passed = tuple(checks.get(index, {}).get("passed") is True for index in range(len(job.checks)))
-    failed = next((str(line.get("detail")) for _, line in sorted(checks.items()) if line.get("passed") is not True), "")
+    failures = [_failure(check, checks.get(index)) for index, check in enumerate(job.checks)]
+    failed = next((reason for index, reason in enumerate(failures) if reason is not None and index in checks), "")
     end = next((line for line in lines if line.get("end") in ("done", "exception", "memory")), None)
-    stopped = "timeout" if trace.code == -signal.SIGXCPU else trace.stopped
-    if stopped is not None:
-        ending, detail = stopped, f"stopped: {stopped}"
+    if trace.stopped is not None:
+        ending, detail = trace.stopped, f"stopped: {trace.stopped}"
     elif end is not None:
         ending, detail = end["end"], str(end.get("detail") or failed)
     else:
         ending, detail = "crash", f"ended before its report was whole (exit code {trace.code})"
+    passed = tuple(reason is None for reason in failures)
     return Outcome(passed=passed, ending=ending, detail=detail, stdout=trace.stdout.decode(errors="replace"))
+
+
+def _failure(check: str, line: dict[str, Any] | None) -> str | None:
+    """Why a check fails, by what was reported of it; None where it holds."""
+    if line is None:
+        return "it was not reached"
+    if line.get("failed") is not False:
+        return str(line.get("detail"))
+    return failure_of(steps_of(check), line.get("values"))

@@ -149,7 +149,7 @@ class JsonSource(Section):
 
 
 class UnitTestsSource(Section):
-    """Runs the answer's code against the prompt's tests, in a sandboxed child process."""
+    """Runs the answer's code against the prompt's tests, in a sandbox."""
 
     kind: Literal["unit_tests"]
     extract: Extract = "fenced"
@@ -162,6 +162,9 @@ class UnitTestsSource(Section):
     memory_mb: int = Field(default=512, ge=64)
     network: Literal["none", "allowed"] = "none"
     """`none` refuses to run where the network cannot be cut."""
+    isolation: Literal["auto", "bubblewrap", "namespaces", "limits"] = "auto"
+    """The walls around the code. `auto` takes the strongest that works here, and says which; `limits`, which is weaker,
+    it takes for other users than root alone. Where it finds none, code runs only if `limits` is written out."""
     workers: int = Field(default=4, ge=1, le=256)
     """Programs that run at once."""
 

@@ -1,8 +1,10 @@
 """Code against tests: the program of an answer runs in the sandbox with the tests of its prompt.
 
 A test is a Python statement that must not raise (`assert f(2) == 3`), or an object with `input` and `output`: then the
-program runs by itself and what it prints is compared here, which code cannot forge. White space at ends of lines is
-ignored. A row without tests has no score; a program that fails, for whatever reason, has failed its tests.
+program runs by itself and what it prints is compared here. White space at ends of lines is ignored. Neither a
+comparison of output nor an assertion that compares with a literal can be forged, and what is expected never enters the
+program's process (`assertions`); other statements run there, and a program that looks for them can forge them.
+A row without tests has no score; a program that fails, for whatever reason, has failed its tests.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from kedge.core.errors import RewardError
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import extract_all
 from kedge.rewards.failures import ScoreResult, Source, unscored
+from kedge.rewards.isolation import choose, describe
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
 from kedge.rewards.settings import UnitTestsSource
 
@@ -36,10 +39,13 @@ def make(settings: UnitTestsSource, context: RewardContext) -> Source:
         cpu_s=max(1, round(settings.timeout_s)),
         memory_mb=settings.memory_mb,
         network=settings.network,
+        isolation=settings.isolation,
     )
+    layer = choose(settings.isolation, settings.network)
     trial = run(Job(code=""), limits)  # a machine that cannot run the sandbox says so before the first answer
     if trial.ending != "done":
         raise RewardError(f"unit_tests: {trial.detail}")
+    context.note("reward.isolation", f"the code of answers runs with {describe(layer, settings.network)}")
 
     def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         programs = extract_all([answer.text for answer in answers], settings.extract)

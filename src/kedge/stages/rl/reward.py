@@ -77,7 +77,12 @@ def open_reward(
         return FromText(CountedSource(on_text(scorer_of(judge), source, partial(_encoded, judge)), counter), read)
 
     wiring = Wiring(
-        context=RewardContext(folder=context.recipe_folder, seed=context.seed, fields=fields),
+        context=RewardContext(
+            folder=context.recipe_folder,
+            seed=context.seed,
+            fields=fields,
+            note=lambda code, words: context.event("info", code, f"{field}: {words}"),
+        ),
         read=read,
         open_model=open_model,
         failures=failures,
