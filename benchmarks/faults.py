@@ -32,7 +32,8 @@ from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.runs.folder import status_of
 from kedge.runs.manifest import MANIFEST_NAME
-from planted_faults import FAULTS, HEALTHY, REWARDS, Case, planted
+from planted_faults import FAULTS, HEALTHY, REWARDS, TRIED, Case, planted
+from unseen_faults import UNSEEN
 
 STAGE: dict[str, Any] = {
     "kind": "ppo",
@@ -220,7 +221,7 @@ def main() -> int:
     for index, seed in enumerate(args.seeds):
         home = folder / f"seed-{seed}" if args.again else make_base(folder, seed)
         # Every fault with every seed; the healthy runs are shared out among the seeds.
-        for case in (*FAULTS, *HEALTHY[index :: len(args.seeds)]):
+        for case in (*FAULTS, *TRIED, *UNSEEN, *HEALTHY[index :: len(args.seeds)]):
             start, stage = time.process_time(), stage_folder(home, case)
             if args.only not in case.name or (args.again and not has_ended(stage)):
                 continue
