@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from kedge.monitor.detectors import CATALOGUE, DetectorSettings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the collections of cases beside the tests
 
 Plant = Callable[[int], Mapping[str, float]]
 Steady = Callable[..., list[dict[str, float]]]

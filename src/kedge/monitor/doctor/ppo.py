@@ -102,14 +102,17 @@ def notes(history: History) -> list[str]:
     if not gold:
         return [*lines, "no gold source: whether the reward still means anything cannot be seen (give `gold`)"]
     curve = _fit_gold(history)
+    observed = [curve.observed.in_words()] if curve.observed is not None else []
     if isinstance(curve, NoFit):
-        return [*lines, f"where gold peaks cannot be said yet: {curve.reason}"]
+        return [*lines, *observed, f"where gold peaks is not predicted: {curve.reason}"]
     low, high = curve.peak_kl_interval
     where = "past it" if curve.is_past_peak else "before it"
+    until = "" if curve.holds_until is None else f"; the law does not fit beyond {curve.holds_until:.3g} nats"
     return [
         *lines,
+        *observed,
         f"gold is predicted to peak at {curve.peak_kl:.3g} nats (95 %: {low:.3g} to {high:.3g}); "
-        f"the run is at {curve.kl:.3g}, {where}",
+        f"the run is at {curve.kl:.3g}, {where}{until}",
     ]
 
 
@@ -158,6 +161,9 @@ def _fit_gold(history: History) -> Fit | NoFit:
     return fit([row["kl/mean"] for row in rows], [row["gold/mean"] for row in rows], kind="rl")
 
 
-def _gold_peak(history: History) -> Fit | None:
+def _gold_peak(history: History) -> float | None:
+    """The KL at which gold peaks: as predicted, else as it was seen to fall from; None where neither is known."""
     curve = _fit_gold(history)
-    return curve if isinstance(curve, Fit) else None
+    if isinstance(curve, Fit):
+        return curve.peak_kl
+    return curve.observed.kl if curve.observed is not None and curve.observed.has_fallen else None
