@@ -49,8 +49,8 @@ class ObservedPeak:
 
     kl: float
     kl_interval: Interval
-    """From the lowest to the highest KL at which the mean of `LOOKS` neighbours is no more than `PEAK_Z` standard errors
-    below the best."""
+    """From the lowest to the highest KL at which the mean of `LOOKS` neighbours is no more than `PEAK_Z` standard
+    errors below the best."""
     gold: float
     gold_now: float
     """Mean of the last `LOOKS` points of the run."""
@@ -371,8 +371,8 @@ def _exp(x: float) -> float:
 
 
 def passed_peak(metrics: Sequence[Mapping[str, Any]]) -> PassedPeak | None:
-    """The peak of the gold score, where the run is at or past it by the fit, or where gold has fallen from it; None while
-    neither is so."""
+    """The peak of the gold score, where the run is at or past it by the fit, or where gold has fallen from it; None
+    while neither is so."""
     measured = [record for record in metrics if "gold/mean" in record]
     if not measured:
         return None

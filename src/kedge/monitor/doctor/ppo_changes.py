@@ -22,6 +22,11 @@ class Facts:
     settings: Mapping[str, Any]
     signs: Mapping[str, Alarm]
     """The first alarm of each code."""
+    explained: float | None
+    """Mean of the last ten explained variances of the critic; None without a critic."""
+    lowest_kl: float
+    """The lowest mean of five neighbouring KLs."""
+    has_reward_risen: bool
     peak: float | None
     """The KL at which gold peaks; None where it is not known."""
 

@@ -70,7 +70,9 @@ def _fit_in_words(fitted: Fit | NoFit) -> str:
         return f"No law of overoptimisation is fitted: {fitted.reason}."
     low, high = fitted.peak_kl_interval
     here = f"this run is at {short(fitted.kl)}, " + ("past the peak" if fitted.is_past_peak else "before the peak")
-    until = "" if fitted.holds_until is None else f", up to {short(fitted.holds_until)} nats: the law does not fit beyond"
+    until = (
+        "" if fitted.holds_until is None else f", up to {short(fitted.holds_until)} nats: the law does not fit beyond"
+    )
     return (
         f"Fitted R(d) = start + d (α − β ln d) with d = √KL{until}. α = {fitted.alpha:.3g}, β = {fitted.beta:.3g}. "
         f"Gold is predicted to peak at a KL of {fitted.peak_kl:.3g} nats a sequence "

@@ -36,6 +36,8 @@ class IterationJournal:
     prompts: PromptDataset
     tokenizer: PreTrainedTokenizerBase
     clock: Clock
+    precision: str
+    """The type that the policy computes in."""
     detectors: Watchdog = field(init=False)
     last_prompts: frozenset[str] = field(default=frozenset(), init=False)
     """Hashes of the prompts of the iteration before."""
@@ -47,7 +49,12 @@ class IterationJournal:
         # `reward/std` is of raw scores: normalised ones have a spread of about 1, whatever it says.
         score_std = None if self.settings.scores.normalise == "none" else 1.0
         self.detectors = Watchdog(
-            CATALOGUE, self.settings.detectors, kl_target=kl.target, kl_limit=kl.limit, score_std=score_std
+            CATALOGUE,
+            self.settings.detectors,
+            kl_target=kl.target,
+            kl_limit=kl.limit,
+            score_std=score_std,
+            precision=self.precision,
         )
 
     @property

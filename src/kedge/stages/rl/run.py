@@ -129,6 +129,7 @@ class RLRun:
             prompts=self.prompts,
             tokenizer=self.tokenizer,
             clock=self.clock,
+            precision=str(base_of(self.roles.model).dtype).removeprefix("torch."),
         )
 
     def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
@@ -320,7 +321,7 @@ class RLRun:
         what = f"the gold score {how} at a KL of {peak.kl:.3g} nats ({low:.3g} to {high:.3g})"
         self.context.event("fatal", "overoptimisation.peak", what, step=step, kl=peak.kl_now)
         raise ContractStop(
-            f"{what}, and the run is at {peak.kl_now:.3g}: more of this reward would make the answers worse. The policy "
-            f"is in {place}. To go on all the same: --resume "
+            f"{what}, and the run is at {peak.kl_now:.3g}: more of this reward would make the answers worse. The "
+            f"policy is in {place}. To go on all the same: --resume "
             f"--set stages.{self.context.name}.stop.overoptimisation=false"
         )
