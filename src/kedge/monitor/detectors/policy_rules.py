@@ -116,7 +116,7 @@ ANSWER_DETECTORS = (
         reads=("prompts/repeated",),
         rule=same_prompts,
         says="mean of 10 steps > {threshold:g}",
-        source="prompts are drawn without repeats until all were asked; not measured with fewer than two batches of them",
+        source="prompts are drawn without repeats until all were asked; not measured with fewer than two batches",
         cause="every iteration asks the same prompts: the order does not go on, or the file holds few different ones",
         advice="look at the prompts in samples.jsonl; run kedge data check on the file",
     ),
