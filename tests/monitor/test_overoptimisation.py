@@ -226,3 +226,12 @@ def test_a_run_past_the_peak_of_its_gold_score_is_told_so() -> None:
     assert found is not None
     assert found.is_predicted
     assert math.isclose(found.kl, math.e**2, rel_tol=0.1)
+
+
+def test_a_long_run_is_thinned_and_says_the_same() -> None:
+    rng, truth = random.Random(8), curve("rl", 1.0, 0.667, 0.0)  # peak at 2.7 nats
+    kl = [0.0005 * step for step in range(1, 20_001)]
+    curve_fit = fitted(kl, [truth(nats) + rng.gauss(0, 0.3) for nats in kl], "rl")
+    assert curve_fit.num_points == 1000
+    assert curve_fit.num_left_out == 0
+    assert curve_fit.peak_kl_interval[0] <= math.exp(2 * (1 / 0.667 - 1)) <= curve_fit.peak_kl_interval[1]

@@ -24,6 +24,8 @@ Vector = NDArray[np.float64]
 
 MIN_POINTS = 12
 """Three numbers are fitted; nine degrees of freedom leave a t quantile of 2.3 instead of 2."""
+MOST_POINTS = 1000
+"""Of longer runs, neighbouring points are averaged: a fit of a hundred thousand says no more and takes seconds."""
 MIN_SPAN = 2.0
 """The largest d over the smallest: over less than a doubling, a bent line and a straight one look alike."""
 MAX_REACH = 4.0
@@ -148,8 +150,8 @@ def fit(kl: Sequence[float], gold: Sequence[float], *, kind: Kind) -> Fit | NoFi
     if len(kl) != len(gold):
         raise DataError(f"{len(kl)} KL values for {len(gold)} gold scores; give one score for each KL")
     usable = [(k, g) for k, g in zip(kl, gold, strict=True) if math.isfinite(k) and math.isfinite(g) and k >= 0]
-    d = np.sqrt(np.array([k for k, _ in usable], dtype=np.float64))
-    scores = np.array([g for _, g in usable], dtype=np.float64)
+    d = np.sqrt(_thinned([k for k, _ in usable]))
+    scores = _thinned([g for _, g in usable])
     observed = observed_peak(d * d, scores)
     if refusal := _refusal(d):
         return NoFit(reason=refusal, observed=observed)
@@ -175,7 +177,7 @@ def fit(kl: Sequence[float], gold: Sequence[float], *, kind: Kind) -> Fit | NoFi
         peak_kl_interval=interval,
         noise=curve.noise,
         num_points=curve.num_points,
-        num_left_out=len(kl) - len(d),
+        num_left_out=len(kl) - len(usable),
         kl=usable[-1][0],
         holds_until=holds_until,
         observed=observed,
@@ -303,6 +305,16 @@ def _no_peak(curve: _Curve, holds_until: float | None, observed: ObservedPeak | 
             "too far to predict"
         )
     return None
+
+
+def _thinned(values: Sequence[float]) -> Vector:
+    """The values; of more than `MOST_POINTS`, means of so many neighbours in the run that no more are left."""
+    width = -(-len(values) // MOST_POINTS)
+    column = np.array(values, dtype=np.float64)
+    if width <= 1:
+        return column
+    whole = len(column) // width * width
+    return column[:whole].reshape(-1, width).mean(axis=1)
 
 
 def _refusal(d: Vector) -> str | None:

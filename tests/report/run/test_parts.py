@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.report.run.curves import plots
+from kedge.report.run.members import names_of_members, side_by_side
 from kedge.report.run.methods import what_was_run
 from kedge.report.run.overoptimisation import gold_plot
 from kedge.report.run.run_records import read_run
@@ -159,3 +160,20 @@ def test_the_fall_of_gold_is_told_by_means_and_not_by_the_luckiest_step() -> Non
     rising = gold_plot([{**one, "gold/mean": float(at)} for at, one in enumerate(records)])
     assert rising is not None
     assert "was best" not in rising.note
+
+
+def test_members_of_an_ensemble_are_drawn_side_by_side() -> None:
+    records = [
+        {"step": 3 * member + step, "train/member": member + 1, "train/member_step": step, "train/loss": loss}
+        for member, losses in enumerate([(0.9, 0.7, 0.5), (0.8, 0.6, 0.4)])
+        for step, loss in enumerate(losses, start=1)
+    ]
+    rows, members = side_by_side(records)
+    assert members == (1, 2)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["train/loss of 2"] for row in rows] == [0.8, 0.6, 0.4]
+    assert dict(names_of_members({"train/loss": "training"}, members)) == {
+        "train/loss of 1": "training, member 1",
+        "train/loss of 2": "training, member 2",
+    }
+    assert side_by_side([{"step": 1, "train/loss": 1.0}]) == ([{"step": 1, "train/loss": 1.0}], ())
