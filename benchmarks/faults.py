@@ -247,7 +247,7 @@ def share(count: int, total: int) -> str:
     if not total:
         return "0 of 0"
     low, high = wilson(count, total)
-    return f"{count} of {total} ({low:.0%} to {high:.0%})".replace("% to", "to").replace("%)", " %)")
+    return f"{count} of {total} ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
 def _quietly(_: str) -> None:

@@ -52,7 +52,7 @@ def _hints_of_large_steps(facts: Facts) -> list[tuple[float, str]]:
 def _hints_of_kl_sign(facts: Facts) -> list[tuple[float, str]]:
     if facts.lowest_kl > -FAR_BELOW_ZERO:
         return []
-    return [(4.0, f"KL went down to {facts.lowest_kl:.3g} nats: no noise of sampling goes so far")]
+    return [(8.0, f"KL went down to {facts.lowest_kl:.3g} nats: no noise of sampling goes so far")]
 
 
 def _hints_of_misread(facts: Facts) -> list[tuple[float, str]]:

@@ -40,7 +40,8 @@ _PPO = (
     ),
     _Curve(
         title="Length of answers",
-        note="In tokens, the end-of-turn token included. Length that climbs together with the reward is the commonest way to cheat.",
+        note="In tokens, the end-of-turn token included. Length that climbs together with the reward is the commonest "
+        "way to cheat.",
         names={"length/mean": "mean"},
     ),
     _Curve(
@@ -55,8 +56,8 @@ _PPO = (
     ),
     _Curve(
         title="Clipped share of the update",
-        note="About 0.05 to 0.3 is usual: at zero nothing is learnt, and far above the steps are too large. A mean over "
-        "optimiser steps: not comparable between runs with other epochs or minibatches.",
+        note="About 0.05 to 0.3 is usual: at zero nothing is learnt, and far above the steps are too large. A mean "
+        "over optimiser steps: not comparable between runs with other epochs or minibatches.",
         names={"policy/clip_fraction": "policy", "value/clip_fraction": "value"},
     ),
     _Curve(

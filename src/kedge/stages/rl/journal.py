@@ -68,7 +68,7 @@ class IterationJournal:
         record = {
             **metrics,
             **self._reward_metrics(evaluated, gold_B),
-            **self._prompt_metrics(evaluated.rollouts),
+            **self.prompt_metrics(evaluated.rollouts),
             **self._speed(evaluated.rollouts),
         }
         self.context.tracker.log(record, step=step)
@@ -100,7 +100,7 @@ class IterationJournal:
             metrics |= self.reward.source.trust_metrics(evaluated.scores_B)
         return metrics
 
-    def _prompt_metrics(self, rollouts: Rollouts) -> dict[str, float]:
+    def prompt_metrics(self, rollouts: Rollouts) -> dict[str, float]:
         """The share of the prompts that the iteration before asked too, by their tokens. Fewer prompts than two batches
         cannot but repeat, and are not measured."""
         prompts, before = prompt_hashes(rollouts), self.last_prompts
