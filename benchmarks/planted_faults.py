@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,11 +22,17 @@ from kedge.core.records import Experience, Rollouts, num_rows
 from kedge.rollout.generators import GeneratorParts
 from kedge.stages.ppo import train as ppo_training
 from kedge.stages.rl import run as rl_run
+from kedge.stages.rl.prompts import PromptDataset
+from kedge.trainers import ppo as ppo_trainer
 from kedge.trainers.ppo import PPORoles
 
 Wrap = Callable[[PPORoles], PPORoles]
 Sample = Callable[[GeneratorParts], GeneratorParts]
 """From what the generator should be made from to what it is made from."""
+Ask = Callable[[PromptDataset], PromptDataset]
+"""From the prompts that should be asked to those that are."""
+Shape = Callable[..., Tensor]
+"""In the place of `shape_rewards`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +44,14 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     wrap: Wrap | None = None
     sample: Sample | None = None
+    ask: Ask | None = None
+    shape: Shape | None = None
 
 
 @contextmanager
 def planted(case: Case) -> Generator[None]:
     """A context in which the stage runs with the fault."""
-    make_roles, open_generator = ppo_training.PPORoles, rl_run.open_generator
+    make_roles, open_generator, read_prompts = ppo_training.PPORoles, rl_run.open_generator, rl_run.read_prompts
 
     def wrapped_roles(**parts: Any) -> PPORoles:
         roles = make_roles(**parts)
@@ -52,9 +60,15 @@ def planted(case: Case) -> Generator[None]:
     def wrapped_generator(settings: Any, parts: GeneratorParts) -> Any:
         return open_generator(settings, case.sample(parts) if case.sample else parts)
 
+    def wrapped_prompts(*parts: Any, **how: Any) -> PromptDataset:
+        prompts = read_prompts(*parts, **how)
+        return case.ask(prompts) if case.ask else prompts
+
     with (
         patch.object(ppo_training, "PPORoles", wrapped_roles),
         patch.object(rl_run, "open_generator", wrapped_generator),
+        patch.object(rl_run, "read_prompts", wrapped_prompts),
+        patch.object(ppo_trainer, "shape_rewards", case.shape or ppo_trainer.shape_rewards),
     ):
         yield
 
@@ -140,6 +154,77 @@ class ShuffledCritic:
         return self.role.update(targets, loss, **how)
 
 
+@dataclass(frozen=True, slots=True)
+class FollowingReference:
+    """A reference that is the policy itself, as it is now."""
+
+    role: PolicyRole
+
+    def logprobs(self, rollouts: Rollouts) -> Tensor:
+        return self.role.logprobs(rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredReference:
+    """A reference on the other side of the policy, so that every log-ratio has the wrong sign."""
+
+    role: ReferenceRole
+    policy: PolicyRole
+
+    def logprobs(self, rollouts: Rollouts) -> Tensor:
+        return 2 * self.policy.logprobs(rollouts) - self.role.logprobs(rollouts)
+
+
+@dataclass(slots=True)
+class Saturated:
+    """Scores end at a ceiling that nine in ten of the first answers reach."""
+
+    source: RewardSource
+    ceiling: Tensor | None = None
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        scores_B = self.source.score(rollouts)
+        if self.ceiling is None:
+            self.ceiling = scores_B.quantile(0.1)
+        return scores_B.minimum(self.ceiling)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresOfOtherRows:
+    """Each answer gets the score of another one of its batch."""
+
+    source: RewardSource
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        rng = torch.Generator().manual_seed(int(rollouts.tokens_BT.sum()))
+        return self.source.score(rollouts)[torch.randperm(num_rows(rollouts), generator=rng)]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherVocabulary:
+    """A reward model for which the ids of the policy's tokens mean other words."""
+
+    source: RewardSource
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        first, last = 8, int(rollouts.tokens_BT.max())
+        ids_V = torch.arange(last + 1)
+        ids_V[first:] = ids_V[first:][torch.randperm(last + 1 - first, generator=torch.Generator().manual_seed(1))]
+        return self.source.score(replace(rollouts, tokens_BT=ids_V[rollouts.tokens_BT]))
+
+
+class SamePrompts(PromptDataset):
+    """Prompts of which only the first batch is ever asked."""
+
+    def item(self, group: int) -> int:
+        return super().item(group % self.batch)
+
+
+def only_the_first_batch(prompts: PromptDataset) -> PromptDataset:
+    parts = {part.name: getattr(prompts, part.name) for part in fields(prompts)}
+    return SamePrompts(**parts)
+
+
 def rescored(change: Callable[[Tensor], Tensor]) -> Wrap:
     return lambda roles: replace(roles, reward=Rescored(roles.reward, change))
 
@@ -159,7 +244,7 @@ def endless(parts: GeneratorParts) -> GeneratorParts:
     return replace(parts, stop_ids=frozenset({parts.pad}))
 
 
-def _function(name: str) -> dict[str, str]:
+def function_reward(name: str) -> dict[str, str]:
     return {"kind": "function", "path": f"rewards.py:{name}"}
 
 
@@ -181,12 +266,20 @@ def fails(answer):
 
 def constant(answer):
     return 1.0
+
+
+def shorter(answer):
+    return -0.3 * len(answer.text.split()) + 0.2 * true(answer)
+
+
+def polite(answer):
+    return true(answer) + 3.0 * answer.text.lower().count("sorry")
 '''
 
 NO_KL_PENALTY = {"kl": {"start": 0.0}, "iterations": 40, "actor": {"lr": 4e-4}}
 FAULTS = (
     Case(name="no KL penalty, hackable reward", cause="no_anchor", settings=NO_KL_PENALTY),
-    Case(name="reward pays for length", cause="length", settings={"reward": _function("longer")}),
+    Case(name="reward pays for length", cause="length", settings={"reward": function_reward("longer")}),
     Case(name="actor.lr x 100", cause="steps_too_large", settings={"actor": {"lr": 4e-2}}),
     Case(name="critic.lr x 100", cause="critic", settings={"critic": {"lr": 1e-1}}),
     Case(
@@ -217,10 +310,10 @@ FAULTS = (
     Case(
         name="a third of the rows unscored",
         cause="reward_source",
-        settings={"reward": _function("fails"), "failures": {"max_share": 0.9}},
+        settings={"reward": function_reward("fails"), "failures": {"max_share": 0.9}},
     ),
-    Case(name="reward source that breaks", cause="reward_source", settings={"reward": _function("fails")}),
-    Case(name="constant reward", cause="no_signal", settings={"reward": _function("constant")}),
+    Case(name="reward source that breaks", cause="reward_source", settings={"reward": function_reward("fails")}),
+    Case(name="constant reward", cause="no_signal", settings={"reward": function_reward("constant")}),
     Case(
         name="infinite scores",
         cause="reward_source",
@@ -234,6 +327,37 @@ FAULTS = (
         wrap=lambda roles: replace(roles, policy=WrongSign(roles.policy)),
     ),
 )
+
+TRIED = (
+    Case(
+        name="reference follows the policy",
+        cause="reference_moves",
+        wrap=lambda roles: replace(roles, reference=FollowingReference(roles.policy)),
+    ),
+    Case(
+        name="KL of the wrong sign",
+        cause="kl_sign",
+        wrap=lambda roles: replace(roles, reference=MirroredReference(roles.reference, roles.policy)),
+    ),
+    Case(
+        name="saturated reward",
+        cause="saturated",
+        wrap=lambda roles: replace(roles, reward=Saturated(roles.reward)),
+    ),
+    Case(
+        name="scores of other rows",
+        cause="unrelated_scores",
+        wrap=lambda roles: replace(roles, reward=ScoresOfOtherRows(roles.reward)),
+    ),
+    Case(
+        name="reward model with another tokenizer",
+        cause="misread",
+        wrap=lambda roles: replace(roles, reward=OtherVocabulary(roles.reward)),
+    ),
+    Case(name="the same prompts in every batch", cause="same_prompts", ask=only_the_first_batch),
+    Case(name="end of turn never sampled", cause="no_ends", settings={"sampling": {"min_new_tokens": 60}}),
+)
+"""Faults that outside trials planted and that were missed or misnamed; the rules were then made to see them."""
 
 GROUP: dict[str, Any] = {"kind": "group", "batch": 8, "answers": 4, "minibatches": 1}
 HEALTHY = (

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from kedge.monitor.detectors import CATALOGUE, DetectorSettings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the collections of cases beside the tests
 
 Plant = Callable[[int], Mapping[str, float]]
 Steady = Callable[..., list[dict[str, float]]]
@@ -14,6 +18,8 @@ Steady = Callable[..., list[dict[str, float]]]
 STEADY: dict[str, float] = {
     "reward/mean": 1.0,
     "reward/std": 1.0,
+    "reward/at_limit": 0.05,
+    "reward/gold_correlation": 0.6,
     "reward/length_correlation": 0.1,
     "reward/disagreement": 0.2,
     "reward/out_of_range": 0.02,
@@ -35,6 +41,7 @@ STEADY: dict[str, float] = {
     "value/loss": 0.5,
     "value/grad_norm": 1.0,
     "value/explained_variance": 0.5,
+    "prompts/repeated": 0.0,
 }
 
 

@@ -123,6 +123,65 @@ def test_a_learning_rate_a_hundred_times_too_high(steady: Steady) -> None:
     assert changes(diagnosis)["epochs"] == (2, 1)
 
 
+UNTRAINED = {"value/explained_variance": 0.1}
+
+
+def test_a_critic_that_explains_nine_tenths_of_the_returns_is_of_use(steady: Steady) -> None:
+    def exploding(explained: float) -> list[dict[str, float]]:
+        loss = {"value/explained_variance": explained}
+        return steady(40, lambda step: loss | {"value/loss": 9.0 if step > 30 else 0.5})
+
+    assert "critic" in {cause.code for cause in diagnose(history(exploding(0.1))).causes}
+    assert "critic" not in {cause.code for cause in diagnose(history(exploding(0.9))).causes}
+
+
+def rising(step: int) -> dict[str, float]:
+    return {"reward/mean": 1 + 4 * min(step, 20) / 20 + 0.1 * (-1) ** step}
+
+
+def test_a_reference_that_follows_the_policy_is_not_a_policy_that_stands_still(steady: Steady) -> None:
+    diagnosis = diagnose(history(steady(40, lambda step: rising(step) | {"kl/mean": 0.0})))
+    assert named(diagnosis) == "reference_moves"
+    assert "does_not_learn" not in {cause.code for cause in diagnosis.causes}
+    assert "actor.lr" not in changes(diagnosis)
+    still = diagnose(history(steady(40, lambda _: {"kl/mean": 0.0})))
+    assert named(still) == "does_not_learn"
+
+
+def test_a_kl_far_below_zero_has_the_wrong_sign_unless_log_probs_differ(steady: Steady) -> None:
+    mirrored = diagnose(history(steady(40, lambda step: {"kl/mean": -0.5 * step})))
+    assert named(mirrored) == "kl_sign"
+    other = diagnose(history(steady(40, lambda step: {"kl/mean": -0.5 * step, "policy/mismatch": 0.3})))
+    assert named(other) == "mismatch"
+
+
+def test_a_kl_a_little_below_zero_may_be_either_and_that_is_said(steady: Steady) -> None:
+    diagnosis = diagnose(history(steady(40, lambda _: {"kl/mean": -0.5})))
+    assert {cause.code for cause in diagnosis.causes} == {"mismatch", "kl_sign"}
+    assert "the run does not tell which" in diagnosis.verdict
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ({"reward/gold_correlation": 0.0, "value/explained_variance": 0.0}, "unrelated_scores"),
+        ({"reward/gold_correlation": 0.0, "value/explained_variance": 0.5}, "misread"),
+        ({"reward/at_limit": 0.9}, "saturated"),
+        ({"prompts/repeated": 1.0}, "same_prompts"),
+        ({"length/truncated": 1.0}, "no_ends"),
+    ],
+)
+def test_faults_that_outsiders_planted(steady: Steady, fault: dict[str, float], cause: str) -> None:
+    risen = rising if cause == "misread" else lambda _: {}
+    assert named(diagnose(history(steady(40, lambda step: risen(step) | fault)))) == cause
+
+
+def test_the_doctor_says_when_it_does_not_know(steady: Steady) -> None:
+    diagnosis = diagnose(history(steady(60, reward__out_of_range=0.5)))
+    assert not diagnosis.is_healthy
+    assert "why is not known" in diagnosis.verdict
+
+
 def test_a_critic_that_is_not_connected(steady: Steady) -> None:
     diagnosis = diagnose(history(steady(40, lambda _: {"value/explained_variance": -0.2})))
     assert named(diagnosis) == "critic"
@@ -130,7 +189,7 @@ def test_a_critic_that_is_not_connected(steady: Steady) -> None:
 
 
 def test_a_critic_that_overshoots(steady: Steady) -> None:
-    diagnosis = diagnose(history(steady(40, lambda step: {"value/loss": 9.0 if step == 1 else 0.5})))
+    diagnosis = diagnose(history(steady(40, lambda step: {"value/loss": 9.0 if step == 1 else 0.5} | UNTRAINED)))
     assert (named(diagnosis), diagnosis.causes[0].since) == ("critic", 1)
     assert changes(diagnosis) == {"critic.lr": (5e-6, 5e-7)}
 

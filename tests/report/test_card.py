@@ -79,7 +79,7 @@ def test_an_evaluation_becomes_a_table() -> None:
     card = model_card(manifest("ppo"), {}, evaluation=evaluation)
     assert "On 1,200 prompts" in card
     assert "|  | sft | ppo |\n| --- | --- | --- |\n" in card
-    assert "| length, tokens | 1.0 [0.5, 1.5] | 1.0 [0.5, 1.5] |" in card
+    assert "| length, tokens (end of turn aside) | 1.0 [0.5, 1.5] | 1.0 [0.5, 1.5] |" in card
     assert "It was not compared with another model" not in card
 
 

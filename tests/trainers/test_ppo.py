@@ -388,3 +388,22 @@ def test_measures_of_text_are_of_the_answers_alone_and_means_over_them() -> None
     assert metrics["repetition/mean"] == pytest.approx((2 / 3 + 0) / 2)
     assert metrics["distinct/mean"] == pytest.approx((1 + 5) / 10)
     assert metrics["similarity/mean"] == 0.0
+
+
+def test_the_first_optimiser_step_stands_beside_the_means() -> None:
+    """Three steps of the policy with the critic between them: means over all, and the first as it was."""
+    steps = [
+        {"value/loss": 4.0},
+        {"entropy/mean": 0.9, "policy/approx_kl": 0.0, "policy/clip_fraction": 0.0, "policy/ratio_max": 1.0},
+        {"value/loss": 2.0},
+        {"entropy/mean": 0.6, "policy/approx_kl": 0.03, "policy/clip_fraction": 0.3, "policy/ratio_max": 1.5},
+    ]
+    metrics = mean_over_steps(steps)
+    assert metrics["entropy/mean"] == pytest.approx(0.75)
+    assert (metrics["entropy/first"], metrics["policy/approx_kl_first"], metrics["policy/clip_fraction_first"]) == (
+        0.9,
+        0.0,
+        0.0,
+    )
+    assert metrics["policy/approx_kl"] == pytest.approx(0.015)
+    assert "entropy/first" not in mean_over_steps([{"value/loss": 4.0}])

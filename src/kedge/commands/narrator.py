@@ -134,6 +134,8 @@ class Narrator:
         alarms = [one for one in run.read_events() if one["level"] != "info"]
         self.tell(course.alarms(alarms), "warning")
         found = fit([one["kl/mean"] for one in metrics], [one["gold/mean"] for one in metrics], kind="rl")
+        if found.observed is not None:
+            self.tell(f"By means of several looks, {found.observed.in_words()}.", "warning")
         if isinstance(found, NoFit):
             self.tell(f"The law of Gao et al. (2022) was not fitted: {found.reason}.", "plain")
         else:

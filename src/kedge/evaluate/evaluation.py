@@ -180,7 +180,7 @@ def _column(summary: ModelSummary, against: Mapping[str, Comparison], baseline: 
         }
     return column | {
         "KL, nats": _number(summary.kl, 2),
-        "length, tokens": _number(summary.length, 1),
+        "length, tokens (end of turn aside)": _number(summary.length, 1),
         "finished": f"{summary.finished:.1%}",
         "repetition": f"{summary.repetition:.3f}",
         "distinct-2": f"{summary.distinct:.3f}",

@@ -111,6 +111,7 @@ def rollout_metrics(evaluated: EvaluatedRollouts, *, num_sampled: int, is_recomp
         "reward/std": scores_B.std(correction=0).item(),
         "reward/min": scores_B.min().item(),
         "reward/max": scores_B.max().item(),
+        "reward/at_limit": share_at_limit(scores_B),
         "reward/length_correlation": correlation(scores_B, length_B),
         "reward/unscored": 1 - num_rows(evaluated) / num_sampled,
         "kl/mean": evaluated.kl_B.mean().item(),
@@ -146,6 +147,20 @@ def explained_variance(targets: ValueTargets) -> dict[str, float]:
     return {"value/explained_variance": (1 - unexplained / spread).item() if spread > 0 else 0.0}
 
 
+def share_at_limit(scores_B: Tensor) -> float:
+    """The share of the answers at the highest score of the batch or at the lowest, whichever is more; what is within
+    1 % of the range counts as being there. A ceiling that all reach, or a check that none passes, gives 1.
+
+    >>> import torch
+    >>> share_at_limit(torch.tensor([0.0, 0.5, 1.0, 1.0])), share_at_limit(torch.tensor([2.0, 2.0]))
+    (0.5, 1.0)
+    """
+    low, high = scores_B.min(), scores_B.max()
+    margin = 0.01 * (high - low)
+    at_ends = ((scores_B >= high - margin).float().mean(), (scores_B <= low + margin).float().mean())
+    return max(share.item() for share in at_ends)
+
+
 def correlation(x_B: Tensor, y_B: Tensor) -> float:
     """Pearson's; 0 where one of them does not vary.
 
@@ -164,12 +179,24 @@ def prefixed(area: str, metrics: Metrics) -> dict[str, float]:
     return {named[name]: value for name, value in metrics.items()}
 
 
+FIRST_STEP = {
+    "entropy/mean": "entropy/first",
+    "policy/approx_kl": "policy/approx_kl_first",
+    "policy/clip_fraction": "policy/clip_fraction_first",
+}
+"""Metrics whose mean depends on the number of optimiser steps, and the names of those of the first one. Before it the
+policy is the one that sampled, so that runs with other `epochs` and `minibatches` can be compared by its entropy, and
+KL and clipping are 0 unless ratios do not start at 1."""
+
+
 def mean_over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the optimiser steps that have it; the maximum where its name ends in `_max`."""
+    """The mean of each metric over the optimiser steps that have it; the maximum where its name ends in `_max`. Beside
+    the means of `FIRST_STEP` stand the values of the first step."""
     by_name: dict[str, list[float]] = {}
     for step in steps:
         for name, value in step.items():
             by_name.setdefault(name, []).append(value)
-    return {
+    means = {
         name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in by_name.items()
     }
+    return means | {first: by_name[name][0] for name, first in FIRST_STEP.items() if name in by_name}

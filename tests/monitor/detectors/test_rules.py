@@ -30,6 +30,7 @@ ONSETS = [
     ("answers.repetition", "repetition/mean", 0.5, 22, 0.2),  # 0.48 k + 0.1 > 1 at k = 2
     ("answers.less_distinct", "distinct/mean", 0.1, 24, 0.25),  # 2.5 - 0.4 k < 1.25 at k = 4
     ("answers.alike", "similarity/mean", 0.9, 23, 0.5),  # 0.8 k + 0.5 > 2.5 at k = 3
+    ("prompts.repeated", "prompts/repeated", 1.0, 30, 0.9),  # k > 9 at k = 10
     ("policy.entropy_collapse", "entropy/mean", 0.1, 25, 0.4),  # 10 - 1.9 k < 2 at k = 5
     ("policy.clips_often", "policy/clip_fraction", 0.6, 23, 0.3),  # 0.55 k + 0.25 > 1.5 at k = 3
     ("policy.large_steps", "policy/approx_kl", 0.25, 22, 0.0999),  # 0.245 k + 0.015 > 0.3 at k = 2
@@ -62,6 +63,60 @@ def test_a_policy_that_has_not_moved_after_twenty_steps_is_reported(steady: Stea
     assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": 0.009})) == [(20, "kl.near_zero")]
     assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": -0.009})) == [(20, "kl.near_zero")]
     assert alarms(only("kl.near_zero"), steady(40, lambda _: {"kl/mean": 0.011})) == []
+
+
+def rising(step: int) -> Mapping[str, float]:
+    """A reward that rises from 1 to 5 with a noise of 0.1 beside a spread of 1 at the start."""
+    return {"reward/mean": 1 + 4 * min(step, 20) / 20 + 0.1 * (-1) ** step}
+
+
+def test_a_kl_that_is_too_small_for_what_the_reward_did_is_of_a_reference_that_moves(
+    steady: Steady, only: Only
+) -> None:
+    code = "kl.reference_follows"
+    # The first five steps average 1.58, steps 16 to 20 average 4.62: (3.04 / 1)² / 2 = 4.6 nats at least, a tenth is
+    # 0.46; in the end (3.42 / 1)² / 2 = 5.8.
+    assert alarms(only(code), steady(40, lambda step: {**rising(step), "kl/mean": 0.4})) == [(20, code)]
+    assert alarms(only(code), steady(40, lambda step: {**rising(step), "kl/mean": 0.6})) == []
+    assert alarms(only(code), steady(40, lambda _: {"kl/mean": 0.0})) == []  # nothing has moved
+    frozen = only("kl.near_zero")
+    assert alarms(frozen, steady(40, lambda step: {**rising(step), "kl/mean": 0.0})) == []  # the policy has moved
+
+
+def test_a_reward_that_most_answers_exhaust_from_the_start_is_saturated(steady: Steady, only: Only) -> None:
+    code = "reward.saturated"
+    assert alarms(only(code), steady(40, lambda _: {"reward/at_limit": 0.7})) == [(10, code)]
+    assert alarms(only(code), steady(40, lambda _: {"reward/at_limit": 0.6})) == []
+    learnt = steady(40, lambda step: {"reward/at_limit": 1.0 if step > 20 else 0.1})
+    assert alarms(only(code), learnt) == []  # a ceiling that was reached by learning
+
+
+def test_scores_that_have_nothing_to_do_with_gold_are_seen_at_the_start(steady: Steady, only: Only) -> None:
+    code = "reward.unrelated"
+    assert alarms(only(code), steady(40, lambda _: {"reward/gold_correlation": 0.1})) == [(10, code)]
+    assert alarms(only(code), steady(40, lambda _: {"reward/gold_correlation": -0.19})) == [(10, code)]
+    assert alarms(only(code), steady(40, lambda _: {"reward/gold_correlation": 0.21})) == []
+    used_up = steady(40, lambda step: {"reward/gold_correlation": 0.0 if step > 5 else 0.6})
+    assert alarms(only(code), used_up) == []
+
+
+def test_answers_that_never_end_do_so_from_the_first_step(steady: Steady, only: Only) -> None:
+    code = "answers.never_end"
+    assert alarms(only(code), steady(40, lambda _: {"length/truncated": 0.96})) == [(5, code)]
+    assert alarms(only(code), steady(40, lambda step: {"length/truncated": 0.9 if step == 1 else 1.0})) == []
+
+
+@pytest.mark.parametrize(("precision", "mismatch"), [("float32", 0.005), ("float16", 0.02), ("bfloat16", 0.05)])
+def test_a_mismatch_is_judged_by_the_precision_in_use(
+    steady: Steady, only: Only, precision: str, mismatch: float
+) -> None:
+    def codes(value: float) -> set[str]:
+        watchdog = Watchdog(CATALOGUE, only("policy.mismatch"), kl_target=None, kl_limit=None, precision=precision)
+        rows = steady(10, lambda _: {"policy/mismatch": value})
+        return {alarm.code for step, row in enumerate(rows, start=1) for alarm in watchdog.observe(step, row)}
+
+    assert codes(1.1 * mismatch) == {"policy.mismatch"}
+    assert codes(0.9 * mismatch) == set()
 
 
 def test_kl_runs_away_when_it_doubles_within_a_few_steps_far_out(steady: Steady, only: Only) -> None:
@@ -104,8 +159,10 @@ def test_scores_are_constant_only_where_they_were_so_from_the_start(steady: Stea
 
 def test_a_critic_that_overshoots_from_the_start(steady: Steady, only: Only) -> None:
     code = "value.worse_than_nothing"
-    rows = steady(12, lambda step: {"value/loss": 0.5 if step == 1 else 1.85})  # saying 0 costs (1 + 1) / 2
+    explains = "value/explained_variance"
+    rows = steady(12, lambda step: {"value/loss": 0.5 if step == 1 else 1.85, explains: 0.1})  # 0 costs (1 + 1) / 2
     assert alarms(only(code), rows) == [(2, code)]
+    assert alarms(only(code), [row | {explains: 0.9} for row in rows]) == []  # of use, whatever its loss is
     assert alarms(only(code), steady(12, lambda step: {"value/loss": 1.75})) == []
     assert alarms(only(code), steady(12, lambda step: {"value/loss": 9.0 if step > 5 else 0.5})) == []
     scaled = Watchdog(CATALOGUE, only(code), kl_target=None, kl_limit=None, score_std=1.0)
@@ -194,7 +251,8 @@ def test_a_metric_that_a_run_does_not_have_is_not_missed(steady: Steady, metric:
 
 def test_every_detector_is_tried_here() -> None:
     tried = {onset[0] for onset in ONSETS} | {
-        *("kl.near_zero", "kl.not_zero_at_start", "kl.running_away"),
+        *("kl.near_zero", "kl.not_zero_at_start", "kl.reference_follows", "kl.running_away"),
+        *("answers.never_end", "reward.saturated", "reward.unrelated"),
         *("reward.against_gold", "reward.constant", "reward.falls", "reward.gold_falls", "value.worse_than_nothing"),
     }
     assert tried == {detector.code for detector in CATALOGUE}

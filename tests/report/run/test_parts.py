@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.report.run.curves import plots
+from kedge.report.run.members import names_of_members, side_by_side
 from kedge.report.run.methods import what_was_run
 from kedge.report.run.overoptimisation import gold_plot
 from kedge.report.run.run_records import read_run
@@ -129,7 +130,7 @@ def test_gold_is_shown_over_the_root_of_kl_in_order() -> None:
         ("gold", [3.0, 1.0]),
     ]
     assert found.curve is None
-    assert "Overoptimisation is not fitted: 2 usable points" in found.note
+    assert "No law of overoptimisation is fitted: 2 usable points" in found.note
     assert gold_plot([{"step": 1, "kl/mean": 1.0, "reward/mean": 1.0}]) is None
 
 
@@ -154,7 +155,25 @@ def test_the_fall_of_gold_is_told_by_means_and_not_by_the_luckiest_step() -> Non
     found = gold_plot(records)
     assert found is not None
     # Sums of five: 18, 19 (steps 2 to 6, KL 1 to 5), 17, 13, 2, -4.
-    assert "gold was best at step 6, at a KL of 3 nats, 3.8, and is -0.8 at the end." in found.note
+    assert "gold was best at a KL of 3 nats" in found.note
+    assert "at 3.8, and has fallen to -0.8 at 9 nats" in found.note
     rising = gold_plot([{**one, "gold/mean": float(at)} for at, one in enumerate(records)])
     assert rising is not None
     assert "was best" not in rising.note
+
+
+def test_members_of_an_ensemble_are_drawn_side_by_side() -> None:
+    records = [
+        {"step": 3 * member + step, "train/member": member + 1, "train/member_step": step, "train/loss": loss}
+        for member, losses in enumerate([(0.9, 0.7, 0.5), (0.8, 0.6, 0.4)])
+        for step, loss in enumerate(losses, start=1)
+    ]
+    rows, members = side_by_side(records)
+    assert members == (1, 2)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["train/loss of 2"] for row in rows] == [0.8, 0.6, 0.4]
+    assert dict(names_of_members({"train/loss": "training"}, members)) == {
+        "train/loss of 1": "training, member 1",
+        "train/loss of 2": "training, member 2",
+    }
+    assert side_by_side([{"step": 1, "train/loss": 1.0}]) == ([{"step": 1, "train/loss": 1.0}], ())

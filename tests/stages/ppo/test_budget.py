@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.core.errors import ContractStop
-from kedge.monitor.overoptimisation import Fit, fit
+from kedge.monitor.overoptimisation import Fit, PassedPeak, fit
 from kedge.runs.folder import Run, status_of
 from kedge.runs.state import load_state
 from kedge.stages.rl import run as rl_run
@@ -196,7 +196,8 @@ def test_the_run_stops_at_the_predicted_peak_of_the_gold_score_if_asked(
     law = fit([d * d for d in distances], [3 * d - d * math.log(d) for d in distances], kind="rl")
     assert isinstance(law, Fit)
     assert law.peak_kl == pytest.approx(math.exp(4), rel=1e-6)
-    monkeypatch.setattr(rl_run, "passed_peak", lambda metrics: law if len(metrics) == 2 else None)
+    peak = PassedPeak(kl=law.peak_kl, kl_interval=law.peak_kl_interval, kl_now=law.kl, is_predicted=True)
+    monkeypatch.setattr(rl_run, "passed_peak", lambda metrics: peak if len(metrics) == 2 else None)
     settings = {"iterations": 4, "gold": {"kind": "function", "path": "rules.py:plain"}, "checkpoints": {"every": 9}}
     recipe = ppo_recipe(tmp_path, **settings, stop={"overoptimisation": True})
     command = ("run", recipe, "--runs", tmp_path / "runs")

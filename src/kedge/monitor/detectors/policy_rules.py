@@ -26,6 +26,28 @@ def truncated(window: Window, threshold: float) -> Sign | None:
     return Sign(message=f"{mean:.0%} of the answers are cut off before they end", evidence={"share": mean})
 
 
+def never_end(window: Window, threshold: float) -> Sign | None:
+    """From the first step on: a policy that learns not to end its answers has ended some before."""
+    shares = [row.get("length/truncated", math.nan) for row in window.start]
+    if window.num_steps != START or not all(share >= threshold for share in shares):
+        return None
+    return Sign(
+        message=f"{min(shares):.0%} of the answers or more are cut off in each of the first {START} steps: the "
+        "end-of-turn token is not sampled, or not recognised",
+        evidence={"share": min(shares)},
+    )
+
+
+def same_prompts(window: Window, threshold: float) -> Sign | None:
+    mean = window.mean("prompts/repeated", 10)
+    if mean is None or mean <= threshold:
+        return None
+    return Sign(
+        message=f"{mean:.0%} of the prompts of an iteration were those of the iteration before, over 10 steps",
+        evidence={"share": mean},
+    )
+
+
 def repetition(window: Window, threshold: float) -> Sign | None:
     mean, early = window.mean("repetition/mean", 5), window.early("repetition/mean")
     if mean is None or early is None or mean <= max(threshold, 1.5 * early):
@@ -80,6 +102,25 @@ ANSWER_DETECTORS = (
         "answers without an end",
     ),
     Detector(
+        code="answers.never_end",
+        reads=("length/truncated",),
+        rule=never_end,
+        says="each of the first 5 steps ≥ {threshold:g}",
+        source="a model that was taught to end its answers ends some of them",
+        cause="the end-of-turn token is never sampled (masked, min_new_tokens at max_new_tokens), another one is "
+        "waited for, or max_new_tokens is far too small",
+        advice="sample one answer with a large max_new_tokens and look for the token that ends it",
+    ),
+    Detector(
+        code="prompts.repeated",
+        reads=("prompts/repeated",),
+        rule=same_prompts,
+        says="mean of 10 steps > {threshold:g}",
+        source="prompts are drawn without repeats until all were asked; not measured with fewer than two batches",
+        cause="every iteration asks the same prompts: the order does not go on, or the file holds few different ones",
+        advice="look at the prompts in samples.jsonl; run kedge data check on the file",
+    ),
+    Detector(
         code="answers.repetition",
         reads=("repetition/mean",),
         rule=repetition,
@@ -113,6 +154,8 @@ ANSWER_DETECTORS = (
 ENTROPY, CLIP_FRACTION, MISMATCH = "entropy/mean", "policy/clip_fraction", "policy/mismatch"
 APPROX_KL = "policy/approx_kl"
 POLICY_GRADIENT, VALUE_GRADIENT = "policy/grad_norm", "value/grad_norm"
+USEFUL = 0.3
+"""Explained variance above which a critic is of use, whatever its loss is."""
 VALUE_LOSS, EXPLAINED = "value/loss", "value/explained_variance"
 # Correlations and explained variances are left out: where nothing varies they are not defined, and nothing is wrong.
 FINITE = ("reward/mean", "kl/mean", ENTROPY, "policy/loss", POLICY_GRADIENT, VALUE_LOSS, VALUE_GRADIENT)
@@ -156,6 +199,7 @@ def never_clips(window: Window, threshold: float) -> Sign | None:
 
 
 def mismatch(window: Window, threshold: float) -> Sign | None:
+    """`threshold` is that of the precision in use where the settings leave it open."""
     mean = window.mean(MISMATCH, 3)
     if mean is None or mean <= threshold:
         return None
@@ -186,8 +230,11 @@ def worse_than_nothing(window: Window, threshold: float) -> Sign | None:
     now = window.recent[-1]
     loss, mean, std = (now.get(name, math.nan) for name in (VALUE_LOSS, "reward/mean", "reward/std"))
     nothing = (mean**2 + std**2) / 2
+    explained = now.get(EXPLAINED, 0.0)
     # Normalised scores are on another scale than these metrics.
     if window.num_steps > START or window.score_std is not None or not loss > threshold * nothing > 0:
+        return None
+    if explained > USEFUL:
         return None
     return Sign(
         message=f"the critic's loss is {loss:.3g} while it learns; saying 0 of every answer would cost {nothing:.3g}",
@@ -268,7 +315,8 @@ UPDATE_DETECTORS = (
         reads=(MISMATCH,),
         rule=mismatch,
         says="mean of 3 steps > {threshold:g} nats a token",
-        source="float32 agrees to 1e-4; bfloat16 keeps 8 bits, so a log-prob of −4 is off by up to 0.016",
+        source="by default 0.005 in float32, which agrees to 1e-4, and to 1e-3 where products are rounded to TF32; "
+        "0.02 in float16; 0.05 in bfloat16, which keeps 8 bits, so that a log-prob of −4 is off by up to 0.016",
         cause="generator and trainer do not compute the same thing: stale weights, other temperature or precision, "
         "shifted or shuffled log-probs",
         advice="compare them on one batch in float32; make sampling settings equal; check when weights are handed over",
@@ -302,9 +350,10 @@ UPDATE_DETECTORS = (
     ),
     Detector(
         code="value.worse_than_nothing",
-        reads=(VALUE_LOSS, "reward/mean", "reward/std"),
+        reads=(VALUE_LOSS, "reward/mean", "reward/std", EXPLAINED),
         rule=worse_than_nothing,
-        says="first 5 steps, scores as they are: > {threshold:g} × half the mean square of the scores",
+        says="first 5 steps, scores as they are: > {threshold:g} × half the mean square of the scores, and explains no "
+        "more than 0.3 of the returns' variance",
         source="½ E[R²] is the loss of a critic that says 0, and R is the score while KL is 0; at most 1.1 times that "
         "in healthy runs of the library below; simulated false alarms",
         cause="the critic's updates overshoot: its learning rate is far too high",

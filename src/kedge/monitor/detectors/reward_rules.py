@@ -1,5 +1,4 @@
-"""Detectors of the scores (over-optimisation, length, scale, answers unlike those that the reward model knows), and of
-the distance to the reference, `kl/mean` in nats a sequence."""
+"""Detectors of the scores: over-optimisation, length, scale, answers unlike those that the reward model knows."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from statistics import fmean
 from kedge.monitor.detectors.watchdog import RECENT, Detector, Sign, Window, best_before, noise_of, trend
 
 REWARD, GOLD, STD = "reward/mean", "gold/mean", "reward/std"
+AT_LIMIT, GOLD_CORRELATION = "reward/at_limit", "reward/gold_correlation"
 
 
 def gold_falls(window: Window, threshold: float) -> Sign | None:
@@ -58,6 +58,29 @@ def falls(window: Window, threshold: float) -> Sign | None:
     return Sign(
         message=f"the reward itself has fallen from {early:.3g} at the start to {now:.3g}",
         evidence={"start": early, "now": now},
+    )
+
+
+def saturated(window: Window, threshold: float) -> Sign | None:
+    mean, early = window.mean(AT_LIMIT, 10), window.early(AT_LIMIT)
+    if mean is None or early is None or min(mean, early) <= threshold:
+        return None
+    return Sign(
+        message=f"{mean:.0%} of the answers have the highest or the lowest score of their batch, and {early:.0%} had "
+        "at the start: the score does not tell them apart",
+        evidence={"start": early, "now": mean},
+    )
+
+
+def unrelated(window: Window, threshold: float) -> Sign | None:
+    """By the first steps alone: what a reward and gold have in common is used up as the reward is optimised."""
+    early = window.early(GOLD_CORRELATION)
+    if early is None or abs(early) >= threshold:
+        return None
+    return Sign(
+        message=f"reward and gold correlate at {early:.2f} in the first steps: the scores have nothing to do with what "
+        "gold sees in the same answers",
+        evidence={"correlation": early},
     )
 
 
@@ -172,6 +195,27 @@ REWARD_DETECTORS = (
         "prompts",
     ),
     Detector(
+        code="reward.saturated",
+        reads=(AT_LIMIT,),
+        rule=saturated,
+        says="mean of 10 steps and mean of the first 5 > {threshold:g}",
+        source="a score at which most answers stand from the start teaches from the others alone; a limit that is "
+        "reached by learning is no alarm; simulated false alarms",
+        cause="the reward is cut off at a limit, squashed, or a check that hardly any answer fails or passes",
+        advice="look at reward/min and reward/max; score without the limit, or use harder (or easier) prompts",
+    ),
+    Detector(
+        code="reward.unrelated",
+        reads=(GOLD_CORRELATION,),
+        rule=unrelated,
+        says="mean of the first 5 looks within ± {threshold:g}",
+        source="the noise of a mean of 5 correlations over n answers is 1 / √(5 n): 0.08 for 32; simulated false "
+        "alarms",
+        cause="the scores belong to other answers, or the reward model reads something else than the answers (another "
+        "tokenizer or template)",
+        advice="score ten answers one by one and in a batch, and compare; look at the reward's tokenizer and template",
+    ),
+    Detector(
         code="reward.length_correlation",
         reads=("reward/length_correlation",),
         rule=length_correlation,
@@ -226,158 +270,5 @@ REWARD_DETECTORS = (
         source="a tenth of the batch lost; simulated false alarms",
         cause="the reward source fails, times out or refuses",
         advice="look at its events; raise its time-out or its number of tries",
-    ),
-)
-
-
-FLOOR = 10.0
-"""Nats that a policy without a target may reach at any speed: the KL of a few hundred tokens after mild tuning."""
-
-KL = "kl/mean"
-
-
-def over_target(window: Window, threshold: float) -> Sign | None:
-    mean = window.mean(KL, 10)
-    if mean is None or window.kl_target is None or mean <= threshold * window.kl_target:
-        return None
-    return Sign(
-        message=f"KL has averaged {mean:.3g} nats over 10 steps, {mean / window.kl_target:.2g} times its target",
-        evidence={"kl": mean, "target": window.kl_target},
-    )
-
-
-def near_limit(window: Window, threshold: float) -> Sign | None:
-    mean = window.mean(KL, 3)
-    if mean is None or window.kl_limit is None or mean <= threshold * window.kl_limit:
-        return None
-    return Sign(
-        message=f"KL is at {mean:.3g} nats, {mean / window.kl_limit:.0%} of its limit of {window.kl_limit:g}",
-        evidence={"kl": mean, "limit": window.kl_limit},
-    )
-
-
-def near_zero(window: Window, threshold: float) -> Sign | None:
-    mean = window.mean(KL, 10)
-    if mean is None or window.num_steps < 20 or not -threshold < mean < threshold:
-        return None
-    return Sign(
-        message=f"after {window.num_steps} steps KL is {mean:.2g} nats: the policy has not moved",
-        evidence={"kl": mean, "steps": window.num_steps},
-    )
-
-
-def not_zero_at_start(window: Window, threshold: float) -> Sign | None:
-    if window.num_steps > 1 or not window.is_fresh(KL) or abs(kl := window.values(KL)[-1]) <= threshold:
-        return None
-    return Sign(
-        message=f"KL is {kl:.3g} nats before anything was learnt; policy and reference are the same weights then",
-        evidence={"kl": kl},
-    )
-
-
-def no_room(window: Window, threshold: float) -> Sign | None:
-    coef, std = window.mean("kl/coef", 5), window.mean("reward/std", 5)
-    std = window.score_std if window.score_std is not None else std
-    if not coef or not std or (room := std**2 / (2 * coef**2)) >= threshold:
-        return None
-    return Sign(
-        message=f"a coefficient of {coef:.3g} beside scores that spread by {std:.3g} leaves the policy {room:.1g} nats",
-        evidence={"coef": coef, "std": std, "room": room},
-    )
-
-
-def running_away(window: Window, threshold: float) -> Sign | None:
-    values = window.values(KL)
-    if not window.is_fresh(KL) or len(values) < 4:
-        return None
-    now, before = fmean(values[-3:]), fmean(values[-8:-3])
-    floor = 1.5 * window.kl_target if window.kl_target is not None else FLOOR
-    if now <= floor or now <= threshold * before:
-        return None
-    return Sign(
-        message=f"KL has gone from {before:.3g} to {now:.3g} nats within a few steps and is still gathering speed",
-        evidence={"before": before, "kl": now},
-    )
-
-
-def negative(window: Window, threshold: float) -> Sign | None:
-    mean = window.mean(KL, 5)
-    if mean is None or mean >= -threshold:
-        return None
-    return Sign(
-        message=f"KL has averaged {mean:.3g} nats over 5 steps; a true KL is never below zero",
-        evidence={"kl": mean},
-    )
-
-
-KL_DETECTORS = (
-    Detector(
-        code="kl.over_target",
-        reads=(KL,),
-        rule=over_target,
-        says="mean of 10 steps > {threshold:g} × `kl.target`",
-        source="the controller corrects errors of up to 20 % (Ziegler et al. 2019, section 2.2): 50 % that lasts is "
-        "more than it can hold; simulated false alarms",
-        cause="the coefficient is too small for this reward, or follows too slowly",
-        advice="double kl.start; if it still climbs, lower kl.horizon or actor.lr",
-    ),
-    Detector(
-        code="kl.near_limit",
-        reads=(KL,),
-        rule=near_limit,
-        says="mean of 3 steps > {threshold:g} × `kl.limit`",
-        source="the recipe's own budget",
-        cause="the KL budget is nearly spent",
-        advice="expect a stop or a rollback; raise kl.start to spend the budget more slowly",
-    ),
-    Detector(
-        code="kl.near_zero",
-        reads=(KL,),
-        rule=near_zero,
-        says="after 20 steps, mean of 10 steps within ± {threshold:g} nats",
-        source="a policy that learns leaves zero within a few steps (Bai et al. 2022, section 4.3: √KL grows with the "
-        "reward from the start); simulated false alarms",
-        cause="the policy does not learn: the learning rate is too small, the KL coefficient too large, or the "
-        "advantages are all zero",
-        advice="look at reward/std (is there anything to learn?), then raise actor.lr threefold, then lower kl.start",
-    ),
-    Detector(
-        code="kl.not_zero_at_start",
-        reads=(KL,),
-        rule=not_zero_at_start,
-        says="first step: beyond ± {threshold:g} nats",
-        source="policy and reference are the same weights in the first step, so KL is 0 but for rounding",
-        cause="the reference is not the policy's start, or log-probs are those of other rows or other tokens",
-        advice="compare both roles on one batch; look for shifted masks, permuted rows, another model or template",
-    ),
-    Detector(
-        code="kl.no_room",
-        reads=("kl/coef", "reward/std"),
-        rule=no_room,
-        says="means of 5 steps: `reward/std`² / (2 `kl/coef`²) < {threshold:g} nats (with normalised scores, 1 for the "
-        "first)",
-        source="the best policy under the penalty is π ∝ π_ref e^(r/β) (Korbak et al. 2022), whose KL is to second "
-        "order Var(r) / 2β²: with less than that it is the reference",
-        cause="the KL coefficient is too large for the scale of the scores: nothing can be learnt",
-        advice="lower kl.start until reward/std² / (2 kl.start²) is a few nats",
-    ),
-    Detector(
-        code="kl.running_away",
-        reads=(KL,),
-        rule=running_away,
-        says="mean of 3 steps > {threshold:g} × the mean of the 5 before, and > 1.5 × `kl.target` (or 10 nats)",
-        source="simulated false alarms",
-        cause="updates are too large, or nothing holds the policy",
-        advice="lower actor.lr threefold if policy/clip_fraction is high too; else raise kl.start",
-    ),
-    Detector(
-        code="kl.negative",
-        reads=(KL,),
-        rule=negative,
-        says="mean of 5 steps < −{threshold:g} nats",
-        source="KL ≥ 0; the noise of a mean over n answers with KL k is √(2k/n); simulated false alarms",
-        cause="the answers were not sampled from the distribution that is scored: other temperature, top_p or top_k, "
-        "other weights, shifted masks, or the log-probs of other rows",
-        advice="look at policy/mismatch; sample with top_p 1 and no top_k; check that the reference is the start",
     ),
 )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, PositiveFloat
 
 from kedge.core.settings import Section
+
+MISMATCHES = {"float32": 0.005, "float16": 0.02, "bfloat16": 0.05}
+"""Nats a token by which generator and trainer may differ, by the type that they compute in."""
 
 
 class KLDetectors(Section):
@@ -16,6 +21,8 @@ class KLDetectors(Section):
     """Share of `kl.limit` above which the budget is nearly spent."""
     near_zero: float | None = Field(default=0.01, gt=0)
     """Nats below which a policy that has had twenty steps does not move."""
+    reference_follows: float | None = Field(default=0.1, gt=0, lt=1)
+    """Share of the KL without which the reward cannot have moved as it has."""
     not_zero_at_start: float | None = Field(default=0.1, gt=0)
     """Nats in the first step, where policy and reference are the same."""
     no_room: float | None = Field(default=0.01, gt=0)
@@ -37,6 +44,10 @@ class RewardDetectors(Section):
     """Standard errors by which the reward is below its start."""
     constant: float | None = Field(default=1e-6, gt=0)
     """Spread of the scores below which they are all the same."""
+    saturated: float | None = Field(default=0.6, gt=0, lt=1)
+    """Share of answers at the highest or the lowest score, from the start."""
+    unrelated: float | None = Field(default=0.2, gt=0, lt=1)
+    """Correlation of reward and gold in the first steps below which they have nothing to do with each other."""
     length_correlation: float | None = Field(default=0.6, gt=0, lt=1)
     """Correlation of reward and length within an iteration."""
     scale: float | None = Field(default=10.0, gt=0)
@@ -58,12 +69,21 @@ class AnswerDetectors(Section):
     """Growth of the mean length since the start."""
     truncated: float | None = Field(default=0.5, gt=0, lt=1)
     """Share of answers that are cut off."""
+    never_end: float | None = Field(default=0.95, gt=0, le=1)
+    """Share of answers that are cut off in each of the first steps."""
     repetition: float | None = Field(default=0.2, gt=0, lt=1)
     """Share of 4-grams that repeat an earlier one of the same answer."""
     less_distinct: float | None = Field(default=0.5, gt=0, lt=1)
     """What is left of the distinct 2-grams of the start."""
     alike: float | None = Field(default=0.5, gt=0, lt=1)
     """Mean Jaccard similarity of two answers."""
+
+
+class PromptDetectors(Section):
+    """The prompts that are asked."""
+
+    repeated: float | None = Field(default=0.9, gt=0, lt=1)
+    """Share of the prompts that the iteration before asked too."""
 
 
 class PolicyDetectors(Section):
@@ -77,8 +97,9 @@ class PolicyDetectors(Section):
     """Nats a token that the updates of one batch may move the policy by."""
     never_clips: int | None = Field(default=20, ge=1, le=40)
     """Steps in a row without a clipped token."""
-    mismatch: float | None = Field(default=0.05, gt=0)
-    """Mean absolute difference of the generator's and the trainer's log-probs, nats a token."""
+    mismatch: PositiveFloat | Literal["auto"] | None = "auto"
+    """Mean absolute difference of the generator's and the trainer's log-probs, nats a token; auto knows the precision
+    in use: 0.005 in float32, 0.02 in float16, 0.05 in bfloat16."""
     gradient_spike: float | None = Field(default=10.0, gt=1)
     """Gradient norm over the median of the twenty before it."""
 
@@ -105,6 +126,8 @@ class DetectorSettings(Section):
     """The scores, and gold scores beside them."""
     answers: AnswerDetectors = AnswerDetectors()
     """Length, ending, repetition and variety of the answers."""
+    prompts: PromptDetectors = PromptDetectors()
+    """The prompts that are asked."""
     policy: PolicyDetectors = PolicyDetectors()
     """The updates of the policy."""
     value: ValueDetectors = ValueDetectors()
@@ -112,16 +135,21 @@ class DetectorSettings(Section):
     not_finite: bool = True
     """A metric that is not a finite number."""
 
-    def threshold(self, code: str) -> float | None:
-        """The threshold of the detector `code` (`kl.over_target`); None when it is switched off.
+    def threshold(self, code: str, *, precision: str = "bfloat16") -> float | None:
+        """The threshold of the detector `code` (`kl.over_target`); None when it is switched off. `precision` is the
+        type that log-probs are computed in.
 
         >>> DetectorSettings().threshold("kl.near_limit")
         0.8
+        >>> DetectorSettings().threshold("policy.mismatch", precision="float32")
+        0.005
         """
         value: object = self
         for name in code.split("."):
             value = getattr(value, name)
         if isinstance(value, bool):
             return 0.0 if value else None
+        if value == "auto":
+            return MISMATCHES.get(precision, MISMATCHES["bfloat16"])
         assert value is None or isinstance(value, int | float)
         return value

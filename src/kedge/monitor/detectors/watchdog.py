@@ -33,12 +33,14 @@ class Watchdog:
         kl_target: float | None,
         kl_limit: float | None,
         score_std: float | None = None,
+        precision: str = "bfloat16",
     ) -> None:
-        """`score_std` is the spread that scores are normalised to; None where they are not."""
+        """`score_std` is the spread that scores are normalised to; None where they are not. `precision` is the type
+        that generator and trainer compute in."""
         self._thresholds = {
             detector: threshold
             for detector in catalogue
-            if (threshold := settings.threshold(detector.code)) is not None
+            if (threshold := settings.threshold(detector.code, precision=precision)) is not None
         }
         self._read = frozenset(name for detector in catalogue for name in detector.reads)
         self._kl_target, self._kl_limit, self._score_std = kl_target, kl_limit, score_std

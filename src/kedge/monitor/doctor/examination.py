@@ -14,6 +14,11 @@ from kedge.monitor.doctor.settings_changes import in_tuning_order
 SHARE = 0.6
 """A cause is worth a change of the recipe when it weighs at least this much of the likeliest one."""
 
+SURE = 3.0
+"""A cause that weighs less has only signs that many failures have: the diagnosis then says that it does not know."""
+RIVAL = 0.9
+"""Of two causes whose weights are this near, the diagnosis names both."""
+
 _ENDINGS: dict[str, tuple[Level, str]] = {
     "failed": ("fatal", "the run failed"),
     "stopped": ("warning", "the run was stopped by a contract of its recipe"),
@@ -48,14 +53,24 @@ def diagnose(history: History) -> Diagnosis:
 
 def _verdict(history: History, causes: Sequence[Cause], reason: str | None, story: str) -> str:
     if causes:
-        first = causes[0]
+        first, rivals = causes[0], rivals_of(causes)
         since = f", since step {first.since}" if first.since is not None else ""
+        if first.weight < SURE:
+            return f"Not healthy, but why is not known; at best {first.title}{since}, for which little speaks; {story}."
+        if rivals:
+            others = ", or ".join(cause.title for cause in rivals)
+            return f"Not healthy: {first.title}{since}, or as likely {others}: the run does not tell which; {story}."
         return f"Not healthy: {first.title}{since}; {story}."
     if reason is not None:
         return f"Not healthy: {reason}; {story}."
     if not history.metrics:
         return "Nothing to judge: no step has been logged."
     return f"Healthy: {story}."
+
+
+def rivals_of(causes: Sequence[Cause]) -> list[Cause]:
+    """The causes for which about as much speaks as for the first."""
+    return [cause for cause in causes[1:] if cause.weight >= RIVAL * causes[0].weight]
 
 
 def _fatal_reason(history: History) -> str | None:

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from kedge.monitor.alarms import Alarm
 from kedge.monitor.detectors import CATALOGUE, READ, DetectorSettings, Watchdog
+from kedge.monitor.detectors.policy_rules import EXPLAINED, MISMATCH
+from kedge.monitor.detectors.watchdog import noise_of
 from kedge.monitor.doctor.diagnosis import Cause, Change, History
 from kedge.monitor.doctor.ppo_causes import SUSPECTS, Suspect
 from kedge.monitor.doctor.ppo_changes import Facts
@@ -22,6 +24,9 @@ from kedge.monitor.overoptimisation import Fit, NoFit, fit
 
 ENOUGH_STEPS = 20
 """Steps after which every detector may raise an alarm."""
+
+ROUNDING = 1e-4
+"""Nats a token by which log-probs of a half precision always differ, and those of float32 never need to."""
 
 EVENT_SIGNS = ("dropped.reward", "dropped.other", "failed.reward", "kl.limit")
 """Signs that no metric shows, read from the run's events: a batch dropped for a score, or for another number, that was
@@ -37,6 +42,7 @@ def replay_detectors(history: History) -> list[Alarm]:
         kl_target=number_at(history.settings, "kl.target"),
         kl_limit=number_at(history.settings, "kl.limit"),
         score_std=1.0 if is_normalised else None,
+        precision=_precision(history),
     )
     return [alarm for row in history.metrics for alarm in watchdog.observe(int(row.get("step") or 0), _numbers(row))]
 
@@ -46,9 +52,22 @@ def causes(history: History, alarms: Iterable[Alarm]) -> list[tuple[Cause, list[
     first_alarms: dict[str, Alarm] = {}
     for alarm in (*alarms, *signs_in_events(history)):
         first_alarms.setdefault(alarm.code, alarm)
-    facts = Facts(settings=history.settings, signs=first_alarms, peak=_gold_peak(history))
+    facts = _facts_of(history, first_alarms)
     pairs = [(cause, suspect.changes(facts)) for suspect in SUSPECTS if (cause := _cause_of(suspect, facts))]
     return [pair for pair in pairs if not any(_explains(likelier, pair[0]) for likelier, _ in pairs)]
+
+
+def _facts_of(history: History, signs: Mapping[str, Alarm]) -> Facts:
+    kl, reward, explained = (_values(history, name) for name in ("kl/mean", "reward/mean", EXPLAINED))
+    error = noise_of(reward) * math.sqrt(2 / 5) if len(reward) > 5 else math.inf
+    return Facts(
+        settings=history.settings,
+        signs=signs,
+        explained=fmean(explained[-10:]) if explained else None,
+        lowest_kl=min((fmean(kl[at : at + 5]) for at in range(len(kl) - 4)), default=0.0),
+        has_reward_risen=bool(reward) and fmean(reward[-5:]) - fmean(reward[:5]) > 3 * error,
+        peak=_gold_peak(history),
+    )
 
 
 def signs_in_events(history: History) -> list[Alarm]:
@@ -102,14 +121,17 @@ def notes(history: History) -> list[str]:
     if not gold:
         return [*lines, "no gold source: whether the reward still means anything cannot be seen (give `gold`)"]
     curve = _fit_gold(history)
+    observed = [curve.observed.in_words()] if curve.observed is not None else []
     if isinstance(curve, NoFit):
-        return [*lines, f"where gold peaks cannot be said yet: {curve.reason}"]
+        return [*lines, *observed, f"where gold peaks is not predicted: {curve.reason}"]
     low, high = curve.peak_kl_interval
     where = "past it" if curve.is_past_peak else "before it"
+    until = "" if curve.holds_until is None else f"; the law does not fit beyond {curve.holds_until:.3g} nats"
     return [
         *lines,
+        *observed,
         f"gold is predicted to peak at {curve.peak_kl:.3g} nats (95 %: {low:.3g} to {high:.3g}); "
-        f"the run is at {curve.kl:.3g}, {where}",
+        f"the run is at {curve.kl:.3g}, {where}{until}",
     ]
 
 
@@ -123,7 +145,7 @@ def _cause_of(suspect: Suspect, facts: Facts) -> Cause | None:
     alarms = sorted((facts.signs[code] for code, weight in weights.items() if weight > 0), key=lambda alarm: alarm.step)
     hints = suspect.hints(facts)
     weight = sum(weights.values()) + sum(weight for weight, _ in hints)
-    if weight <= 0 or not any(alarm.level != "info" for alarm in alarms):
+    if weight <= 0 or suspect.is_refuted(facts) or not any(alarm.level != "info" for alarm in alarms):
         return None
     return Cause(
         code=suspect.code,
@@ -143,6 +165,15 @@ def _detector_settings(settings: Mapping[str, Any]) -> DetectorSettings:
         return DetectorSettings()
 
 
+def _precision(history: History) -> str:
+    """The type that the run computed in: as its settings say; where they leave it open, log-probs that agree to 1e-4
+    are of float32, and others may be of any type."""
+    dtype = value_at(history.settings, "memory.dtype")
+    if dtype not in (None, "auto"):
+        return str(dtype)
+    return "float32" if min(_values(history, MISMATCH), default=1.0) < ROUNDING else "bfloat16"
+
+
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in row.items() if name in READ and isinstance(value, int | float)}
 
@@ -158,6 +189,9 @@ def _fit_gold(history: History) -> Fit | NoFit:
     return fit([row["kl/mean"] for row in rows], [row["gold/mean"] for row in rows], kind="rl")
 
 
-def _gold_peak(history: History) -> Fit | None:
+def _gold_peak(history: History) -> float | None:
+    """The KL at which gold peaks: as predicted, else as it was seen to fall from; None where neither is known."""
     curve = _fit_gold(history)
-    return curve if isinstance(curve, Fit) else None
+    if isinstance(curve, Fit):
+        return curve.peak_kl
+    return curve.observed.kl if curve.observed is not None and curve.observed.has_fallen else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from kedge.monitor.detectors.policy_rules import USEFUL
 from kedge.monitor.doctor import ppo_changes
 from kedge.monitor.doctor.diagnosis import Change
 from kedge.monitor.doctor.ppo_changes import EARLY, Facts, is_carried_away
@@ -25,6 +26,8 @@ class Suspect:
     signs: Mapping[str, float]
     changes: Callable[[Facts], list[Change]]
     hints: Callable[[Facts], list[tuple[float, str]]] = lambda facts: []
+    is_refuted: Callable[[Facts], bool] = lambda facts: False
+    """Whether the run shows that it is not so, whatever speaks for it."""
 
 
 def _hints_of_sampling(facts: Facts) -> list[tuple[float, str]]:
@@ -46,6 +49,26 @@ def _hints_of_large_steps(facts: Facts) -> list[tuple[float, str]]:
     return [*hints, (2.0, f"actor.lr is {lr:g}, above the usual {usual:g}")] if lr is not None and lr > usual else hints
 
 
+def _hints_of_kl_sign(facts: Facts) -> list[tuple[float, str]]:
+    if facts.lowest_kl > -FAR_BELOW_ZERO:
+        return []
+    return [(8.0, f"KL went down to {facts.lowest_kl:.3g} nats: no noise of sampling goes so far")]
+
+
+def _hints_of_misread(facts: Facts) -> list[tuple[float, str]]:
+    hints = [(1.0, "the reward has risen, so its scores can be learnt")] if facts.has_reward_risen else []
+    if facts.explained is not None and facts.explained > 0.1:
+        hints.append((2.0, f"the critic explains {facts.explained:.2f} of the returns: they depend on the answers"))
+    return hints
+
+
+def _hints_of_unrelated(facts: Facts) -> list[tuple[float, str]]:
+    return [] if facts.has_reward_risen else [(2.0, "the reward has not risen: its scores cannot be learnt")]
+
+
+FAR_BELOW_ZERO = 3.0
+"""Nats below zero that only a wrong sign or other log-probs explain."""
+
 SUSPECTS = (
     Suspect(
         code="mismatch",
@@ -54,6 +77,64 @@ SUSPECTS = (
         signs={"policy.mismatch": 8, "kl.not_zero_at_start": 8, "kl.negative": 4},
         changes=ppo_changes.sample_what_is_scored,
         hints=_hints_of_sampling,
+    ),
+    Suspect(
+        code="kl_sign",
+        title="KL has the wrong sign",
+        explanation="policy and reference are swapped where log-probs are compared: the penalty pays for distance",
+        signs={"kl.negative": 4, "policy.mismatch": -8, "kl.not_zero_at_start": -8},
+        changes=lambda facts: [],
+        hints=_hints_of_kl_sign,
+    ),
+    Suspect(
+        code="reference_moves",
+        title="the reference follows the policy",
+        explanation="it shares the policy's weights or is updated with them: KL says nothing, and nothing is an anchor",
+        signs={"kl.reference_follows": 12},
+        changes=lambda facts: [],
+    ),
+    Suspect(
+        code="unrelated_scores",
+        title="the scores have nothing to do with the answers",
+        explanation="they belong to other rows, or are noise: what is learnt from them is random",
+        signs={
+            "reward.unrelated": 5,
+            "value.explains_nothing": 2,
+            "reward.constant": -10,
+            "reward.length_correlation": -5,
+        },
+        changes=lambda facts: [],
+        hints=_hints_of_unrelated,
+        is_refuted=lambda facts: "reward.unrelated" not in facts.signs,
+    ),
+    Suspect(
+        code="misread",
+        title="the reward model reads something else than the answers",
+        explanation="another tokenizer or template, or a part of the text: its scores are of texts that nobody wrote",
+        signs={
+            "reward.unrelated": 5,
+            "reward.out_of_range": 1,
+            "value.explains_nothing": -2,
+            "reward.constant": -10,
+            "reward.length_correlation": -5,
+        },
+        changes=lambda facts: [],
+        hints=_hints_of_misread,
+        is_refuted=lambda facts: "reward.unrelated" not in facts.signs,
+    ),
+    Suspect(
+        code="same_prompts",
+        title="every iteration asks the same prompts",
+        explanation="the policy learns the answers to a few prompts by heart",
+        signs={"prompts.repeated": 6},
+        changes=lambda facts: [],
+    ),
+    Suspect(
+        code="saturated",
+        title="the reward is saturated",
+        explanation="most answers stand at one end of the scale from the start: only the others are learnt from",
+        signs={"reward.saturated": 6, "reward.constant": -6},
+        changes=lambda facts: [],
     ),
     Suspect(
         code="reward_source",
@@ -87,7 +168,7 @@ SUSPECTS = (
         code="no_ends",
         title="the policy does not end its answers",
         explanation="an answer that is cut off is scored at a place where it was not meant to end",
-        signs={"answers.truncated": 5},
+        signs={"answers.truncated": 5, "answers.never_end": 5},
         changes=ppo_changes.let_answers_end,
     ),
     Suspect(
@@ -150,8 +231,11 @@ SUSPECTS = (
             "kl.no_room": -5,
             "kl.running_away": -2,
             "reward.constant": -5,
+            "reward.saturated": -3,
+            "reward.unrelated": -3,
         },
         changes=ppo_changes.tune_critic,
+        is_refuted=lambda facts: facts.explained is not None and facts.explained > USEFUL,
     ),
     Suspect(
         code="length",

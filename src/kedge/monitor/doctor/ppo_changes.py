@@ -10,7 +10,6 @@ from typing import Any
 from kedge.monitor.alarms import Alarm
 from kedge.monitor.doctor.diagnosis import Change
 from kedge.monitor.doctor.settings_changes import changed, number_at, rounded, scaled, value_at
-from kedge.monitor.overoptimisation import Fit
 
 EARLY = 10
 """Steps within which KL runs away only where updates are far too large."""
@@ -18,12 +17,18 @@ EARLY = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What causes and changes are derived from: the settings, the alarms, and where gold is predicted to peak."""
+    """What causes and changes are derived from: the settings, the alarms, and where gold peaks."""
 
     settings: Mapping[str, Any]
     signs: Mapping[str, Alarm]
     """The first alarm of each code."""
-    peak: Fit | None
+    explained: float | None
+    """Mean of the last ten explained variances of the critic; None without a critic."""
+    lowest_kl: float
+    """The lowest mean of five neighbouring KLs."""
+    has_reward_risen: bool
+    peak: float | None
+    """The KL at which gold peaks; None where it is not known."""
 
 
 def sample_what_is_scored(facts: Facts) -> list[Change]:
@@ -70,9 +75,9 @@ def lower_kl_target(facts: Facts) -> list[Change]:
         return raise_kl_penalty(facts)
     target, limit = number_at(facts.settings, "kl.target"), number_at(facts.settings, "kl.limit")
     bounds = [bound for bound in (target, limit) if bound is not None]
-    if facts.peak is not None and rounded(facts.peak.peak_kl) < min(bounds, default=math.inf):
-        why = f"gold is predicted to peak at {facts.peak.peak_kl:.3g} nats"
-        changes = changed(facts.settings, "kl.target", rounded(facts.peak.peak_kl), why, area="kl")
+    if facts.peak is not None and rounded(facts.peak) < min(bounds, default=math.inf):
+        why = f"gold peaks at {facts.peak:.3g} nats"
+        changes = changed(facts.settings, "kl.target", rounded(facts.peak), why, area="kl")
     elif target is not None:
         changes = scaled(facts.settings, "kl.target", 0.5, "the reward holds only nearer to the reference", area="kl")
     else:

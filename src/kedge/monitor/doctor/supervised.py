@@ -186,6 +186,10 @@ def learners(history: History) -> list[list[Point]]:
     members = int(number_at(history.settings, "members") or 1)
     if members == 1:
         return [points]
+    member_at = dict(_points(history, "train/member"))
+    if member_at:
+        numbers = sorted(set(member_at.values()))
+        return [[point for point in points if member_at.get(point[0]) == number] for number in numbers]
     ends, starts, has_fallen = list[float](), [-math.inf], False
     for (lowest, before), (step, rate) in pairwise(_points(history, "train/lr")):
         if rate > before and has_fallen:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from kedge.report.charts.plot import Mark, Plot, Threshold, over_steps
+from kedge.report.run.members import MEMBER, MEMBER_STEP, names_of_members, side_by_side
 from kedge.report.run.run_records import Record, StageRecord
 
 _SETTINGS_AND_COSTS = ("time/", "tokens/", "policy/lr", "value/lr", "train/lr")
@@ -39,7 +40,8 @@ _PPO = (
     ),
     _Curve(
         title="Length of answers",
-        note="In tokens. Length that climbs together with the reward is the commonest way to cheat.",
+        note="In tokens, the end-of-turn token included. Length that climbs together with the reward is the commonest "
+        "way to cheat.",
         names={"length/mean": "mean"},
     ),
     _Curve(
@@ -54,7 +56,8 @@ _PPO = (
     ),
     _Curve(
         title="Clipped share of the update",
-        note="About 0.05 to 0.3 is usual: at zero nothing is learnt, and far above the steps are too large.",
+        note="About 0.05 to 0.3 is usual: at zero nothing is learnt, and far above the steps are too large. A mean "
+        "over optimiser steps: not comparable between runs with other epochs or minibatches.",
         names={"policy/clip_fraction": "policy", "value/clip_fraction": "value"},
     ),
     _Curve(
@@ -90,7 +93,8 @@ _PPO = (
     ),
     _Curve(
         title="Policy update",
-        note="KL between the policy before and after an iteration's updates, as estimated on its samples.",
+        note="KL between the policy before and after an iteration's updates, as estimated on its samples. A mean over "
+        "optimiser steps: not comparable between runs with other epochs or minibatches.",
         names={"policy/approx_kl": "approximate KL"},
     ),
 )
@@ -108,10 +112,12 @@ def plots(stage: StageRecord) -> Iterator[Plot]:
     marks = marks_of(stage.events)
     curves = [*(_PPO if _is_ppo(stage.metrics) else ()), *_supervised(stage.metrics)]
     curves += _others(stage.metrics, curves)
+    metrics, members = side_by_side(stage.metrics)
+    marks = () if members else marks  # events have the steps of the run, not those of a member
     drawn = (
         over_steps(
-            cast(Sequence[Mapping[str, float]], stage.metrics),
-            curve.names,
+            cast(Sequence[Mapping[str, float]], metrics),
+            names_of_members(curve.names, members),
             title=curve.title,
             note=curve.note,
             spread=curve.spread,
@@ -158,13 +164,13 @@ def _supervised(records: Sequence[Record]) -> Iterator[_Curve]:
     names = _logged(records)
     quantities = dict.fromkeys(name.split("/", 1)[1] for name in names if name.startswith(("train/", "heldout/")))
     for name in sorted(quantities, key=lambda name: (name not in _SUPERVISED_WORDS, list(quantities).index(name))):
-        if f"train/{name}".startswith(_SETTINGS_AND_COSTS):
+        if f"train/{name}".startswith(_SETTINGS_AND_COSTS) or f"train/{name}" in (MEMBER, MEMBER_STEP):
             continue
         title, note = _SUPERVISED_WORDS.get(name, (name.replace("_", " ").capitalize(), ""))
         yield _Curve(title=title, note=note, names={f"train/{name}": "training", f"heldout/{name}": "held out"})
 
 
-_SHOWN_ELSEWHERE = ("step", "at", "reward/std", "gold/mean")
+_SHOWN_ELSEWHERE = ("step", "at", MEMBER, MEMBER_STEP, "reward/std", "gold/mean")
 
 
 def _others(records: Sequence[Record], shown: Sequence[_Curve]) -> Iterator[_Curve]:

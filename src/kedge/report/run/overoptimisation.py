@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite, log10, sqrt
-from statistics import fmean
 
-from kedge.monitor.overoptimisation import Fit, NoFit, fit
+from kedge.monitor.overoptimisation import LOOKS, Fit, NoFit, fit
 from kedge.report.charts.plot import Curve, Plot, Series, decimated_rows
 from kedge.report.run.run_records import Record, is_number
 from kedge.report.words import short
 
 _CURVE_POINTS = 60
-_MEASUREMENTS = 5
-"""Gold is compared by means of so many measurements: of single ones, the luckiest would be the best."""
 
 
 def gold_plot(metrics: Sequence[Record]) -> Plot | None:
@@ -35,7 +32,7 @@ def gold_plot(metrics: Sequence[Record]) -> Plot | None:
         note=" ".join(
             (
                 "Where the proxy goes on climbing and gold turns down, the reward is being exploited.",
-                *_fallen(metrics),
+                *_observed_in_words(fitted),
                 _fit_in_words(fitted),
             )
         ),
@@ -51,36 +48,33 @@ def gold_plot(metrics: Sequence[Record]) -> Plot | None:
     )
 
 
-def _fallen(metrics: Sequence[Record]) -> list[str]:
-    """Where gold was best and how far it fell, as a sentence; none if measured seldom, or if it is best at the end."""
-    measured = [record for record in metrics if is_number(record.get("gold/mean")) and is_number(record.get("kl/mean"))]
-    windows = [measured[at : at + _MEASUREMENTS] for at in range(len(measured) - _MEASUREMENTS + 1)]
-    if len(windows) <= _MEASUREMENTS:
+def _observed_in_words(fitted: Fit | NoFit) -> list[str]:
+    """Where gold was best and how far it fell, as a sentence; none where it was measured too seldom."""
+    if fitted.observed is None:
         return []
-    gold = [fmean(record["gold/mean"] for record in window) for window in windows]
-    best = max(range(len(gold)), key=gold.__getitem__)
-    if best == len(gold) - 1:
-        return []
-    kl = fmean(record["kl/mean"] for record in windows[best])
-    where = f"at step {windows[best][-1]['step']}, at a KL of {kl:.3g} nats"
-    means = f"Means of {_MEASUREMENTS} looks"
-    return [f"{means}: gold was best {where}, {gold[best]:.3g}, and is {gold[-1]:.3g} at the end."]
+    return [f"By means of {LOOKS} looks, {fitted.observed.in_words()}."]
 
 
 def _curve(fitted: Fit, furthest: float) -> Curve:
-    """From the reference to a little beyond the run, and to the peak where that is near."""
+    """From the reference to where the law no longer holds; where it does throughout, to a little beyond the run, and to
+    the peak where that is near."""
     end = 1.05 * max(furthest, min(sqrt(fitted.peak_kl), 1.5 * furthest))
+    if fitted.holds_until is not None:
+        end = sqrt(fitted.holds_until)
     distances = [end * (at + 1) / _CURVE_POINTS for at in range(_CURVE_POINTS)]
     return Curve(name="fit", places=tuple((d, fitted.predicted(d)) for d in distances))
 
 
 def _fit_in_words(fitted: Fit | NoFit) -> str:
     if isinstance(fitted, NoFit):
-        return f"Overoptimisation is not fitted: {fitted.reason}."
+        return f"No law of overoptimisation is fitted: {fitted.reason}."
     low, high = fitted.peak_kl_interval
     here = f"this run is at {short(fitted.kl)}, " + ("past the peak" if fitted.is_past_peak else "before the peak")
+    until = (
+        "" if fitted.holds_until is None else f", up to {short(fitted.holds_until)} nats: the law does not fit beyond"
+    )
     return (
-        f"Fitted R(d) = start + d (α − β ln d) with d = √KL: α = {fitted.alpha:.3g}, β = {fitted.beta:.3g}. "
+        f"Fitted R(d) = start + d (α − β ln d) with d = √KL{until}. α = {fitted.alpha:.3g}, β = {fitted.beta:.3g}. "
         f"Gold is predicted to peak at a KL of {fitted.peak_kl:.3g} nats a sequence "
         f"(95 % interval {low:.3g} to {high:.3g}); {here}."
     )

@@ -214,7 +214,7 @@ def _column(summary: Mapping[str, Any], against: Mapping[str, Any], baseline: st
             column[f"{source}: answers without a score"] = f"{scores['unscored']:,}"
     return column | {
         f"KL from {baseline}, nats": _estimate(summary["kl"], 2),
-        "length, tokens": _estimate(summary["length"], 1),
+        "length, tokens (end of turn aside)": _estimate(summary["length"], 1),
         "finished": percent(summary["finished"]),
         "repetition": number(summary["repetition"]),
         "distinct": number(summary["distinct"]),

@@ -147,6 +147,8 @@ def _train_member(
         )
         if metrics is None:
             continue
+        if settings.members > 1:
+            metrics |= {"train/member": float(index + 1), "train/member_step": float(learner.step)}
         if held_out_batches and loop.is_evaluation_due:
             metrics |= held_out_metrics(learner, held_out_batches)
         loop.finish(metrics)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kedge.core.files import hash_json
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, num_rows
 from kedge.monitor.detectors import CATALOGUE, Watchdog
@@ -18,7 +19,7 @@ from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
 from kedge.stages.rl.settings import RLSettings
 from kedge.stages.shared.context import Context
-from kedge.trainers.evaluated import EvaluatedRollouts, sampled_tokens
+from kedge.trainers.evaluated import EvaluatedRollouts, correlation, sampled_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +36,11 @@ class IterationJournal:
     prompts: PromptDataset
     tokenizer: PreTrainedTokenizerBase
     clock: Clock
+    precision: str
+    """The type that the policy computes in."""
     detectors: Watchdog = field(init=False)
+    last_prompts: frozenset[str] = field(default=frozenset(), init=False)
+    """Hashes of the prompts of the iteration before."""
     num_unscored: dict[str, int] = field(default_factory=dict[str, int], init=False)
     """Answers without a score that were reported, by source."""
 
@@ -44,7 +49,12 @@ class IterationJournal:
         # `reward/std` is of raw scores: normalised ones have a spread of about 1, whatever it says.
         score_std = None if self.settings.scores.normalise == "none" else 1.0
         self.detectors = Watchdog(
-            CATALOGUE, self.settings.detectors, kl_target=kl.target, kl_limit=kl.limit, score_std=score_std
+            CATALOGUE,
+            self.settings.detectors,
+            kl_target=kl.target,
+            kl_limit=kl.limit,
+            score_std=score_std,
+            precision=self.precision,
         )
 
     @property
@@ -55,7 +65,12 @@ class IterationJournal:
         """Write iteration `number`; True where the gold source scored it."""
         step, every, iterations = number + 1, self.settings.logging.every, self.settings.iterations
         gold_B = self._gold_scores(number, evaluated)
-        record = {**metrics, **self._reward_metrics(evaluated, gold_B), **self._speed(evaluated.rollouts)}
+        record = {
+            **metrics,
+            **self._reward_metrics(evaluated, gold_B),
+            **self.prompt_metrics(evaluated.rollouts),
+            **self._speed(evaluated.rollouts),
+        }
         self.context.tracker.log(record, step=step)
         for alarm in self.detectors.observe(step, record):
             self.context.tracker.event(alarm.as_event())
@@ -68,10 +83,11 @@ class IterationJournal:
         return gold_B is not None
 
     def state(self) -> dict[str, Any]:
-        return {"detectors": self.detectors.state()}
+        return {"detectors": self.detectors.state(), "last_prompts": sorted(self.last_prompts)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.detectors.load(state["detectors"])
+        self.last_prompts = frozenset(state["last_prompts"])
         self.num_unscored = {counter.source: counter.report().failed for counter in self.reward.failure_counters}
 
     def _gold_scores(self, number: int, evaluated: EvaluatedRollouts) -> Tensor | None:
@@ -79,10 +95,19 @@ class IterationJournal:
         return self.gold.score(evaluated.rollouts) if self.gold and is_due else None
 
     def _reward_metrics(self, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> dict[str, float]:
-        metrics = {} if gold_B is None else {"gold/mean": torch.nanmean(gold_B).item()}
+        metrics = {} if gold_B is None else gold_metrics(evaluated.scores_B, gold_B)
         if isinstance(self.reward.source, ModelOnTokens):
             metrics |= self.reward.source.trust_metrics(evaluated.scores_B)
         return metrics
+
+    def prompt_metrics(self, rollouts: Rollouts) -> dict[str, float]:
+        """The share of the prompts that the iteration before asked too, by their tokens. Fewer prompts than two batches
+        cannot but repeat, and are not measured."""
+        prompts, before = prompt_hashes(rollouts), self.last_prompts
+        self.last_prompts = prompts
+        if len(self.prompts.prompts) < 2 * self.prompts.batch:
+            return {}
+        return {"prompts/repeated": len(prompts & before) / len(prompts)}
 
     def _speed(self, rollouts: Rollouts) -> dict[str, float]:
         laps = self.clock.take()
@@ -106,6 +131,24 @@ class IterationJournal:
                 "gold": None if gold_B is None else gold_B[row].item(),
             }
             self.context.run.sample(sample, step)
+
+
+def gold_metrics(scores_B: Tensor, gold_B: Tensor) -> dict[str, float]:
+    """The mean of the gold scores, and how far they go with the scores that are learnt from."""
+    metrics = {"gold/mean": torch.nanmean(gold_B).item()}
+    gold_B = gold_B.to(scores_B.device)
+    known_B = gold_B.isfinite()
+    if int(known_B.sum()) > 1:
+        metrics["reward/gold_correlation"] = correlation(scores_B[known_B], gold_B[known_B])
+    return metrics
+
+
+def prompt_hashes(rollouts: Rollouts) -> frozenset[str]:
+    """A hash of the tokens of each prompt that was asked."""
+    prompt_BT = rollouts.attention_mask_BT & ~rollouts.response_mask_BT
+    rows = zip(rollouts.tokens_BT.tolist(), prompt_BT.tolist(), strict=True)
+    prompts = {tuple(token for token, counts in zip(tokens, mask, strict=True) if counts) for tokens, mask in rows}
+    return frozenset(hash_json(prompt)[:16] for prompt in prompts)
 
 
 def progress_line(step: int, total: int, metrics: Mapping[str, float]) -> str:

@@ -129,6 +129,7 @@ class RLRun:
             prompts=self.prompts,
             tokenizer=self.tokenizer,
             clock=self.clock,
+            precision=str(base_of(self.roles.model).dtype).removeprefix("torch."),
         )
 
     def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
@@ -309,17 +310,18 @@ class RLRun:
         return True
 
     def _stop_at_peak(self, step: int) -> None:
-        """End the run where the gold score is at or past its predicted peak."""
-        fit = passed_peak(self.context.run.read_metrics())
-        if fit is None:
+        """End the run where the gold score is at or past its predicted peak, or has fallen from one."""
+        peak = passed_peak(self.context.run.read_metrics())
+        if peak is None:
             return
         self.save()
         place = self.save_policy()
-        low, high = fit.peak_kl_interval
-        what = f"the gold score has its predicted peak at a KL of {fit.peak_kl:.3g} nats ({low:.3g} to {high:.3g})"
-        self.context.event("fatal", "overoptimisation.peak", what, step=step, kl=fit.kl)
+        low, high = peak.kl_interval
+        how = "has its predicted peak" if peak.is_predicted else "has fallen; it was best"
+        what = f"the gold score {how} at a KL of {peak.kl:.3g} nats ({low:.3g} to {high:.3g})"
+        self.context.event("fatal", "overoptimisation.peak", what, step=step, kl=peak.kl_now)
         raise ContractStop(
-            f"{what}, and the run is at {fit.kl:.3g}: more of this reward would make the answers worse. The policy "
-            f"is in {place}. To go on all the same: --resume "
+            f"{what}, and the run is at {peak.kl_now:.3g}: more of this reward would make the answers worse. The "
+            f"policy is in {place}. To go on all the same: --resume "
             f"--set stages.{self.context.name}.stop.overoptimisation=false"
         )
