@@ -126,8 +126,8 @@ def _is_fatal(finding: Finding) -> bool:
     return finding.level == "fatal"
 
 
-def masked_examples(recipe: Recipe, count: int) -> Iterator[tuple[str, Text]]:
-    """The first conversations of every `sft` stage, with the tokens that are trained highlighted."""
+def masked_examples(recipe: Recipe, count: int, *, in_colour: bool) -> Iterator[tuple[str, Text]]:
+    """The first conversations of every `sft` stage, with the tokens that are trained highlighted or in brackets."""
     from kedge.data.reading import read
     from kedge.data.template import encode_conversation, show_masks
 
@@ -138,7 +138,8 @@ def masked_examples(recipe: Recipe, count: int) -> Iterator[tuple[str, Text]]:
                 continue
             for example in islice(read(link.source(), kind="demonstrations"), count):
                 messages = cast(Any, example).messages
-                yield f"{name}: {example.origin}", show_masks(tokenizer, encode_conversation(tokenizer, messages))
+                encoded = encode_conversation(tokenizer, messages)
+                yield f"{name}: {example.origin}", show_masks(tokenizer, encoded, in_colour=in_colour)
 
 
 def _outside_models(all_links: Iterable[Sequence[Link]]) -> list[str]:

@@ -53,6 +53,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
 
 
+def is_same_file(left: Path, right: Path) -> bool:
+    """Whether two names lead to one file, through links of either kind too; also of a file that is not there yet."""
+    try:
+        if left.samefile(right):
+            return True
+    except (OSError, ValueError):
+        pass
+    return os.path.realpath(left) == os.path.realpath(right)
+
+
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTIAL = re.compile(r"\..+\.\d+\.partial")
