@@ -1,4 +1,4 @@
-"""Near duplicates and n-grams against brute force, signatures against plain arithmetic, and the small vectorised parts."""
+"""Near duplicates and n-grams against brute force, signatures against plain arithmetic, and small vectorised parts."""
 
 from __future__ import annotations
 

@@ -319,13 +319,13 @@ def test_steer_prompts_of_several_turns(write_lines: Write) -> None:
 def test_two_preferences_must_be_decided_between(write_lines: Write) -> None:
     file = write_lines("a.jsonl", [{**PKU, "better_response_id": 0, "safer_response_id": 1}])
     with pytest.raises(
-        DataError, match="columns: {better: better_response_id} or columns: {better: safer_response_id}"
+        DataError, match=r"columns: \{better: better_response_id\} or columns: \{better: safer_response_id\}"
     ):
         read(file)
     assert [brief(e) for e in read(file, columns={"better": "safer_response_id"})] == GOOD_OVER_BAD
     assert [brief(e) for e in read(file, columns={"better": "better_response_id"})] == [("Why?", "bad", "good")]
     assert [brief(e) for e in read(file, kind="prompts")] == [("Why?", None)]
-    with pytest.raises(DataError, match="PKU-SafeRLHF has no 'safer' .*; one of better_response_id, safer_response_id"):
+    with pytest.raises(DataError, match=r"PKU-SafeRLHF has no 'safer'.*; one of better_response_id, safer_response_id"):
         read(file, columns={"better": "safer"})
 
 
@@ -379,7 +379,7 @@ def test_labels_make_thumbs(column: str, good: Any, bad: Any, write_lines: Write
 
 def test_numbers_on_a_scale_are_no_thumbs(write_lines: Write) -> None:
     rows = [{"prompt": "Why?", "response": "a", "rating": 1}]
-    with pytest.raises(DataError, match="column 'rating' .* looks like a verdict"):
+    with pytest.raises(DataError, match=r"column 'rating' .* looks like a verdict"):
         read(write_lines("a.jsonl", rows))
     words = [{"prompt": "Why?", "response": "a", "rating": "bad"}]
     assert [brief(e) for e in load(write_lines("b.jsonl", words))] == [("Why?", "a", False)]

@@ -57,8 +57,6 @@ def target_for(file: str, to: Path | None) -> Path:
     target = to or Path(f"{stem_of(file)}.scores.jsonl")
     if not target.name.endswith(WRITABLE):
         raise ConfigError(f"--to {target}: the name must end in {', '.join(WRITABLE)}")
-    if target.resolve() == Path(file).resolve():
-        raise ConfigError(f"--to {target}: this is the file that is read; name another")
     return target
 
 

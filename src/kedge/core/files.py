@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
+from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
@@ -102,6 +103,24 @@ def clear_partial_files(folder: Path) -> list[str]:
         for path in partial:
             path.unlink()
     return [path.name for path in partial]
+
+
+def sweep_partial_files(path: Path) -> None:
+    """Remove what killed writers of `path` left beside it; one that is still at work keeps its file."""
+    for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
+        number = partial.name.removesuffix(".partial").rpartition(".")[2]
+        if _PARTIAL.fullmatch(partial.name) and not _is_alive(int(number)):
+            partial.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def free_bytes(path: Path) -> int:

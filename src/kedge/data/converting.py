@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import DataError
+from kedge.core.outputs import refuse_overwriting
 from kedge.data.columns import NO_COLUMNS, Columns
 from kedge.data.decode import Row
 from kedge.data.examples import Demonstration, Example, Kind, Message, Messages, Origin, Pair, Prompt, Ranking, Thumb
 from kedge.data.foreign.unread import is_suspicious
-from kedge.data.formats import KNOWN_FIELDS, Format, examples_of, grouped, recognise
+from kedge.data.formats import KNOWN_FIELDS, Format, recognise
 from kedge.data.kinds import CONVERTS, SERVES, as_kind
-from kedge.data.reading import MAX_BROKEN, SAMPLE_ROWS, Reading, recognised
+from kedge.data.reading import MAX_BROKEN, SAMPLE_ROWS, Reading, examples_of, grouped, recognised
 from kedge.data.sources import SET_ASIDE_SUFFIX, stem_of
 from kedge.data.writing import encode, row_writer
 
@@ -41,17 +42,21 @@ def convert(
     set_aside: Path | None = None,
     columns: Mapping[str, Any] | None = None,
     limit: int | None = None,
+    force: bool = False,
 ) -> Converted:
     """Write the examples of `source` to `out` (.jsonl, .jsonl.gz or .parquet) as examples of `kind`.
 
-    Broken rows go to `set_aside`, by default a file beside `out`. With too many of them nothing else is written.
+    Broken rows go to `set_aside`, by default a file beside `out`. With too many of them nothing else is written. A file
+    that is there is overwritten with `force` only, and the source never.
     """
+    aside = set_aside or out.with_name(stem_of(out) + SET_ASIDE_SUFFIX)
+    refuse_overwriting([out], inputs=[source], force=force)
+    refuse_overwriting([out, aside], inputs=[source], force=True)  # what an earlier try set aside is replaced
     fmt = recognised(source, kind, columns=columns)
     kind = kind or fmt.kind
     if kind != fmt.kind and kind not in CONVERTS[fmt.kind]:
         possible = ", ".join(CONVERTS[fmt.kind])
         raise DataError(f"{source}: holds {fmt.kind}, which cannot be turned into {kind}; they can become: {possible}")
-    aside = set_aside or out.with_name(stem_of(out) + SET_ASIDE_SUFFIX)
     named = Columns.parse(columns)
     reading = Reading(source, fmt, kind, max_broken=max_broken, set_aside=aside, columns=named, limit=limit)
     with row_writer(out) as write:

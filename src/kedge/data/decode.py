@@ -1,7 +1,8 @@
 """The bytes of one text file into rows: JSON Lines, a JSON array, CSV, plain lines; gzip by its magic bytes.
 
-The layout is told by content, not by name, except that `.txt` is always a prompt a line, and `.csv` and `.tsv` are tables
-with the names of their columns in the first line. One row is bounded: a line without an end must not fill the memory.
+The layout is told by content, not by name, except that `.txt` is always a prompt a line, and `.csv` and `.tsv` are
+tables with the names of their columns in the first line. One row is bounded: a line without an end must not fill the
+memory.
 """
 
 from __future__ import annotations
@@ -63,15 +64,16 @@ def text_rows(path: Path) -> Iterator[Row]:
         file.seek(0)
         # gzip's own readline is slow; a buffer around it is not.
         stream = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)), _BUFFER_BYTES) if is_gzip else file
-        lines = _lines(stream, path)
+        name = path.name.removesuffix(".gz").lower()
+        is_table = name.endswith((".csv", ".tsv"))
+        lines = _lines(stream, path, keeps_blank=is_table)
         head = list(islice(lines, _HEAD_LINES))
         if not head:
             raise DataError(f"{path}: the file is empty")
         lines = chain(head, lines)
-        name = path.name.removesuffix(".gz").lower()
         if name.endswith(".txt"):
             yield from _plain(lines, path)
-        elif name.endswith((".csv", ".tsv")):
+        elif is_table:
             yield from _table(lines, path, "\t" if name.endswith(".tsv") else ",")
         elif _is_json_lines(head, path):
             yield from _json_lines(lines, path)
@@ -79,8 +81,8 @@ def text_rows(path: Path) -> Iterator[Row]:
             yield from _json_whole(lines, path)
 
 
-def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Line]:
-    """Numbered lines with something on them; refuses at the start what is not text."""
+def _lines(stream: io.BufferedReader, path: Path, *, keeps_blank: bool) -> Iterator[Line]:
+    """Numbered lines with something on them, or all; refuses at the start what is not text."""
     number = 0
     try:
         _refuse_binary(stream.peek(8192)[:8192], path)
@@ -90,7 +92,7 @@ def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Line]:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if len(line) > MOST_ROW_BYTES and not line.endswith(b"\n") and not _is_array(line):
                 yield number, _cut(stream, line)
-            elif not line.isspace():
+            elif keeps_blank or not line.isspace():
                 yield number, line.rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
@@ -204,6 +206,8 @@ def _table(lines: Iterable[Line], path: Path, delimiter: str) -> Iterator[Row]:
         for cells in reader:
             origin = Origin(str(path), numbers[start])
             start = len(numbers)
+            if not cells:  # a blank line between rows
+                continue
             if len(cells) != len(names):
                 problem = f"{len(cells)} cells in a table of {len(names)} columns; is text with a delimiter unquoted?"
                 yield Row(origin, None, problem, delimiter.join(cells)[:_SHOWN_RAW])

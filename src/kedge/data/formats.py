@@ -9,7 +9,7 @@ solution, not a demonstration: those say `completion`, `response` or `output`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, cast
@@ -28,7 +28,6 @@ from kedge.data.build import (
     thumb,
 )
 from kedge.data.columns import NO_COLUMNS, Columns
-from kedge.data.decode import Row
 from kedge.data.examples import Example, Kind, Origin
 from kedge.data.foreign.labels import LABEL_WORDS, is_label, is_word_label
 from kedge.data.foreign.table import RATED, Layout, layout_of, rewritten
@@ -157,7 +156,11 @@ _RESPONSE_FIELDS = ("chosen", "rejected", "messages", "completion")
 
 
 def recognise(
-    sample: Sequence[Mapping[str, Any]], *, kind: Kind | None = None, columns: Columns = NO_COLUMNS
+    sample: Sequence[Mapping[str, Any]],
+    *,
+    kind: Kind | None = None,
+    columns: Columns = NO_COLUMNS,
+    is_strict: bool = True,
 ) -> Format:
     """The format that most rows of `sample` have; `kind` is what the caller will use them as.
 
@@ -180,7 +183,7 @@ def recognise(
     if len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
         listed = " and ".join(f"{count} × {fmt}" for fmt, count in ranked)
         raise DataError(f"the first rows have two formats in equal number: {listed}. Put each into a file of its own.")
-    fmt = replace(ranked[0][0], is_strict=kind != "prompts")
+    fmt = replace(ranked[0][0], is_strict=is_strict and kind != "prompts")
     _refuse_unread(rows, fmt, columns)
     return fmt
 
@@ -243,7 +246,7 @@ def _refuse_unread(rows: Sequence[Mapping[str, Any]], fmt: Format, columns: Colu
         )
     if fmt.is_strict:
         for row in rows:
-            if _is_of(row, fmt) and (problem := refusal(row, _read_by(fmt), fmt.kind)):
+            if has_columns(row, fmt) and (problem := refusal(row, _read_by(fmt), fmt.kind)):
                 raise DataError(problem)
     if fmt.kind == "thumbs":
         numbers = {
@@ -259,58 +262,13 @@ def _read_by(fmt: Format) -> frozenset[str]:
     return frozenset(fmt.columns.values()) | OPTIONAL
 
 
-def grouped(rows: Iterable[Row], fmt: Format, columns: Columns) -> Iterator[tuple[Row, Sequence[Mapping[str, Any]]]]:
-    """Each row with the fields to read, under the names of their parts. A layout whose rows belong together gives all
-    rows of one key with the first of them, once the whole file is read; a row that cannot be decoded has no fields."""
-    mapped = columns.without(fmt.layout.choices if fmt.layout is not None else ())
-    groups: dict[Any, tuple[Row, list[Mapping[str, Any]]]] = {}
-    for row in rows:
-        if row.fields is None:
-            yield row, ()
-            continue
-        fields = mapped.applied(row.fields)
-        if fmt.layout is None or fmt.layout.key is None:
-            yield row, (fields,)
-            continue
-        key = (
-            fmt.layout.key(_scored(fields, fmt) if fmt.layout is RATED else fields)
-            if _is_of(fields, fmt)
-            else row.origin
-        )
-        groups.setdefault(key, (row, []))[1].append(fields)
-    yield from groups.values()
-
-
-def _is_of(fields: Mapping[str, Any], fmt: Format) -> bool:
+def has_columns(fields: Mapping[str, Any], fmt: Format) -> bool:
+    """Whether a row has all columns of the format."""
     return all(fields.get(name) is not None for name in fmt.columns.values())
 
 
-def examples_of(group: Sequence[Mapping[str, Any]], fmt: Format, origin: Origin) -> tuple[Example, ...]:
-    """The examples that one row, or one group of rows, holds; a DataError says why it holds none."""
-    if fmt.layout is None:
-        return (parse(group[0], fmt, origin),)
-    for fields in group:
-        _refuse_incomplete(fields, fmt)
-    rows = [_scored(fields, fmt) for fields in group] if fmt.layout is RATED else group
-    return tuple(_parse_canonical(row, fmt.layout.shape, origin) for row in rewritten(fmt.layout, rows, fmt.pick))
-
-
-def _refuse_incomplete(fields: Mapping[str, Any], fmt: Format) -> None:
-    for name in fmt.columns.values():
-        if fields.get(name) is None:
-            raise DataError(f"field '{name}' is missing (found: {', '.join(fields) or 'none'})")
-
-
-def _scored(fields: Mapping[str, Any], fmt: Format) -> dict[str, Any]:
-    """A rated answer with its whole prompt as messages, so that answers to the same one are found."""
-    shape = _BY_NAME["completions"]
-    read = {part: name for part, name in fmt.columns.items() if part != "score"}
-    answer = shape.build(Fields(fields, read, Origin("", 0)))
-    turns = [{"role": message.role, "content": message.content} for message in cast(Any, answer).messages]
-    return {"prompt": turns[:-1], "completion": turns[-1]["content"], "score": fields["score"]}
-
-
-def _parse_canonical(row: Mapping[str, Any], name: str, origin: Origin) -> Example:
+def parse_canonical(row: Mapping[str, Any], name: str, origin: Origin) -> Example:
+    """A row that a foreign layout was turned into, in the format called `name`."""
     shape = _BY_NAME[name]
     columns = {
         need.part: next((name for name in need.names if row.get(name) is not None), need.names[0])

@@ -6,21 +6,22 @@ A broken row is set aside with its line and the reason; too many of them are an 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import orjson
 import xxhash
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.files import atomic_open, is_same_file
+from kedge.core.files import atomic_open, is_same_file, sweep_partial_files
 from kedge.data.columns import NO_COLUMNS, Columns
-from kedge.data.examples import Example, Kind, Origin, prompt_of
-from kedge.data.formats import Format, examples_of, grouped, recognise
+from kedge.data.examples import Demonstration, Example, Kind, Origin, prompt_of
+from kedge.data.foreign.table import RATED, rewritten
+from kedge.data.formats import Format, has_columns, parse, parse_canonical, recognise
 from kedge.data.kinds import CONVERTS, SERVES, as_kind
 from kedge.data.sources import Row, rows
 from kedge.data.writing import encode
@@ -101,6 +102,7 @@ class Reading:
                     broken = Broken(row.origin, str(error), row.raw or encode(row.fields).decode())
                     if aside is None and self.set_aside is not None:
                         self.set_aside.parent.mkdir(parents=True, exist_ok=True)
+                        sweep_partial_files(self.set_aside)
                         aside = stack.enter_context(atomic_open(self.set_aside))
                     self._note(broken, aside)
                     if self._is_hopeless():
@@ -147,6 +149,53 @@ class Reading:
         )
 
 
+def grouped(rows: Iterable[Row], fmt: Format, columns: Columns) -> Iterator[tuple[Row, Sequence[Mapping[str, Any]]]]:
+    """Each row with the fields to read, under the names of their parts. A layout whose rows belong together gives all
+    rows of one key with the first of them, once the whole file is read; a row that cannot be decoded has no fields."""
+    mapped = columns.without(fmt.layout.choices if fmt.layout is not None else ())
+    groups: dict[Any, tuple[Row, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row.fields is None:
+            yield row, ()
+            continue
+        fields = mapped.applied(row.fields)
+        if fmt.layout is None or fmt.layout.key is None:
+            yield row, (fields,)
+            continue
+        key = (
+            fmt.layout.key(_scored(fields, fmt) if fmt.layout is RATED else fields)
+            if has_columns(fields, fmt)
+            else row.origin
+        )
+        groups.setdefault(key, (row, []))[1].append(fields)
+    yield from groups.values()
+
+
+def examples_of(group: Sequence[Mapping[str, Any]], fmt: Format, origin: Origin) -> tuple[Example, ...]:
+    """The examples that one row, or one group of rows, holds; a DataError says why it holds none."""
+    if fmt.layout is None:
+        return (parse(group[0], fmt, origin),)
+    for fields in group:
+        _refuse_incomplete(fields, fmt)
+    rows = [_scored(fields, fmt) for fields in group] if fmt.layout is RATED else group
+    return tuple(parse_canonical(row, fmt.layout.shape, origin) for row in rewritten(fmt.layout, rows, fmt.pick))
+
+
+def _refuse_incomplete(fields: Mapping[str, Any], fmt: Format) -> None:
+    for name in fmt.columns.values():
+        if fields.get(name) is None:
+            raise DataError(f"field '{name}' is missing (found: {', '.join(fields) or 'none'})")
+
+
+def _scored(fields: Mapping[str, Any], fmt: Format) -> dict[str, Any]:
+    """A rated answer with its whole prompt as messages, so that answers to the same one are found."""
+    read_columns = {part: name for part, name in fmt.columns.items() if part != "score"}
+    shape = Format(name="completions", kind="demonstrations", columns=read_columns, is_strict=False)
+    answer = cast(Demonstration, parse(fields, shape, Origin("", 0)))
+    turns = [{"role": message.role, "content": message.content} for message in answer.messages]
+    return {"prompt": turns[:-1], "completion": turns[-1]["content"], "score": fields["score"]}
+
+
 def read(
     source: str | Path,
     *,
@@ -155,14 +204,16 @@ def read(
     set_aside: Path | None = None,
     columns: Mapping[str, Any] | None = None,
     limit: int | None = None,
+    is_strict: bool = True,
 ) -> Reading:
     """Open a source and recognise its format; examples come when the result is iterated.
 
     `kind` is what they will be used as: other files may serve as prompts, but nothing else is turned unasked.
     Broken rows go to the file `set_aside`; a share above `max_broken` is a DataError at the end. `columns` says which
-    column plays which part (`kedge.data.columns`), `limit` how many rows are read at most.
+    column plays which part (`kedge.data.columns`), `limit` how many rows are read at most. Where it is not `is_strict`,
+    a column that looks like a verdict or a second answer may go unread.
     """
-    fmt = recognised(source, kind, columns=columns)
+    fmt = recognised(source, kind, columns=columns, is_strict=is_strict)
     if kind is not None and kind != fmt.kind and kind not in SERVES[fmt.kind]:
         raise DataError(_wrong_kind(source, fmt, kind))
     named = Columns.parse(columns)
@@ -185,7 +236,9 @@ def load(
     return list(reading)
 
 
-def recognised(source: str | Path, kind: Kind | None, *, columns: Mapping[str, Any] | None = None) -> Format:
+def recognised(
+    source: str | Path, kind: Kind | None, *, columns: Mapping[str, Any] | None = None, is_strict: bool = True
+) -> Format:
     """The format of a source, from its first rows; `kind` is what it will be used as, where that is known."""
     sample = list(islice(rows(source), SAMPLE_ROWS))
     good = [row.fields for row in sample if row.fields is not None]
@@ -193,7 +246,7 @@ def recognised(source: str | Path, kind: Kind | None, *, columns: Mapping[str, A
         first = sample[0]
         raise DataError(f"{source}: none of the first {len(sample)} rows can be read. {first.origin}: {first.problem}")
     try:
-        return recognise(good, kind=kind, columns=Columns.parse(columns))
+        return recognise(good, kind=kind, columns=Columns.parse(columns), is_strict=is_strict)
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
 

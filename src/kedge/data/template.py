@@ -178,8 +178,8 @@ def _check_calls(text: str, messages: Messages) -> None:
     for function, what in (*offered, *called):
         if str(function.get("name")) not in text:
             raise ModelError(
-                f"the chat template leaves out {what} {_shorten(str(function.get('name')))}: it does not know tools; use "
-                "a model or a template that does (chat_template: the path of a Jinja file)"
+                f"the chat template leaves out {what} {_shorten(str(function.get('name')))}: it does not know tools; "
+                "use a model or a template that does (chat_template: the path of a Jinja file)"
             )
 
 

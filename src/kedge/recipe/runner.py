@@ -19,6 +19,7 @@ from kedge.core.stage import MayChange
 from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
 from kedge.monitor.trackers.forwarding import ForwardingTracker
+from kedge.recipe.data_inputs import files_to_read
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, Plan, connect
 from kedge.report.writing import write_card, write_report
@@ -157,9 +158,6 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
     else:
         run = _create_stage(name, recipe, inputs, home)
     around.say(f"{name}: {stage.summary}")
-    by_field: dict[str, list[str]] = {}
-    for link, source in zip(plan.links[name], sources, strict=True):
-        by_field.setdefault(link.field, []).append(source)
     with run, _tracked(run, recipe, name, around) as tracker, _finished(run, tracker) as outputs:
         context = Context(
             name=name,
@@ -169,7 +167,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
             device=recipe.settings.device,
             chat_template=recipe.chat_template,
             recipe_folder=recipe.file.parent,
-            sources=by_field,
+            sources=files_to_read(plan.links[name], sources, home, seed=seed_for(recipe.settings.seed, name)),
             say=around.say,
             stop=around.stop,
         )

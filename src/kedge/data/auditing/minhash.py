@@ -84,8 +84,10 @@ class Sketches:
 
 
 def permutations(seed: int) -> tuple[U32, U32]:
-    """Factors a and shifts b of the maps h -> a h + b modulo 2^32. An odd factor makes a map one to one; the numbers are
-    those of NumPy's legacy generator, which never changes, so that signatures are the same in every version."""
+    """Factors a and shifts b of the maps h -> a h + b modulo 2^32; an odd factor makes a map one to one.
+
+    The numbers are those of NumPy's legacy generator, which never changes: signatures are the same in every version.
+    """
     generator = np.random.RandomState(seed & 0xFFFFFFFF)
     halves = generator.randint(0, 1 << 31, PERMUTATIONS, dtype=np.uint32)
     shifts = generator.randint(0, 1 << 32, PERMUTATIONS, dtype=np.uint32)
