@@ -92,7 +92,7 @@ def _lines(stream: io.BufferedReader, path: Path, *, keeps_blank: bool) -> Itera
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if len(line) > MOST_ROW_BYTES and not line.endswith(b"\n") and not _is_array(line):
                 yield number, _cut(stream, line)
-            elif keeps_blank or not line.isspace():
+            elif keeps_blank or line.strip():
                 yield number, line.rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(

@@ -241,6 +241,8 @@ def recognised(
 ) -> Format:
     """The format of a source, from its first rows; `kind` is what it will be used as, where that is known."""
     sample = list(islice(rows(source), SAMPLE_ROWS))
+    if not sample:
+        raise DataError(f"{source}: there are no rows in it")
     good = [row.fields for row in sample if row.fields is not None]
     if not good:
         first = sample[0]
