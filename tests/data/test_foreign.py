@@ -406,6 +406,9 @@ def test_three_verdicts_are_not_two(write_lines: Write) -> None:
         ({"prompt": "Q", "candidateA": "a"}, "candidateA"),
         ({"prompt": "Q", "chosen": "a", "rejected": "b", "winner": "b"}, "winner"),
         ({"text": "whole", "sentiment": "negative"}, "sentiment"),
+        ({"prompt": "Q", "response": "a", "chosen": False}, "chosen"),
+        ({"prompt": "Q", "response": "a", "ratings": {"helpful": 1}}, "ratings"),
+        ({"problem": "Q", "generated_solution": "a"}, "generated_solution"),
     ],
 )
 def test_column_that_looks_like_a_verdict_or_an_answer_is_named(
@@ -432,6 +435,7 @@ def test_column_that_comes_late_breaks_its_row(write_lines: Write) -> None:
     [
         {"chosen_score": 3, "rejected_score": 1},
         {"score_chosen": 3.0, "score_rejected": 1.0},
+        {"response": "good"},
         {"prompt_id": "x", "source": "y", "chosen_model": "m", "labelling_model": "gpt"},
     ],
 )

@@ -20,7 +20,8 @@ def refuse_overwriting(
     places = [target for target in targets if target is not None]
     read = {identity: file for file in _files(inputs, frozenset(own)) if (identity := _identity(file))}
     for number, target in enumerate(places):
-        source = read.get(_identity(target))
+        identity = _identity(target)
+        source = read.get(identity) if identity else None
         if source is not None:
             named = "" if str(source) == str(target) else f" (the same file as {target})"
             raise ConfigError(

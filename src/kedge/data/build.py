@@ -247,11 +247,9 @@ def _written_out(text: str) -> Messages:
     """The turns of a text that consists of turns and nothing else; none where it is anything else."""
     for pattern in _RENDERED:
         turns = list(pattern.finditer(text))
-        if len(turns) > 1 and not pattern.sub("", text).strip():
-            roles = [ROLES.get(turn["role"].lower()) for turn in turns]
-            return tuple(
-                Message(role, turn["content"].strip()) for role, turn in zip(roles, turns, strict=True) if role
-            )
+        is_known = all(turn["role"].lower() in ROLES for turn in turns)
+        if len(turns) > 1 and is_known and not pattern.sub("", text).strip():
+            return tuple(Message(ROLES[turn["role"].lower()], turn["content"].strip()) for turn in turns)
     return ()
 
 

@@ -46,6 +46,7 @@ WORDS: Mapping[str, bool] = {
 }
 """What a label may say, in lower case and with `_` for spaces."""
 
+_NUMBERS: Mapping[float, bool] = {1.0: True, 0.0: False, -1.0: False}
 LABEL_WORDS = "good/bad, yes/no, up/down, true/false, positive/negative, chosen/rejected, 👍/👎, 1/0 or 1/-1"
 _MODIFIERS = dict.fromkeys([0xFE0F, *range(0x1F3FB, 0x1F400)])  # emoji presentation and skin tones
 
@@ -59,7 +60,7 @@ def label_of(value: Any) -> bool | None:
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
-        return {1: True, 0: False, -1: False}.get(value) if math.isfinite(_as_float(value)) else None
+        return _NUMBERS.get(_as_float(value))
     if not isinstance(value, str):
         return None
     word = value.strip().casefold().translate(_MODIFIERS).replace(" ", "_").replace("-up", "_up")

@@ -6,7 +6,7 @@ Such a file would be trained on as something else: disliked answers imitated, pa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ _VERDICTS = """
 label labels rating ratings score scores reward rewards thumb thumbs feedback vote votes upvote upvotes downvote
 downvotes like likes dislike dislikes liked disliked preference preferences preferred winner better worse safe safer
 unsafe safety toxic toxicity harmful quality helpfulness harmlessness correctness coherence correct rank ranks ranking
-judgement judgment verdict grade stars approved accepted passed desirable sentiment good bad
+judgement judgment verdict grade stars approved accepted passed desirable sentiment good bad chosen rejected selected
 """
 _ABOUT = """
 model models source id ids name type kind date time by annotator annotators url version category categories reason
@@ -33,13 +33,14 @@ _SECOND_ANSWER = re.compile(
     rf"|(?:chosen|rejected|good|bad|better|worse|preferred|dispreferred|non_?preferred|accepted|edited|revised"
     rf"|alternative|alt|original|best|worst|winning|losing)_{_ANSWER}s?"
     rf"|{_ANSWER}_?(?:[0-9]|[a-k]|one|two|first|second|good|bad|better|worse|best|worst|chosen|rejected)"
+    rf"|(?:generated|model|predicted)_(?:{_ANSWER}|solution)"
     rf"|responses|outputs|completions|generations|candidates|replies|answers)"
 )
 
 
-def refusal(fields: Mapping[str, Any], read: Iterable[str], kind: Kind) -> str:
+def refusal(fields: Mapping[str, Any], read: frozenset[str], kind: Kind) -> str:
     """Why a row must not be read as `kind` with only the columns `read`; "" where nothing speaks against it."""
-    for name in _suspects(frozenset(fields), frozenset(read), kind):
+    for name in _suspects(frozenset(fields), read, kind):
         value = fields[name]
         if _is_verdict_name(name) and _is_verdict(value):
             return (
@@ -48,7 +49,8 @@ def refusal(fields: Mapping[str, Any], read: Iterable[str], kind: Kind) -> str:
                 f"columns: {{score: {name}}} (ranks the answers to a prompt); or that it does not count: "
                 f"columns: {{ignore: [{name}]}}"
             )
-        if _SECOND_ANSWER.fullmatch(_plain(name)) and _is_answer(value):
+        is_repeated = any(fields.get(other) == value for other in read)
+        if _SECOND_ANSWER.fullmatch(_plain(name)) and _is_answer(value) and not is_repeated:
             return (
                 f"column '{name}' ({shown(value, 40)}) looks like another answer, and nothing reads it: the file would "
                 f"be taken for {kind}. Say what the columns are, as in columns: {{prompt: …, chosen: …, rejected: "
@@ -87,6 +89,8 @@ def _is_verdict_name(name: str) -> bool:
 def _is_verdict(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(_is_verdict(item) for item in cast(list[Any], value)[:20])
+    if isinstance(value, Mapping):
+        return bool(value) and all(_is_verdict(item) for item in cast(Mapping[str, Any], value).values())
     if isinstance(value, str):
         return 0 < len(value.strip()) <= _MOST_VERDICT_CHARACTERS
     return isinstance(value, bool | int | float)
