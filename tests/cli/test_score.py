@@ -223,7 +223,7 @@ def test_a_run_and_a_stage_stand_for_the_model_inside(kedge: Kedge, tmp_path: Pa
         "nothing": (("rmm", "pairs.jsonl"), "no model named 'rmm'"),
         "prompts": (("rm", "prompts.jsonl"), "prompts.jsonl: holds prompts alone (read as prompts (prompt)), so there"),
         "another ending": (("rm", "pairs.jsonl", "--to", "a.csv"), "--to a.csv: the name must end in .jsonl"),
-        "the same file": (("rm", "pairs.jsonl", "--to", "./pairs.jsonl"), "--to pairs.jsonl: this is the file that"),
+        "the same file": (("rm", "pairs.jsonl", "--to", "./pairs.jsonl"), "pairs.jsonl: this is what is read"),
         "no preferences": (
             ("rm", "demos.jsonl", "--report", "r.html"),
             "--report: demos.jsonl holds demonstrations; a reward model is judged on pairs",

@@ -325,8 +325,8 @@ def test_two_preferences_must_be_decided_between(write_lines: Write) -> None:
     assert [brief(e) for e in read(file, columns={"better": "safer_response_id"})] == GOOD_OVER_BAD
     assert [brief(e) for e in read(file, columns={"better": "better_response_id"})] == [("Why?", "bad", "good")]
     assert [brief(e) for e in read(file, kind="prompts")] == [("Why?", None)]
-    with pytest.raises(DataError, match=r"PKU-SafeRLHF has no 'safer'.*; one of better_response_id, safer_response_id"):
-        read(file, columns={"better": "safer"})
+    with pytest.raises(DataError, match=r"PKU-SafeRLHF has no 'prompt'.*; one of better_response_id, safer"):
+        read(file, columns={"better": "prompt"})
 
 
 def test_another_rating_can_decide(write_lines: Write) -> None:
@@ -436,6 +436,7 @@ def test_column_that_comes_late_breaks_its_row(write_lines: Write) -> None:
         {"chosen_score": 3, "rejected_score": 1},
         {"score_chosen": 3.0, "score_rejected": 1.0},
         {"response": "good"},
+        {"scores": [1.5, 0.5]},
         {"prompt_id": "x", "source": "y", "chosen_model": "m", "labelling_model": "gpt"},
     ],
 )

@@ -119,3 +119,20 @@ def test_kinds_are_not_mixed(write_lines: Write, tmp_path: Path) -> None:
     thumbs = write_lines("t.jsonl", [{"prompt": "Q", "response": "a", "label": "good"}])
     with pytest.raises(DataError, match="must hold the same kind of examples"):
         mix([Part(source=str(pairs)), Part(source=str(thumbs))], tmp_path / "out.jsonl", kind=None, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ("5", "stages.sft.data: must be text, found 5"),
+        ("[]", "stages.sft.data: needs at least 1 item(s), found 0"),
+        ("{file: a.jsonl, weigt: 2}", "stages.sft.data.weigt: not a setting here (did you mean 'weight'?)"),
+        ("[a.jsonl, {file: b.jsonl, limit: 0}]", "stages.sft.data.1.limit: must be at least 1, found 0"),
+    ],
+)
+def test_mistake_in_a_list_of_files_is_told_once(data: str, problem: str, tmp_path: Path) -> None:
+    head = "kedge: 1\nname: m\nseed: 1\nmodel: tiny\nstages:\n  sft:\n    kind: sft\n"
+    (tmp_path / "r.yaml").write_text(f"{head}    data: {data}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(tmp_path / "r.yaml")
+    assert str(caught.value).splitlines()[1:] == [f"  line 8: {problem}"]

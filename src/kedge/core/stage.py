@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -41,9 +41,9 @@ class WeightedFile(DataFile):
     """Its share beside the other weights of the list; without any, every example counts once."""
 
 
-ReadData = str | DataFile | list[str | DataFile]
+ReadData = str | DataFile | Annotated[list[str | DataFile], Field(min_length=1)]
 """What is read as it is: one file or several."""
-MixedData = str | WeightedFile | list[str | WeightedFile]
+MixedData = str | WeightedFile | Annotated[list[str | WeightedFile], Field(min_length=1)]
 """What is trained on: one file, or several with the shares that they have in it."""
 
 DATA_KINDS: frozenset[str] = frozenset({"records", "demonstrations", "pairs", "rankings", "thumbs", "prompts"})

@@ -46,14 +46,7 @@ def audit(
     with the number of items read so far, over all files.
     """
     _check(files, near_threshold, measure, window)
-    checks = Checks(
-        measure=measure,
-        window=window,
-        known_tokens=LiteralFinder([token for token in KNOWN_SPECIAL_TOKENS if token not in special_tokens]),
-        model_tokens=LiteralFinder(special_tokens),
-        transcript_markers=LiteralFinder(TRANSCRIPT_MARKERS),
-        seed=seed,
-    )
+    checks = _checks(measure, window, special_tokens, seed)
     named = columns_of or {}
     counter = ProgressCounter(progress)
     evaluation_scans, grams = _scan_evaluation(evaluation, checks, counter)
@@ -85,6 +78,17 @@ def audit(
             "window": window,
             "max_broken": max_broken,
         },
+    )
+
+
+def _checks(measure: Measure | None, window: int | None, special_tokens: Sequence[str], seed: int) -> Checks:
+    return Checks(
+        measure=measure,
+        window=window,
+        known_tokens=LiteralFinder([token for token in KNOWN_SPECIAL_TOKENS if token not in special_tokens]),
+        model_tokens=LiteralFinder(special_tokens),
+        transcript_markers=LiteralFinder(TRANSCRIPT_MARKERS),
+        seed=seed,
     )
 
 

@@ -24,7 +24,8 @@ model models source id ids name type kind date time by annotator annotators url 
 rationale text prompt template judge language hash sha256
 """
 _VERDICT_WORDS, _ABOUT_WORDS = frozenset(_VERDICTS.split()), frozenset(_ABOUT.split())
-_SIDE_WORDS = frozenset(("chosen", "rejected"))
+_PAIR_WORDS = frozenset(["chosen", "rejected", "score", "scores", "reward", "rewards", "rating", "ratings"])
+"""In the names of columns that say in numbers what a pair says already."""
 _MOST_VERDICT_CHARACTERS = 30
 
 _ANSWER = "(?:response|answer|output|completion|reply|generation|summary|candidate|message|conversation|text)"
@@ -69,8 +70,7 @@ def is_suspicious(name: str) -> bool:
 def _suspects(names: frozenset[str], read: frozenset[str], kind: Kind) -> tuple[str, ...]:
     """The unread columns whose names alone are suspicious; most files have none, and then no value is looked at."""
     unread = sorted(name for name in names - read if is_suspicious(name))
-    # A pair's scores say again what the pair says.
-    return tuple(name for name in unread if kind != "pairs" or not _SIDE_WORDS & set(_words(name)))
+    return tuple(name for name in unread if kind != "pairs" or not _PAIR_WORDS & set(_words(name)))
 
 
 def _plain(name: str) -> str:

@@ -43,7 +43,7 @@ class Mixture:
 
         >>> mixture = Mixture([[0, 1, 2], [3]], [0.75, 0.25])
         >>> [mixture.place(group) for group in range(5)]
-        [(0, 0), (1, 0), (0, 1), (0, 2), (0, 3)]
+        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3)]
         """
         while len(self._places) <= group:
             done = len(self._places) + 1
