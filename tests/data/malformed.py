@@ -1,7 +1,7 @@
 """Malformed data files: each must be answered with a DataError that says where and why, or read with the bad rows
 counted; never with a traceback, and never as something else in silence.
 
-`CASES` maps a name to a case; `attempt(case)` is None where it held, else one line on what went wrong.
+`CASES` maps a name to a case; `attempt(name)` is None where it held, else one line on what went wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ DEMO = {"prompt": "Why?", "response": "So."}
 RANKED = {"prompt": "Why?", "answers": ["x", "y"], "scores": [1, 2]}
 
 
-def attempt(case: Case) -> str | None:
+def attempt(name: str) -> str | None:
+    case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / case.name
         case.make(path)

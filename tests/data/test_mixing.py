@@ -108,6 +108,19 @@ def test_recipe_mixes_files(tmp_path: Path) -> None:
     assert counts == {"a": 4, "b": 4}
 
 
+def test_stage_that_takes_several_files_gets_them_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demos("a", 4)))
+    (tmp_path / "b.csv").write_text("ask,reply\nb0,So.\n")
+    head = RECIPE.partition("stages:")[0]
+    files = "[a.jsonl, {file: b.csv, columns: {prompt: ask, completion: reply}}]"
+    (tmp_path / "r.yaml").write_text(f"{head}stages:\n  clean: {{kind: data, files: {files}}}\n")
+    links = connect(load_recipe(tmp_path / "r.yaml")).links["clean"]
+    sources = [link.source() for link in links]
+    read_files = files_to_read(links, sources, tmp_path / "home", seed=1)["files"]
+    assert read_files == [sources[0], str(tmp_path / "home/inputs/files-2.jsonl")]
+    assert len(load(read_files[1])) == 1
+
+
 def test_half_weighted_list_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE.replace("a.jsonl, weight: 1", "a.jsonl"))
     with pytest.raises(ConfigError, match=r"sft\.data: some of the files have a weight and some have none"):

@@ -33,10 +33,15 @@ def files_to_read(links: Sequence[Link], sources: Sequence[str], home: Path, *, 
 
 def _files(field: str, entries: Sequence[tuple[Link, str]], home: Path, *, seed: int) -> list[str]:
     first = entries[0][0]
-    is_plain = all(link.reading is None for link, _ in entries)
-    sources = [source for _, source in entries]
-    if not first.is_data or (is_plain and (len(entries) == 1 or first.is_one_of_several)):
-        return sources
+    if not first.is_data:
+        return [source for _, source in entries]
+    if first.is_one_of_several and len(entries) > 1:
+        names = [f"{field}-{number}" for number in range(1, len(entries) + 1)]
+        return [
+            file for name, entry in zip(names, entries, strict=True) for file in _files(name, [entry], home, seed=seed)
+        ]
+    if len(entries) == 1 and first.reading is None:
+        return [entries[0][1]]
     target = home / FOLDER / f"{field}.jsonl"
     if not target.exists():  # a resumed run reads what it began with
         _join(entries, target, seed=seed)

@@ -88,7 +88,8 @@ def _is_verdict_name(name: str) -> bool:
 
 def _is_verdict(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and all(_is_verdict(item) for item in cast(list[Any], value)[:20])
+        items = cast(list[Any], value)[:20]  # what `kedge score` writes is a list of mappings, and reads back
+        return bool(items) and all(_is_verdict(item) and not isinstance(item, Mapping) for item in items)
     if isinstance(value, Mapping):
         return bool(value) and all(_is_verdict(item) for item in cast(Mapping[str, Any], value).values())
     if isinstance(value, str):
