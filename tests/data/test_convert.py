@@ -132,15 +132,13 @@ def test_convert_writes_the_form_that_the_name_says(write_lines: Any, tmp_path: 
 
 def test_canonical_line_is_messages(write_lines: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl.gz"
-    convert(
-        write_lines("a.jsonl", [{"prompt": "Q", "chosen": "x", "rejected": "y", "rejected_score": 1, "by": "me"}]), out
-    )
+    convert(write_lines("a.jsonl", [{"prompt": "Q", "chosen": "x", "rejected": "y", "input": "z", "by": "me"}]), out)
     assert json.loads(gzip.decompress(out.read_bytes())) == {
         "prompt": [{"role": "user", "content": "Q"}],
         "chosen": [{"role": "assistant", "content": "x"}],
         "rejected": [{"role": "assistant", "content": "y"}],
         "by": "me",
-        "extra": {"rejected_score": 1},
+        "extra": {"input": "z"},
     }
 
 

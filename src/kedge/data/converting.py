@@ -14,7 +14,7 @@ from kedge.data.decode import Row
 from kedge.data.examples import Demonstration, Example, Kind, Message, Messages, Origin, Pair, Prompt, Ranking, Thumb
 from kedge.data.foreign.unread import is_suspicious
 from kedge.data.formats import KNOWN_FIELDS, Format, recognise
-from kedge.data.kinds import CONVERTS, SERVES, as_kind
+from kedge.data.kinds import CONVERTS, SERVES, as_kind, kind_of
 from kedge.data.reading import MAX_BROKEN, SAMPLE_ROWS, Reading, examples_of, grouped, recognised
 from kedge.data.sources import SET_ASIDE_SUFFIX, stem_of
 from kedge.data.writing import encode, row_writer
@@ -123,7 +123,8 @@ def to_fields(example: Example) -> dict[str, Any]:
     Extra fields stand beside the others, except those whose names a reader would take for its own: they go into one
     field `extra`.
     """
-    taken = {name: value for name, value in example.extra.items() if name in KNOWN_FIELDS or is_suspicious(name)}
+    kind = kind_of(example)
+    taken = {name: value for name, value in example.extra.items() if name in KNOWN_FIELDS or is_suspicious(name, kind)}
     free = {name: value for name, value in example.extra.items() if name not in taken}
     return _own_fields(example) | free | ({"extra": taken} if taken else {})
 

@@ -61,16 +61,17 @@ def refusal(fields: Mapping[str, Any], read: frozenset[str], kind: Kind) -> str:
 
 
 @lru_cache(maxsize=4096)
-def is_suspicious(name: str) -> bool:
-    """Whether the name alone says that a column may be a verdict or another answer."""
+def is_suspicious(name: str, kind: Kind) -> bool:
+    """Whether the name alone says that a column beside examples of `kind` may be a verdict or another answer."""
+    if kind == "pairs" and _PAIR_WORDS & set(_words(name)):
+        return False
     return _is_verdict_name(name) or _SECOND_ANSWER.fullmatch(_plain(name)) is not None
 
 
 @lru_cache(maxsize=1024)
 def _suspects(names: frozenset[str], read: frozenset[str], kind: Kind) -> tuple[str, ...]:
     """The unread columns whose names alone are suspicious; most files have none, and then no value is looked at."""
-    unread = sorted(name for name in names - read if is_suspicious(name))
-    return tuple(name for name in unread if kind != "pairs" or not _PAIR_WORDS & set(_words(name)))
+    return tuple(sorted(name for name in names - read if is_suspicious(name, kind)))
 
 
 def _plain(name: str) -> str:
