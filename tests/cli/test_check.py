@@ -68,7 +68,7 @@ def test_masks_show_what_is_trained(kedge: Kedge, folder: Path) -> None:
     shown = done.out.split("fit to run", 1)[1]
     rows = [json.loads(line) for line in (folder / "data/demonstrations.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows[:2], start=1):
-        assert f"imitate: data/demonstrations.jsonl:{number} (green is trained)" in shown
+        assert f"imitate: data/demonstrations.jsonl:{number} (⟦…⟧ is trained)" in shown
         assert row["messages"][0]["content"] in shown
         assert row["messages"][1]["content"] in shown
     assert rows[2]["messages"][0]["content"] not in shown

@@ -43,8 +43,9 @@ def test_a_sound_file_passes_with_its_counts(kedge: Kedge, write: Write) -> None
     write("a.jsonl", pairs(60))
     done = kedge("data", "check", "a.jsonl")
     assert done.code == 0
-    words = next(line for line in done.out.splitlines() if line.startswith("a.jsonl")).split()
-    assert words[:5] == ["a.jsonl", "pairs", "60", "0", "60"]
+    assert "a.jsonl: pairs, read as pairs (prompt, chosen, rejected)" in done.out
+    words = next(line for line in done.out.splitlines() if line.startswith("a.jsonl ")).split()
+    assert words[:4] == ["a.jsonl", "60", "0", "60"]
     assert "fatal" not in done.out
 
 

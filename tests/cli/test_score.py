@@ -207,7 +207,7 @@ def runs(tmp_path: Path, reward: RewardModel) -> Path:
 def test_a_run_and_a_stage_stand_for_the_model_inside(kedge: Kedge, tmp_path: Path, runs: Path) -> None:
     assert kedge("score", "rm", "pairs.jsonl", "--to", "direct.jsonl").code == 0
     for place in ("runs/a", "runs/a/reward"):
-        assert kedge("score", place, "pairs.jsonl", "--to", "found.jsonl").code == 0
+        assert kedge("score", place, "pairs.jsonl", "--to", "found.jsonl", "--force").code == 0
         assert (tmp_path / "found.jsonl").read_text() == (tmp_path / "direct.jsonl").read_text()
     shutil.copytree(runs / "reward", runs / "second")
     done = kedge("score", "runs/a", "pairs.jsonl")
@@ -223,7 +223,7 @@ def test_a_run_and_a_stage_stand_for_the_model_inside(kedge: Kedge, tmp_path: Pa
         "nothing": (("rmm", "pairs.jsonl"), "no model named 'rmm'"),
         "prompts": (("rm", "prompts.jsonl"), "prompts.jsonl: holds prompts alone (read as prompts (prompt)), so there"),
         "another ending": (("rm", "pairs.jsonl", "--to", "a.csv"), "--to a.csv: the name must end in .jsonl"),
-        "the same file": (("rm", "pairs.jsonl", "--to", "./pairs.jsonl"), "--to pairs.jsonl: this is the file that"),
+        "the same file": (("rm", "pairs.jsonl", "--to", "./pairs.jsonl"), "pairs.jsonl: this is what is read"),
         "no preferences": (
             ("rm", "demos.jsonl", "--report", "r.html"),
             "--report: demos.jsonl holds demonstrations; a reward model is judged on pairs",
@@ -268,7 +268,7 @@ def test_another_template_than_in_training_is_a_warning(kedge: Kedge, tmp_path: 
     assert "template" not in kedge("score", "rm", "pairs.jsonl").out
     template = tmp_path / "rm/chat_template.jinja"
     template.write_text("Be brief.\n" + template.read_text())
-    done = kedge("score", "rm", "pairs.jsonl")
+    done = kedge("score", "rm", "pairs.jsonl", "--force")
     assert done.code == 0
     assert "! rm: The chat template in this folder is not the one that the reward model was trained on" in done.out
     assert "→ put back the tokenizer files" in done.out
@@ -302,7 +302,7 @@ def test_a_score_that_is_no_number_stops_before_anything_is_written(
         next(reward.model.parameters())[ord("!")] = math.nan
     save(reward, tmp_path / "nan")
     (tmp_path / "out.jsonl").write_text("old\n")
-    done = kedge("score", "nan", "pairs.jsonl", "--to", "out.jsonl")
+    done = kedge("score", "nan", "pairs.jsonl", "--to", "out.jsonl", "--force")
     assert done.code == 1
     assert done.err.startswith("error: pairs.jsonl:3: the score is not a finite number, as for 2 of 8 answers")
     assert (tmp_path / "out.jsonl").read_text() == "old\n"

@@ -1,20 +1,20 @@
-"""Near duplicates and n-grams against brute force, signatures against datasketch, and the small vectorised parts."""
+"""Near duplicates and n-grams against brute force, signatures against plain arithmetic, and small vectorised parts."""
 
 from __future__ import annotations
 
 import random
 import string
 from functools import cache
+from hashlib import blake2b
 from itertools import combinations
 
 import numpy as np
 import pytest
-from datasketch import MinHash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.core.stats import wilson
-from kedge.data.auditing.minhash import PERMUTATIONS, Sketched, Sketches, jaccard
+from kedge.data.auditing.minhash import Sketched, Sketches, jaccard, permutations
 from kedge.data.auditing.neighbours import clusters, matches
 from kedge.data.auditing.ngrams import GRAM, GramCollector, Overlap
 from kedge.data.auditing.shingles import TokenRows, WordHashes, fold32
@@ -106,16 +106,31 @@ def test_short_prompts_that_differ_in_a_sign_are_not_near() -> None:
     assert labels.tolist() == [0, 1, 0]
 
 
-def test_signatures_are_those_of_datasketch() -> None:
+# The first three factors and shifts that datasketch 2.0.0 draws (MinHash, affine32), and a hash of all 120 of each.
+PUBLISHED = {
+    0: ([419304793, 797529183, 1848462571], [682769175, 1451731663, 474057613], "2cf76c15a2e4a6a1"),
+    5: ([1906906823, 473993629, 3184566239], [2728834112, 1648849160, 3487094234], "dab6149f89da7b21"),
+}
+
+
+@pytest.mark.parametrize("seed", PUBLISHED)
+def test_permutations_are_those_of_datasketch(seed: int) -> None:
+    factors, shifts, digest = PUBLISHED[seed]
+    a, b = permutations(seed)
+    assert (a[:3].tolist(), b[:3].tolist()) == (factors, shifts)
+    assert blake2b(np.stack([a, b]).astype("<u4").tobytes(), digest_size=8).hexdigest() == digest
+
+
+def test_signatures_are_the_smallest_permuted_hashes() -> None:
     texts = [" ".join(f"word{n * k % 37}" for n in range(30)) for k in (1, 2, 3)]
     found = sketched(texts, seed=5).signatures
+    factors, shifts = ([int(number) for number in numbers] for numbers in permutations(5))
     for row, text in enumerate(texts):
         rows = TokenRows(5)
         rows.add(map(WordHashes().__getitem__, words(text)))
-        hashes, _ = rows.take()
-        reference = MinHash(num_perm=PERMUTATIONS, seed=5, hashfunc=int, scheme="affine32")
-        reference.update_batch((hashes ^ (hashes >> np.uint64(32))).astype(np.uint32).tolist())
-        assert found[row].tolist() == reference.digest().tolist()
+        hashes = fold32(rows.take()[0]).tolist()
+        expected = [min((a * h + b) % 2**32 for h in hashes) for a, b in zip(factors, shifts, strict=True)]
+        assert found[row].tolist() == expected
 
 
 def test_a_crowd_of_near_duplicates_is_one_cluster() -> None:

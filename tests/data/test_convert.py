@@ -34,7 +34,7 @@ from kedge.data.reading import load
 HERE = Origin("a.jsonl", 1)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.just("\n\nHuman: x\n\nAssistant: y")
-roles: st.SearchStrategy[Role] = st.sampled_from(get_args(Role))
+roles: st.SearchStrategy[Role] = st.sampled_from([role for role in get_args(Role) if role != "text"])
 
 
 def messages(role: st.SearchStrategy[Role]) -> st.SearchStrategy[Message]:
@@ -132,13 +132,13 @@ def test_convert_writes_the_form_that_the_name_says(write_lines: Any, tmp_path: 
 
 def test_canonical_line_is_messages(write_lines: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl.gz"
-    convert(write_lines("a.jsonl", [{"prompt": "Q", "chosen": "x", "rejected": "y", "label": "z", "by": "me"}]), out)
+    convert(write_lines("a.jsonl", [{"prompt": "Q", "chosen": "x", "rejected": "y", "input": "z", "by": "me"}]), out)
     assert json.loads(gzip.decompress(out.read_bytes())) == {
         "prompt": [{"role": "user", "content": "Q"}],
         "chosen": [{"role": "assistant", "content": "x"}],
         "rejected": [{"role": "assistant", "content": "y"}],
         "by": "me",
-        "extra": {"label": "z"},
+        "extra": {"input": "z"},
     }
 
 

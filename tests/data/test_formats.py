@@ -184,7 +184,7 @@ def test_rankings(rest: dict[str, Any], rank: tuple[int, ...]) -> None:
         ({"answers": ["x", "y"], "rank": [1]}, "'answers' has 2 answers and 'rank' 1 numbers"),
         ({"answers": ["x"], "rank": [1]}, "at least two answers"),
         ({"answers": ["x", "y"], "rank": [0, 1]}, "places count from 1"),
-        ({"answers": ["x", "y"], "rank": [1, "2"]}, "'rank[1]' is '2'; it must be a finite number"),
+        ({"answers": ["x", "y"], "rank": [1, "two"]}, "'rank[1]' is 'two'; it must be a finite number"),
         ({"answers": ["x", 5], "rank": [1, 2]}, "'answers[1]' is 5"),
     ],
 )
@@ -204,7 +204,7 @@ def test_thumbs(name: str, label: Any, is_good: bool) -> None:
 
 def test_label_of_another_sort_is_named() -> None:
     like = {"prompt": "Q", "completion": "A", "label": True}
-    assert "field 'label' is 2; it must be true/false, 1/0 or up/down" in reason({**like, "label": 2}, like)
+    assert "field 'label' is 2; it must be good/bad, yes/no" in reason({**like, "label": 2}, like)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_label_of_another_sort_is_named() -> None:
         ({"instruction": "Do", "input": "this", "output": "A"}, messages_of("u:Do\n\nthis", "a:A"), {}),
         ({"instruction": "Do", "context": "this", "response": "A"}, messages_of("u:Do\n\nthis", "a:A"), {}),
         ({"prompt": "Q", "messages": plain(Q, "a:A")}, messages_of(Q, "a:A"), {"prompt": "Q"}),
-        ({"prompt": "Q", "completion": "A", "label": "sport"}, messages_of(Q, "a:A"), {"label": "sport"}),
+        ({"prompt": "Q", "completion": "A", "topic": "sport"}, messages_of(Q, "a:A"), {"topic": "sport"}),
     ],
 )
 def test_demonstrations(row: dict[str, Any], messages: Any, extra: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ def test_most_rows_decide_and_a_tie_does_not() -> None:
         ({"prompt": "Q", "chosen": 5, "rejected": "y"}, ["'chosen' is 5 but must be text or messages"]),
         ({"prompt": "Q", "chosen": "x"}, ["'rejected' is missing"]),
         ({"promt": "Q"}, ["'promt' → 'prompt'"]),
-        ({"text": "x", "id": 1}, ["no known format has these fields: id, text.", "demonstrations: messages or"]),
+        ({"texts": "x", "id": 1}, ["no known format has these fields: id, texts.", "demonstrations: messages or"]),
         ({}, ["these fields: none"]),
     ],
 )
@@ -301,7 +301,10 @@ END = plain("a:end")
         ),
         ([{"role": "user"}, *END], "'messages[0]' has no 'content' (found: role)"),
         ([{"role": "user", "content": None}, *END], "'messages[0].content' is None"),
-        ([*plain(Q), {"role": "assistant", "content": "", "tool_calls": [{}]}], "'messages[1]' calls tools"),
+        (
+            [*plain(Q), {"role": "assistant", "content": "", "tool_calls": [{}]}],
+            "'messages[1].tool_calls[0]' is {}; a call has",
+        ),
         ([{"role": "user", "content": [{"type": "image"}]}, *END], "a part of type 'image'; only text parts"),
         (plain("a:only"), "there must be a prompt before the answer"),
         (plain(Q), "it must be messages that end with the assistant's"),
@@ -320,7 +323,7 @@ def test_text_parts_are_joined() -> None:
     )
 
 
-@pytest.mark.parametrize("margin", ["1", True, float("nan")])
+@pytest.mark.parametrize("margin", ["one", True, float("nan")])
 def test_margin_must_be_a_number(margin: Any) -> None:
     row = {"prompt": "Q", "chosen": "x", "rejected": "y", "margin": margin}
     assert "'margin' is" in reason(row, row)

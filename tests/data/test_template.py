@@ -9,7 +9,10 @@ from transformers import PreTrainedTokenizerFast
 
 from kedge.core.chatml import CHATML as TEMPLATE
 from kedge.core.errors import DataError, ModelError
-from kedge.data.examples import Message, Messages
+from kedge.data.converting import to_fields
+from kedge.data.examples import Demonstration, Message, Messages, Origin
+from kedge.data.formats import parse, recognise
+from kedge.data.messages import as_messages, with_tools
 from kedge.data.template import (
     CHATML,
     PLAIN,
@@ -262,3 +265,77 @@ def test_shown_masks_cut_no_character() -> None:
     assert shown.plain == TALK_TEXT
     styled = [(shown.plain[span.start : span.end], span.style) for span in shown.spans]
     assert [text for text, style in styled if style == "bold green"] == ["Yo 🙂<|im_end|>", "So long<|im_end|>"]
+
+
+def test_shown_masks_without_colours_stand_in_brackets() -> None:
+    tokenizer = tiny_tokenizer()
+    shown = show_masks(tokenizer, encode_conversation(tokenizer, TALK), in_colour=False)
+    assert shown.plain.count("⟦") == shown.plain.count("⟧") == 2
+    assert "⟦Yo 🙂<|im_end|>⟧" in shown.plain
+    assert shown.plain.replace("⟦", "").replace("⟧", "") == TALK_TEXT
+
+
+@pytest.mark.parametrize("template", [CHATML, UNMARKED], ids=["marked", "unmarked"])
+def test_turn_with_weight_0_is_context(template: str) -> None:
+    tokenizer = speaking(template)
+    rows = [{"role": message.role, "content": message.content} for message in TALK]
+    rows[2]["weight"] = 0  # type: ignore[assignment]
+    encoded = encode_conversation(tokenizer, as_messages(rows, text_role="user", field="messages"))
+    assert trained_runs(tokenizer, encoded) == ["So long<|im_end|>"]
+    assert encoded.tokens == by_bytes(TALK_TEXT)
+
+
+def test_plain_text_is_learnt_whole_with_an_end() -> None:
+    tokenizer = tiny_tokenizer()
+    encoded = encode_conversation(tokenizer, (Message("text", "Once."),))
+    assert tokenizer.decode(encoded.tokens) == f"Once.{tokenizer.eos_token}"
+    assert all(encoded.assistant_mask)
+
+
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "tide", "arguments": '{"port": "Brest"}'}}],
+}
+TOOL_TALK = [
+    {"role": "developer", "content": "Use tools."},
+    {"role": "user", "content": "High water?"},
+    CALL,
+    {"role": "tool", "tool_call_id": "1", "name": "tide", "content": "06:12"},
+    {"role": "assistant", "content": "At 06:12."},
+]
+TOOLS = [{"type": "function", "function": {"name": "tide", "description": "High water at a port."}}]
+TOOL_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
+    "{{ '\n' }}{% endfor %}"
+)
+
+
+def test_tools_calls_and_developer_are_rendered_by_the_template() -> None:
+    tokenizer = speaking(TOOL_TEMPLATE)
+    row = {"messages": TOOL_TALK, "tools": TOOLS}
+    example = parse(row, recognise([row]), Origin("a.jsonl", 1))
+    assert isinstance(example, Demonstration)
+    encoded = encode_conversation(tokenizer, example.messages)
+    text = tokenizer.decode(encoded.tokens)
+    assert '"description": "High water at a port."' in text
+    assert "<|im_start|>developer\nUse tools.<|im_end|>" in text
+    assert trained_runs(tokenizer, encoded) == [
+        '{"name": "tide", "arguments": {"port": "Brest"}}<|im_end|>',
+        "At 06:12.<|im_end|>",
+    ]
+    again = to_fields(example)
+    assert parse(again, recognise([again]), example.origin) == example
+
+
+def test_template_that_knows_no_tools_is_refused() -> None:
+    calls = as_messages(TOOL_TALK, text_role="user", field="messages")
+    with pytest.raises(ModelError, match="leaves out the call in message 3 of 'tide': it does not know tools"):
+        encode_conversation(tiny_tokenizer(), calls)
+    offered = with_tools(calls[:2] + calls[4:], TOOLS)
+    with pytest.raises(ModelError, match="leaves out the tool 'tide'"):
+        encode_conversation(tiny_tokenizer(), offered)

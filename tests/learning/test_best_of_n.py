@@ -112,7 +112,7 @@ def test_the_chosen_answers_have_the_known_distribution(run: Callable[..., Path]
     chi = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in common)
     chi += (rest[1] - rest[0]) ** 2 / rest[0]
     assert chi < len(common) + 4 * (2 * len(common)) ** 0.5
-    taught = [row["score"] for row in map(json.loads, (stage / "chosen.jsonl").read_text().splitlines())]
+    taught = [row["extra"]["score"] for row in map(json.loads, (stage / "chosen.jsonl").read_text().splitlines())]
     assert sorted(taught) == sorted(row["score"] for row in best.values())
 
 

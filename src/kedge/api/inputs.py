@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin
+from typing import Any, cast
 
 from pydantic.fields import FieldInfo
 
@@ -20,7 +20,7 @@ from kedge.core import plugins
 from kedge.core.errors import ConfigError
 from kedge.core.files import atomic_open
 from kedge.core.settings import Section
-from kedge.core.stage import DATA_KINDS, Input, Stage
+from kedge.core.stage import DATA_KINDS, DataFile, Input, Stage, WeightedFile
 from kedge.data.converting import canonical_lines
 from kedge.data.examples import Kind
 from kedge.recipe.problems import unwrapped
@@ -126,8 +126,7 @@ def _input(value: Any, mark: Input, inputs: Inputs, *, info: FieldInfo, path: Ke
     if not DATA_KINDS & set(mark.kinds):
         return [place_of(item) for item in cast("list[Any]", value)] if isinstance(value, list) else place_of(value)
     kinds = cast("tuple[Kind, ...]", tuple(kind for kind in mark.kinds if kind != "records"))
-    several = any(get_origin(part) is list for part in (info.annotation, *get_args(info.annotation)))
-    return _data(value, _DataField(path=path, name=name, kinds=kinds, takes_several=several), inputs)
+    return _data(value, _DataField(path=path, name=name, kinds=kinds, takes_several=mark.several), inputs)
 
 
 def place_of(value: Any) -> Any:
@@ -198,6 +197,10 @@ def _data(value: Any, field: _DataField, inputs: Inputs) -> Any:
     """The name of a file as it is; rows as the name of the file that they will be."""
     if value is None or isinstance(value, str | os.PathLike):
         return place_of(value)
+    if _is_data_file(value):
+        return _described(value)
+    if isinstance(value, list) and any(_is_data_file(item) for item in cast("list[Any]", value)):
+        return [_described(item) if _is_data_file(item) else place_of(item) for item in cast("list[Any]", value)]
     items = _items(value, field.name)
     if items is None:
         return value
@@ -213,6 +216,18 @@ def _data(value: Any, field: _DataField, inputs: Inputs) -> Any:
     inputs.files[target] = canonical_lines(items, field.kinds, name=field.name)
     inputs.settings.append(field.path)
     return target
+
+
+def _is_data_file(value: Any) -> bool:
+    """A file and how it is read, as a recipe writes it."""
+    if isinstance(value, DataFile):
+        return True
+    return isinstance(value, Mapping) and "file" in value and set(cast("Any", value)) <= set(WeightedFile.model_fields)
+
+
+def _described(value: Any) -> dict[str, Any]:
+    fields = value.model_dump(exclude_none=True) if isinstance(value, DataFile) else dict(value)
+    return {**fields, "file": place_of(fields["file"])}
 
 
 def _items(value: Any, name: str) -> list[Any] | None:

@@ -59,8 +59,10 @@ def _check_one(file: Path, overrides: list[str], show_masks: bool, as_json: bool
             report = check_recipe(recipe, progress=progress)
         if not as_json:
             _print_report(console, report)
-        for place, text in masked_examples(recipe, 2) if show_masks and report.is_fit else ():
-            console.print(f"[dim]{escape(place)} (green is trained)[/]", soft_wrap=True)
+        in_colour = console.is_terminal and not console.no_color
+        how = "green is trained" if in_colour else "⟦…⟧ is trained"
+        for place, text in masked_examples(recipe, 2, in_colour=in_colour) if show_masks and report.is_fit else ():
+            console.print(f"[dim]{escape(place)} ({how})[/]", soft_wrap=True)
             console.print(text, soft_wrap=True)
     except KedgeError as error:
         print_error(str(error))

@@ -8,16 +8,21 @@ from typing import Annotated
 import typer
 
 from kedge.cli.screen import out, print_json, writing
+from kedge.core.outputs import refuse_overwriting
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of stages that trained a policy.")],
     to: Annotated[Path | None, typer.Option("--out", help="Also write one HTML page with charts there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable numbers and curves.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that are there (never what is read).")
+    ] = False,
 ) -> None:
     """Put runs side by side: reward against KL, win rates, length, time, tokens, memory."""
     from kedge.commands.compare import compare_runs
 
+    refuse_overwriting([to], inputs=runs, force=force, own=["compare.html"])
     found = compare_runs(runs)
     if to is not None:
         with writing(to):

@@ -8,10 +8,19 @@ from typing import Annotated
 import typer
 
 from kedge.cli.screen import counter, out, print_json, writing
+from kedge.core.outputs import refuse_overwriting
 
 app = typer.Typer(name="data", help="Check, convert and split data files.", no_args_is_help=True)
 
-Files = Annotated[list[str], typer.Argument(help="JSONL, JSON, Parquet (gzip too), a datasets folder, or a hub id.")]
+Files = Annotated[
+    list[str], typer.Argument(help="JSONL, JSON, CSV, TSV, Parquet (gzip too), a datasets folder, or a hub id.")
+]
+Named = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="PART=COLUMN, as in prompt=question; may be repeated.", metavar="PART=COLUMN"),
+]
+Ignored = Annotated[list[str] | None, typer.Option("--ignore", help="A column that does not count; may be repeated.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there (never what is read).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 MaxBroken = Annotated[float, typer.Option(min=0, max=1, help="Largest share of unreadable lines.")]
 
@@ -25,12 +34,16 @@ def check(
     window: Annotated[int | None, typer.Option(min=1, help="Longest item in tokens (with --model).")] = None,
     near: Annotated[float, typer.Option(help="Similarity that counts as a near duplicate.")] = 0.8,
     max_broken: MaxBroken = 0.01,
+    column: Named = None,
+    ignore: Ignored = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with everything.")] = None,
     as_json: AsJson = False,
+    force: Force = False,
 ) -> None:
     """Audit files: lengths, duplicates, contradictions, length bias, leakage. Exit 2 on fatal findings."""
-    from kedge.commands.data import check_files, render, save_html
+    from kedge.commands.data import check_files, named_columns, render, save_html
 
+    refuse_overwriting([html], inputs=[*files, *(heldout or ()), *(evaluation or ())], force=force)
     with counter("examples read", is_quiet=as_json) as progress:
         audit = check_files(
             files,
@@ -40,6 +53,7 @@ def check(
             window=window,
             max_broken=max_broken,
             near_threshold=near,
+            columns=named_columns(column or (), ignore or ()),
             progress=progress,
         )
     if html is not None:
@@ -61,16 +75,23 @@ def convert(
     to: Annotated[Path | None, typer.Option("--to", help="Where to write: .jsonl, .jsonl.gz or .parquet.")] = None,
     kind: Annotated[str | None, typer.Option(help="pairs, rankings, thumbs, demonstrations or prompts.")] = None,
     max_broken: MaxBroken = 0.01,
+    column: Named = None,
+    ignore: Ignored = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read at most so many rows.")] = None,
+    force: Force = False,
 ) -> None:
     """Write a file in the canonical form, or as another kind of examples."""
-    from kedge.commands.data import convert_file
+    from kedge.commands.data import convert_file, named_columns
 
+    columns = named_columns(column or (), ignore or ())
     with writing(to or Path()):
-        done = convert_file(file, to, kind=kind, max_broken=max_broken)
+        done = convert_file(file, to, kind=kind, max_broken=max_broken, columns=columns, limit=limit, force=force)
     _say(f"read {done.num_rows:,} rows of {file} as {done.format}")
+    if done.format.note:
+        _say(f"note: {done.format.note}")
     _say(f"wrote {done.num_examples:,} {done.kind} to {done.out}")
     if done.num_without:
-        _say(f"{done.num_without:,} rows hold no {done.kind} (disliked answers, say)")
+        _say(f"{done.num_without:,} rows hold no {done.kind} (ties and disliked answers, say)")
     if done.num_broken:
         _say(f"broken rows set aside beside it in *.broken.jsonl, with line and reason: {done.num_broken:,}")
 
@@ -83,21 +104,26 @@ def split(
     by: Annotated[str, typer.Option(help="`prompt`, or a field whose equal values stay together.")] = "prompt",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     max_broken: MaxBroken = 0.01,
+    column: Named = None,
+    ignore: Ignored = None,
+    force: Force = False,
 ) -> None:
     """Split files into train and held-out parts that share no prompt."""
-    from kedge.commands.data import split_files
+    from kedge.commands.data import named_columns, split_files
 
+    columns = named_columns(column or (), ignore or ())
     with writing(to):
-        done = split_files(files, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken)
+        done = split_files(
+            files, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken, columns=columns, force=force
+        )
     noun = "prompts" if by == "prompt" else f"values of {by}"
     _say(f"{done.num_keys:,} {noun}, {done.num_heldout_keys:,} of them held out (seed {seed})")
-    for one in done.files:
-        _say(f"{one.train}: {one.num_train:,}")
-        _say(f"{one.heldout}: {one.num_heldout:,}")
-        if one.num_broken:
-            _say(
-                f"{one.num_broken:,} broken rows of {one.source} are set aside, with line and reason, in *.broken.jsonl"
-            )
+    for part in done.files:
+        _say(f"{part.train}: {part.num_train:,}")
+        _say(f"{part.heldout}: {part.num_heldout:,}")
+        if part.num_broken:
+            aside = "are set aside, with line and reason, in *.broken.jsonl"
+            _say(f"{part.num_broken:,} broken rows of {part.source} {aside}")
 
 
 def _say(text: str) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from kedge.cli.screen import counter, out, print_json, tell, writing
+from kedge.core.outputs import refuse_overwriting
 
 
 def sample(
@@ -39,11 +40,15 @@ def sample(
         Path | None, typer.Option("--to", help="Write the answers there: .jsonl, .jsonl.gz, .parquet.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable answers.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that are there (never what is read).")
+    ] = False,
 ) -> None:
     """Sample answers; the same seed gives the same ones."""
     from kedge.commands import sample as sampling
 
     sampling.refuse_target(to)
+    refuse_overwriting([to], inputs=[model, *([prompts] if prompts else [])], force=force)
     judge = sampling.judge_for(best_of, reward, answers, device=device)
     answers = best_of or answers
     asked = sampling.asked_prompts(prompt or (), prompts)

@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge.cli.screen import counter, errors_to, out, print_findings, print_json, writing
+from kedge.core.outputs import refuse_overwriting
 
 
 def score(
@@ -21,12 +22,16 @@ def score(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Also write the reward report (HTML) on these pairs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable summary.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that are there (never what is read).")
+    ] = False,
 ) -> None:
     """Score the answers in a file with a reward model."""
     from kedge.commands import score as scoring
     from kedge.commands import score_summary
 
     target = scoring.target_for(file, to)
+    refuse_overwriting([target, report], inputs=[file, reward], force=force)
     kind = scoring.kind_to_score(file)
     if report is not None:
         score_summary.refuse_report(file, kind)

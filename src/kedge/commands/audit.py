@@ -5,8 +5,9 @@ What a stage of kind `data` leaves out by itself is told, but does not make a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
@@ -40,7 +41,13 @@ def audit_all(
     told: set[tuple[str, str, str]] = set()
     for codes in dict.fromkeys(cared_for.values()):
         train = [source for source, own in cared_for.items() if own == codes]
-        found = audit(train, heldout=sorted(held), max_broken=max_broken_of(*recipe.stages.values()), progress=progress)
+        found = audit(
+            train,
+            heldout=sorted(held),
+            max_broken=max_broken_of(*recipe.stages.values()),
+            columns_of=_columns_by_file(plan),
+            progress=progress,
+        )
         for finding in found.findings:
             key = (finding.code, finding.where, finding.message)
             if finding.level in ("warning", "fatal") and key not in told:
@@ -48,6 +55,11 @@ def audit_all(
                 # A stage cleans what it reads; what is wrong in a held-out file stays there.
                 is_held = finding.code != "leakage.exact" and finding.where.startswith(tuple(held))
                 yield _settled(finding) if finding.code in codes and not is_held else finding
+
+
+def _columns_by_file(plan: Plan) -> dict[str, Mapping[str, Any]]:
+    links = (link for links in plan.links.values() for link in links)
+    return {link.source(): link.reading.columns for link in links if link.reading is not None and not link.stage}
 
 
 def _held_out(recipe: Recipe, plan: Plan) -> set[str]:

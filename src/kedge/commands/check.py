@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.findings import Finding, has_fatal
-from kedge.core.stage import DATA_KINDS
+from kedge.core.stage import DATA_KINDS, WeightedFile
+from kedge.recipe.data_inputs import read_options
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, connect
 from kedge.rewards.isolation import choose, describe
@@ -130,8 +131,8 @@ def _is_fatal(finding: Finding) -> bool:
     return finding.level == "fatal"
 
 
-def masked_examples(recipe: Recipe, count: int) -> Iterator[tuple[str, Text]]:
-    """The first conversations of every `sft` stage, with the tokens that are trained highlighted."""
+def masked_examples(recipe: Recipe, count: int, *, in_colour: bool) -> Iterator[tuple[str, Text]]:
+    """The first conversations of every `sft` stage, with the tokens that are trained highlighted or in brackets."""
     from kedge.data.reading import read
     from kedge.data.template import encode_conversation, show_masks
 
@@ -140,9 +141,11 @@ def masked_examples(recipe: Recipe, count: int) -> Iterator[tuple[str, Text]]:
         for link in links:
             if link.kinds != ("demonstrations",) or link.stage or link.field != "data":
                 continue
-            for example in islice(read(link.source(), kind="demonstrations"), count):
+            reading = read(link.source(), kind="demonstrations", **read_options(link))
+            for example in islice(reading, count):
                 messages = cast(Any, example).messages
-                yield f"{name}: {example.origin}", show_masks(tokenizer, encode_conversation(tokenizer, messages))
+                encoded = encode_conversation(tokenizer, messages)
+                yield f"{name}: {example.origin}", show_masks(tokenizer, encoded, in_colour=in_colour)
 
 
 def _outside_models(all_links: Iterable[Sequence[Link]]) -> list[str]:
@@ -233,7 +236,7 @@ def _check_data(
 
     source = link.source()
     try:
-        reading = read(source, kind=_wanted_kind(link), max_broken=max_broken)
+        reading = read(source, kind=_wanted_kind(link), max_broken=max_broken, **read_options(link))
         sample: list[Example] = []
         for example in reading:
             if len(sample) < SAMPLE:
@@ -245,6 +248,12 @@ def _check_data(
         ]
     readable.add(source)
     line = f"{link.field}: {reading.count:,} {reading.kind} in {Path(source).name}"
+    if reading.format.layout is not None:
+        line += f", read as {reading.format.name}"
+    if isinstance(link.reading, WeightedFile) and link.reading.weight is not None:
+        line += f", weight {link.reading.weight:g}"
+    if reading.num_without:
+        line += f", {words.count(reading.num_without, 'row')} without one (ties, say)"
     if reading.num_broken:
         line += f", {words.count(reading.num_broken, 'broken line')} left out (kedge data check lists them)"
     if model.tokenizer is None or window is None:
@@ -259,5 +268,5 @@ def _wanted_kind(link: Link) -> Kind | None:
         return cast("Kind", wanted[0])
     from kedge.data.reading import recognised
 
-    found = recognised(link.source(), None).kind
+    found = recognised(link.source(), None, columns=read_options(link)["columns"]).kind
     return found if not wanted or found in wanted else cast("Kind", wanted[0])

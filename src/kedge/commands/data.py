@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from kedge.core.errors import ConfigError
 from kedge.core.files import write_text
@@ -27,6 +27,7 @@ def check_files(
     window: int | None = None,
     max_broken: float = 0.01,
     near_threshold: float = 0.8,
+    columns: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
     """Audit files; with a model, also count its tokens, look for its control tokens and check its template."""
@@ -41,6 +42,7 @@ def check_files(
             evaluation=evaluation,
             max_broken=max_broken,
             near_threshold=near_threshold,
+            columns=columns,
             progress=progress,
         )
     from kedge.data.preflight import preflight
@@ -60,6 +62,7 @@ def check_files(
         special_tokens=tuple(tokenizer.all_special_tokens),
         max_broken=max_broken,
         near_threshold=near_threshold,
+        columns=columns,
         progress=progress,
     )
     about_model = preflight(tokenizer, config_vocab_size=facts.vocab_size, window=facts.window)
@@ -82,7 +85,27 @@ def save_html(audit: Audit, file: Path) -> None:
     write_text(file, render_audit(audit, reasons={code: rule.reason for code, rule in RULES.items()}))
 
 
-def convert_file(source: str, to: Path | None, *, kind: str | None, max_broken: float) -> Converted:
+def named_columns(pairs: Sequence[str], ignore: Sequence[str]) -> dict[str, Any]:
+    """`--column prompt=question` and `--ignore score` as the `columns` of a recipe."""
+    columns: dict[str, Any] = {"ignore": list(ignore)} if ignore else {}
+    for pair in pairs:
+        part, sign, name = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"--column {pair}: write PART=COLUMN, as in --column prompt=question")
+        columns[part.strip()] = name.strip()
+    return columns
+
+
+def convert_file(
+    source: str,
+    to: Path | None,
+    *,
+    kind: str | None,
+    max_broken: float,
+    columns: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    force: bool = False,
+) -> Converted:
     """Convert one file; without a target, into `<stem>.<kind>.jsonl` here."""
     from kedge.data.converting import convert
     from kedge.data.examples import Kind
@@ -92,11 +115,21 @@ def convert_file(source: str, to: Path | None, *, kind: str | None, max_broken: 
     kinds: tuple[Kind, ...] = get_args(Kind)
     if kind is not None and kind not in kinds:
         raise ConfigError(f"--kind {kind}: there is no such kind{did_you_mean(kind, kinds)}; one of {', '.join(kinds)}")
-    target = to or Path(f"{stem_of(source)}.{kind or recognised(source, None).kind}.jsonl")
-    return convert(source, target, kind=kind, max_broken=max_broken)
+    target = to or Path(f"{stem_of(source)}.{kind or recognised(source, None, columns=columns).kind}.jsonl")
+    return convert(source, target, kind=kind, max_broken=max_broken, columns=columns, limit=limit, force=force)
 
 
-def split_files(sources: Sequence[str], to: Path, *, heldout: float, seed: int, by: str, max_broken: float) -> Split:
+def split_files(
+    sources: Sequence[str],
+    to: Path,
+    *,
+    heldout: float,
+    seed: int,
+    by: str,
+    max_broken: float,
+    columns: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> Split:
     from kedge.data.splitting import split
 
-    return split(sources, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken)
+    return split(sources, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken, columns=columns, force=force)

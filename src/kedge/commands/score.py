@@ -57,14 +57,12 @@ def target_for(file: str, to: Path | None) -> Path:
     target = to or Path(f"{stem_of(file)}.scores.jsonl")
     if not target.name.endswith(WRITABLE):
         raise ConfigError(f"--to {target}: the name must end in {', '.join(WRITABLE)}")
-    if target.resolve() == Path(file).resolve():
-        raise ConfigError(f"--to {target}: this is the file that is read; name another")
     return target
 
 
 def kind_to_score(file: str) -> Kind:
     """What `file` holds, if there is something to score in it."""
-    found = recognised(file, None)
+    found = recognised(file, None, is_strict=False)  # whatever else is known of an answer, it can be scored
     if found.kind == "prompts":
         raise DataError(
             f"{file}: holds prompts alone (read as {found}), so there is nothing to score: a reward model scores "
@@ -77,7 +75,7 @@ def kind_to_score(file: str) -> Kind:
 def read_answers(file: str, kind: Kind, judge: Judge, *, beside: Path, progress: Progress = lambda _: None) -> Answers:
     """Every answer as the judge reads it; broken rows go to a file beside `beside`."""
     set_aside = beside.with_name(stem_of(beside) + SET_ASIDE_SUFFIX)
-    reading = read(file, kind=kind, set_aside=set_aside)
+    reading = read(file, kind=kind, set_aside=set_aside, is_strict=False)
     encoder = judge.encoder
     examples: list[Example] = []
     counts: list[int] = []

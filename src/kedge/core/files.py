@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
+from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
@@ -51,6 +52,16 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
+
+
+def is_same_file(left: Path, right: Path) -> bool:
+    """Whether two names lead to one file, through links of either kind too; also of a file that is not there yet."""
+    try:
+        if left.samefile(right):
+            return True
+    except (OSError, ValueError):
+        pass
+    return os.path.realpath(left) == os.path.realpath(right)
 
 
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -119,6 +130,24 @@ def clear_partial_files(folder: Path) -> list[str]:
             else:
                 path.unlink()
     return [path.name for path in partial]
+
+
+def sweep_partial_files(path: Path) -> None:
+    """Remove what killed writers of `path` left beside it; one that is still at work keeps its file."""
+    for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
+        number = partial.name.removesuffix(".partial").rpartition(".")[2]
+        if _PARTIAL.fullmatch(partial.name) and not _is_alive(int(number)):
+            partial.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def free_bytes(path: Path) -> int:

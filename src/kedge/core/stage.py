@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from kedge.core.findings import Finding
 from kedge.core.plugins import Kind
@@ -21,17 +23,44 @@ ArtifactKind = Literal[
 ]
 """What flows between stages. `records` is a data file of any kind; what it holds is checked when it is read."""
 
+
+class DataFile(Section):
+    """A file of data, and how it is read."""
+
+    file: str
+    """A file, a folder, a dataset of the hub, or another stage."""
+    columns: dict[str, str | list[str]] = Field(default_factory=dict[str, str | list[str]])
+    """Which column plays which part: `{prompt: question, chosen: good, ignore: [score]}` (docs/data.md)."""
+    limit: int | None = Field(default=None, ge=1)
+    """Read at most so many rows, from the first on."""
+
+
+class WeightedFile(DataFile):
+    """A file of data in a list of files."""
+
+    weight: float | None = Field(default=None, gt=0)
+    """Its share beside the other weights of the list; without any, every example counts once."""
+
+
+ReadData = str | DataFile | Annotated[list[str | DataFile], Field(min_length=1)]
+"""What is read as it is: one file or several."""
+MixedData = str | WeightedFile | Annotated[list[str | WeightedFile], Field(min_length=1)]
+"""What is trained on: one file, or several with the shares that they have in it."""
+
 DATA_KINDS: frozenset[str] = frozenset({"records", "demonstrations", "pairs", "rankings", "thumbs", "prompts"})
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Marks a settings field as an input of one of these kinds."""
+    """Marks a settings field as an input of one of these kinds. A stage that takes `several` files of data reads them
+    itself; for others a list of files becomes one file."""
 
     kinds: tuple[ArtifactKind, ...]
+    several: bool
 
-    def __init__(self, *kinds: ArtifactKind) -> None:
+    def __init__(self, *kinds: ArtifactKind, several: bool = False) -> None:
         object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "several", several)
 
 
 @dataclass(frozen=True, slots=True)

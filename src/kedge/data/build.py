@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 from kedge.core.errors import DataError
 from kedge.data.examples import Demonstration, Message, Messages, Origin, Pair, Prompt, Ranking, Thumb
+from kedge.data.foreign.labels import finite, label_of
 from kedge.data.messages import (
+    ROLES,
     as_messages,
+    is_conversation,
     is_transcript,
     shown,
     split_common_prompt,
     transcript_prompt,
     transcript_turns,
+    with_tools,
     without_prompt,
 )
 
-LABELS: Mapping[Any, bool] = {True: True, False: False, "up": True, "down": False}  # 1 == True and 0 == False
-
-
 # Read where they are present, whatever the format.
-OPTIONAL = frozenset({"system", "input", "context", "margin", "answer", "extra"})
+OPTIONAL = frozenset({"system", "system_prompt", "history", "tools", "input", "context", "margin", "answer", "extra"})
+MOST_ANSWERS = 256
+"""In one row: every two answers of it may become a pair."""
+_RENDERED = (
+    re.compile(r"<\|im_start\|>(?P<role>\w+)\n(?P<content>.*?)<\|im_end\|>", re.S),
+    re.compile(
+        r"### ?(?P<role>Human|User|Assistant|System): ?(?P<content>.*?)(?=\n?### ?(?:Human|User|Assistant|System):|\Z)",
+        re.S,
+    ),
+)
+"""Conversations that were written out as text: ChatML, and `### Human: … ### Assistant: …`."""
 
 
 class Fields:
@@ -78,14 +89,30 @@ def prompt_messages(fields: Fields) -> Messages:
             context = fields.optional_text("input") or fields.optional_text("context")
             value = f"{value}\n\n{context}" if context else value
         messages = as_messages(value, text_role="user", field=fields.name("prompt"))
-    return _with_system(messages, fields)
+    return _with_context(messages, fields)
 
 
-def _with_system(messages: Messages, fields: Fields) -> Messages:
-    if messages[0].role == "system":
-        return messages
-    system = fields.optional_text("system")
-    return (Message("system", system), *messages) if system else messages
+def _with_context(messages: Messages, fields: Fields) -> Messages:
+    """The messages after the earlier turns in `history`, the text of `system` or `system_prompt`, and the `tools`."""
+    messages = (*_history(fields), *messages)
+    if messages[0].role not in ("system", "developer"):
+        system = fields.optional_text("system") or fields.optional_text("system_prompt")
+        messages = (Message("system", system), *messages) if system else messages
+    tools = fields.optional("tools")
+    return messages if tools is None else with_tools(messages, tools)
+
+
+def _history(fields: Fields) -> Messages:
+    """Earlier turns (LLaMA-Factory's Alpaca): a list of [question, answer], or messages."""
+    value = fields.optional("history")
+    if not value:
+        return ()
+    if is_conversation(value):
+        return as_messages(value, text_role="user", field="history")
+    pairs: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(turn, list | tuple) and [type(text) for text in turn] == [str, str] for turn in pairs):
+        raise DataError(f"field 'history' is {shown(value)}; it must be a list of [question, answer], or of messages")
+    return tuple(Message(role, text) for turn in pairs for role, text in zip(("user", "assistant"), turn, strict=True))
 
 
 def _answer_or_conversation(value: Any, fields: Fields, field: str) -> Messages:
@@ -100,15 +127,9 @@ def _answer(fields: Fields, part: str, prompt: Messages) -> Messages:
     return without_prompt(prompt, _answer_or_conversation(fields[part], fields, name), field=name)
 
 
-def _number(value: Any, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DataError(f"'{field}' is {shown(value)}; it must be a finite number")
-    return value
-
-
 def _margin(fields: Fields) -> float | None:
     value = fields.optional("margin")
-    return None if value is None else float(_number(value, "margin"))
+    return None if value is None else float(finite(value, "margin"))
 
 
 def pair(fields: Fields) -> Pair:
@@ -139,7 +160,7 @@ def conversation_pair(fields: Fields) -> Pair:
     """A pair of two whole conversations: the prompt is what they have in common."""
     prompt, chosen, rejected = split_common_prompt(_conversation(fields, "chosen"), _conversation(fields, "rejected"))
     return Pair(
-        prompt=_with_system(prompt, fields),
+        prompt=_with_context(prompt, fields),
         chosen=chosen,
         rejected=rejected,
         margin=_margin(fields),
@@ -161,12 +182,14 @@ def dense_ranks(numbers: list[float]) -> tuple[int, ...]:
 def ranking(fields: Fields) -> Ranking:
     prompt = prompt_messages(fields)
     name = fields.name("answers")
+    if len(fields["answers"]) > MOST_ANSWERS:
+        raise DataError(f"'{name}' has {len(fields['answers']):,} answers; one row may have {MOST_ANSWERS}")
     named = ((f"{name}[{index}]", value) for index, value in enumerate(fields["answers"]))
     answers = tuple(
         without_prompt(prompt, _answer_or_conversation(value, fields, field), field=field) for field, value in named
     )
     part = "rank" if fields.has("rank") else "scores"
-    numbers = [_number(value, f"{fields.name(part)}[{index}]") for index, value in enumerate(fields[part])]
+    numbers = [finite(value, f"{fields.name(part)}[{index}]") for index, value in enumerate(fields[part])]
     if len(answers) < 2 or len(answers) != len(numbers):
         raise DataError(
             f"'{name}' has {len(answers)} answers and '{fields.name(part)}' {len(numbers)} numbers; "
@@ -185,7 +208,8 @@ def thumb(fields: Fields) -> Thumb:
     else:
         prompt = prompt_messages(fields)
         answer = _answer(fields, "completion", prompt)
-    is_good = LABELS[fields["label"]]
+    is_good = label_of(fields["label"])
+    assert is_good is not None  # the format's need of a label
     return Thumb(prompt=prompt, answer=answer, is_good=is_good, origin=fields.origin, extra=fields.extra())
 
 
@@ -193,7 +217,7 @@ def _dialogue(fields: Fields) -> Messages:
     messages = as_messages(fields["messages"], text_role="user", field=fields.name("messages"))
     if len(messages) < 2:
         raise DataError(f"'{fields.name('messages')}' holds one message; there must be a prompt before the answer")
-    return _with_system(messages, fields)
+    return _with_context(messages, fields)
 
 
 def demonstration(fields: Fields) -> Demonstration:
@@ -209,9 +233,29 @@ def demonstration(fields: Fields) -> Demonstration:
     return Demonstration(messages=messages, origin=fields.origin, extra=fields.extra())
 
 
+def document(fields: Fields) -> Demonstration:
+    """A `text` (TRL): a conversation where it was written out as one, else plain text, learnt as a whole."""
+    text = fields["text"]
+    messages = transcript_turns(text) if is_transcript(text) else _written_out(text)
+    messages = messages or (Message("text", text),)
+    if messages[-1].role not in ("assistant", "text"):
+        raise DataError(f"'text' is a conversation that ends with a {messages[-1].role} message, not the assistant's")
+    return Demonstration(messages=messages, origin=fields.origin, extra=fields.extra())
+
+
+def _written_out(text: str) -> Messages:
+    """The turns of a text that consists of turns and nothing else; none where it is anything else."""
+    for pattern in _RENDERED:
+        turns = list(pattern.finditer(text))
+        is_known = all(turn["role"].lower() in ROLES for turn in turns)
+        if len(turns) > 1 and is_known and not pattern.sub("", text).strip():
+            return tuple(Message(ROLES[turn["role"].lower()], turn["content"].strip()) for turn in turns)
+    return ()
+
+
 def prompt(fields: Fields) -> Prompt:
     if fields.has("messages"):
-        messages = _with_system(
+        messages = _with_context(
             as_messages(fields["messages"], text_role="user", field=fields.name("messages")), fields
         )
     else:

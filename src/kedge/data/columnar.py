@@ -9,7 +9,7 @@ from typing import Any
 
 from kedge.core.errors import DataError
 from kedge.core.suggest import did_you_mean
-from kedge.data.decode import Row
+from kedge.data.decode import MOST_ROW_BYTES, Row, too_long
 from kedge.data.examples import Origin
 
 _BATCH_ROWS = 1024
@@ -19,9 +19,16 @@ def batch_rows(batches: Iterable[Any], name: str) -> Iterator[Row]:
     """Rows of Arrow tables or record batches that belong to one source."""
     number = 0
     for batch in batches:
-        for fields in batch.to_pylist():
-            number += 1
-            yield Row(Origin(name, number), {key: value for key, value in fields.items() if value is not None})
+        is_large = batch.nbytes > MOST_ROW_BYTES
+        for at in range(batch.num_rows) if is_large else (None,):
+            part = batch if at is None else batch.slice(at, 1)
+            if is_large and part.nbytes > MOST_ROW_BYTES:
+                number += 1
+                yield Row(Origin(name, number), None, too_long(part.nbytes))
+                continue
+            for fields in part.to_pylist():
+                number += 1
+                yield Row(Origin(name, number), {key: value for key, value in fields.items() if value is not None})
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:

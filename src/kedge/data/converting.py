@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import DataError
-from kedge.data.examples import Demonstration, Example, Kind, Messages, Origin, Pair, Prompt, Ranking, Thumb
-from kedge.data.formats import KNOWN_FIELDS, Format, parse, recognise
-from kedge.data.kinds import CONVERTS, SERVES, as_kind
-from kedge.data.reading import MAX_BROKEN, SAMPLE_ROWS, Reading, recognised
+from kedge.core.outputs import refuse_overwriting
+from kedge.data.columns import NO_COLUMNS, Columns
+from kedge.data.decode import Row
+from kedge.data.examples import Demonstration, Example, Kind, Message, Messages, Origin, Pair, Prompt, Ranking, Thumb
+from kedge.data.foreign.unread import is_suspicious
+from kedge.data.formats import KNOWN_FIELDS, Format, recognise
+from kedge.data.kinds import CONVERTS, SERVES, as_kind, kind_of
+from kedge.data.reading import MAX_BROKEN, SAMPLE_ROWS, Reading, examples_of, grouped, recognised
 from kedge.data.sources import SET_ASIDE_SUFFIX, stem_of
 from kedge.data.writing import encode, row_writer
 
@@ -36,22 +40,27 @@ def convert(
     kind: Kind | None = None,
     max_broken: float = MAX_BROKEN,
     set_aside: Path | None = None,
+    columns: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    force: bool = False,
 ) -> Converted:
     """Write the examples of `source` to `out` (.jsonl, .jsonl.gz or .parquet) as examples of `kind`.
 
-    Broken rows go to `set_aside`, by default a file beside `out`. With too many of them nothing else is written.
+    Broken rows go to `set_aside`, by default a file beside `out`. With too many of them nothing else is written. A file
+    that is there is overwritten with `force` only, and the source never.
     """
-    fmt = recognised(source, kind)
+    aside = set_aside or out.with_name(stem_of(out) + SET_ASIDE_SUFFIX)
+    refuse_overwriting([out], inputs=[source], force=force)
+    refuse_overwriting([out, aside], inputs=[source], force=True)  # what an earlier try set aside is replaced
+    fmt = recognised(source, kind, columns=columns)
     kind = kind or fmt.kind
     if kind != fmt.kind and kind not in CONVERTS[fmt.kind]:
         possible = ", ".join(CONVERTS[fmt.kind])
         raise DataError(f"{source}: holds {fmt.kind}, which cannot be turned into {kind}; they can become: {possible}")
-    aside = set_aside or out.with_name(stem_of(out) + SET_ASIDE_SUFFIX)
-    reading = Reading(source, fmt, kind, max_broken=max_broken, set_aside=aside)
-    num_without = 0
+    named = Columns.parse(columns)
+    reading = Reading(source, fmt, kind, max_broken=max_broken, set_aside=aside, columns=named, limit=limit)
     with row_writer(out) as write:
         for _, examples in reading.by_row():
-            num_without += not examples
             for example in examples:
                 write(to_fields(example))
     return Converted(
@@ -60,7 +69,7 @@ def convert(
         kind=kind,
         num_rows=reading.num_rows,
         num_examples=reading.count,
-        num_without=num_without,
+        num_without=reading.num_without,
         num_broken=reading.num_broken,
     )
 
@@ -85,13 +94,14 @@ def canonical_lines(rows: Iterable[object], kinds: Sequence[Kind], *, name: str)
     if kind is None:
         columns = ", ".join(fmt.columns.values())
         raise DataError(f"{name}: holds {fmt.kind}, recognised by {columns}; {' or '.join(possible)} are needed here")
+    rows_in = (Row(Origin(name, number), row) for number, row in enumerate(fields))
     lines: list[bytes] = []
-    for number, row in enumerate(fields):
+    for row, group in grouped(rows_in, fmt, NO_COLUMNS):
         try:
-            examples = as_kind(parse(row, fmt, Origin(name, number)), kind)
+            examples = (one for example in examples_of(group, fmt, row.origin) for one in as_kind(example, kind))
             lines.extend(encode(to_fields(example)) + b"\n" for example in examples)
         except (DataError, TypeError) as error:  # what JSON cannot hold is a TypeError
-            raise DataError(f"{name}[{number}]: {error}") from error
+            raise DataError(f"{name}[{row.origin.line}]: {error}") from error
     return lines
 
 
@@ -113,8 +123,9 @@ def to_fields(example: Example) -> dict[str, Any]:
     Extra fields stand beside the others, except those whose names a reader would take for its own: they go into one
     field `extra`.
     """
-    taken = {name: value for name, value in example.extra.items() if name in KNOWN_FIELDS}
-    free = {name: value for name, value in example.extra.items() if name not in KNOWN_FIELDS}
+    kind = kind_of(example)
+    taken = {name: value for name, value in example.extra.items() if name in KNOWN_FIELDS or is_suspicious(name, kind)}
+    free = {name: value for name, value in example.extra.items() if name not in taken}
     return _own_fields(example) | free | ({"extra": taken} if taken else {})
 
 
@@ -127,11 +138,18 @@ def _own_fields(example: Example) -> dict[str, Any]:
             return {"prompt": _plain(prompt), "answers": [_plain(answer) for answer in answers], "rank": list(rank)}
         case Thumb(prompt=prompt, answer=answer, is_good=is_good):
             return {"prompt": _plain(prompt), "completion": _plain(answer), "label": is_good}
+        case Demonstration(messages=(Message(role="text", content=text),)):
+            return {"text": text}
         case Demonstration(messages=messages):
             return {"messages": _plain(messages)}
         case Prompt(prompt=prompt, answer=answer):
             return {"prompt": _plain(prompt)} | ({} if answer is None else {"answer": answer})
 
 
-def _plain(messages: Messages) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+def _plain(messages: Messages) -> list[dict[str, Any]]:
+    return [_plain_message(message) for message in messages]
+
+
+def _plain_message(message: Message) -> dict[str, Any]:
+    weight = {} if message.is_trained else {"weight": 0}
+    return {"role": message.role, "content": message.content, **weight, **(message.detail or {})}

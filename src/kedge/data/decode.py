@@ -1,10 +1,13 @@
-"""The bytes of one text file into rows: JSON Lines, a JSON array, plain lines; gzip by its magic bytes.
+"""The bytes of one text file into rows: JSON Lines, a JSON array, CSV, plain lines; gzip by its magic bytes.
 
-The layout is told by content, not by name, except that `.txt` is always a prompt a line.
+The layout is told by content, not by name, except that `.txt` is always a prompt a line, and `.csv` and `.tsv` are
+tables with the names of their columns in the first line. One row is bounded: a line without an end must not fill the
+memory.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import zlib
@@ -31,7 +34,9 @@ _FOREIGN = {
     b"\xfe\xff": "UTF-16 text",
     _PARQUET: "a gzipped Parquet file",
 }
-_ALLOWED = "Kedge reads JSON Lines, JSON arrays, Parquet, and text lines, plain or gzipped"
+_ALLOWED = "Kedge reads JSON Lines, JSON arrays, CSV, TSV, Parquet, and text lines, plain or gzipped"
+MOST_ROW_BYTES = 64 << 20
+_SHOWN_RAW = 2000
 _BUFFER_BYTES = 1 << 20
 _HEAD_LINES = 20
 
@@ -59,35 +64,61 @@ def text_rows(path: Path) -> Iterator[Row]:
         file.seek(0)
         # gzip's own readline is slow; a buffer around it is not.
         stream = io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)), _BUFFER_BYTES) if is_gzip else file
-        lines = _lines(stream, path)
+        name = path.name.removesuffix(".gz").lower()
+        is_table = name.endswith((".csv", ".tsv"))
+        lines = _lines(stream, path, keeps_blank=is_table)
         head = list(islice(lines, _HEAD_LINES))
         if not head:
             raise DataError(f"{path}: the file is empty")
         lines = chain(head, lines)
-        if path.name.removesuffix(".gz").endswith(".txt"):
+        if name.endswith(".txt"):
             yield from _plain(lines, path)
+        elif is_table:
+            yield from _table(lines, path, "\t" if name.endswith(".tsv") else ",")
         elif _is_json_lines(head, path):
             yield from _json_lines(lines, path)
         else:
             yield from _json_whole(lines, path)
 
 
-def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Line]:
-    """Numbered lines with something on them; refuses at the start what is not text."""
+def _lines(stream: io.BufferedReader, path: Path, *, keeps_blank: bool) -> Iterator[Line]:
+    """Numbered lines with something on them, or all; refuses at the start what is not text."""
     number = 0
     try:
         _refuse_binary(stream.peek(8192)[:8192], path)
-        while line := stream.readline():
+        while line := stream.readline(MOST_ROW_BYTES + 1):
             number += 1
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.isspace():
+            if len(line) > MOST_ROW_BYTES and not line.endswith(b"\n") and not _is_array(line):
+                yield number, _cut(stream, line)
+            elif keeps_blank or line.strip():
                 yield number, line.rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}: the gzip stream breaks off after line {number} ({error}). "
             "The file is incomplete or damaged: fetch it or pack it again."
         ) from error
+
+
+class _TooLong(bytes):
+    """The beginning of a line that is longer than a row may be."""
+
+
+def _is_array(line: bytes) -> bool:
+    return line.lstrip()[:1] == b"["
+
+
+def _cut(stream: io.BufferedReader, line: bytes) -> bytes:
+    """Read on to the end of an endless line, and keep its beginning only."""
+    while (rest := stream.readline(MOST_ROW_BYTES)) and not rest.endswith(b"\n"):
+        pass
+    return _TooLong(line[:_SHOWN_RAW])
+
+
+def too_long(num_bytes: int | None = None) -> str:
+    size = f" ({num_bytes >> 20:,} MiB)" if num_bytes else ""
+    return f"the row is longer than {MOST_ROW_BYTES >> 20} MiB{size}, which no row of text is; look at what is in it"
 
 
 def _refuse_binary(start: bytes, path: Path) -> None:
@@ -123,6 +154,9 @@ def _json_lines(lines: Iterable[Line], path: Path) -> Iterator[Row]:
     name = str(path)
     for number, line in lines:
         origin = Origin(name, number)
+        if isinstance(line, _TooLong):
+            yield Row(origin, None, too_long(), line.decode("utf-8", "backslashreplace"))
+            continue
         try:
             value = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -147,7 +181,54 @@ def _problem(line: bytes, error: orjson.JSONDecodeError) -> str:
     except UnicodeDecodeError as invalid:
         return f"invalid UTF-8 at byte {invalid.start + 1} (0x{line[invalid.start]:02x})"
     hint = "; NaN and Infinity are not JSON" if b"NaN" in line or b"Infinity" in line else ""
+    if "infinity" in error.msg:
+        hint = "; the largest number is about 1.8e308"
     return f"invalid JSON at column {error.colno}: {error.msg}{hint}"
+
+
+def _table(lines: Iterable[Line], path: Path, delimiter: str) -> Iterator[Row]:
+    """Rows of a table; a cell without text is an absent field."""
+    numbers: list[int] = []
+
+    def texts() -> Iterator[str]:
+        for number, line in lines:
+            numbers.append(number)
+            if isinstance(line, _TooLong):
+                raise DataError(f"{path}:{number}: {too_long()}")
+            yield line.decode() + "\n"
+
+    csv.field_size_limit(MOST_ROW_BYTES)
+    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+    try:
+        names = [name.strip() for name in next(reader)]
+        _refuse_header(names, path, delimiter)
+        start = len(numbers)
+        for cells in reader:
+            origin = Origin(str(path), numbers[start])
+            start = len(numbers)
+            if not cells:  # a blank line between rows
+                continue
+            if len(cells) != len(names):
+                problem = f"{len(cells)} cells in a table of {len(names)} columns; is text with a delimiter unquoted?"
+                yield Row(origin, None, problem, delimiter.join(cells)[:_SHOWN_RAW])
+            else:
+                yield Row(origin, {name: cell for name, cell in zip(names, cells, strict=True) if cell})
+    except UnicodeDecodeError as invalid:
+        raise DataError(
+            f"{path}:{numbers[-1]}: invalid UTF-8 at byte {invalid.start + 1}; save it as UTF-8"
+        ) from invalid
+    except csv.Error as error:
+        raise DataError(f"{path}:{numbers[-1]}: no table ({error}); is a quotation mark left open?") from error
+
+
+def _refuse_header(names: list[str], path: Path, delimiter: str) -> None:
+    if len(set(names)) < len(names) or not all(names):
+        what = "a column without a name" if not all(names) else "two columns of one name"
+        raise DataError(f"{path}:1: {what} ({', '.join(names)}); the first line must name every column")
+    if len(names) == 1:
+        other = next((sign for sign in (",", ";", "\t", "|") if sign != delimiter and sign in names[0]), None)
+        if other is not None:
+            raise DataError(f"{path}:1: one column ({names[0]!r}), split by {other!r}? .csv uses ',' and .tsv tabs")
 
 
 def _json_whole(lines: Iterable[Line], path: Path) -> Iterator[Row]:
@@ -169,12 +250,17 @@ def _json_whole(lines: Iterable[Line], path: Path) -> Iterator[Row]:
     if not value:
         raise DataError(f"{path}: the array is empty")
     for number, item in enumerate(cast(list[Any], value), start=1):
-        yield _object_row(item, Origin(str(path), number))
+        origin = Origin(str(path), number)
+        size = len(orjson.dumps(item)) if len(data) > MOST_ROW_BYTES else 0
+        yield Row(origin, None, too_long(size)) if size > MOST_ROW_BYTES else _object_row(item, origin)
 
 
 def _plain(lines: Iterable[Line], path: Path) -> Iterator[Row]:
     for number, line in lines:
         origin = Origin(str(path), number)
+        if isinstance(line, _TooLong):
+            yield Row(origin, None, too_long(), line.decode("utf-8", "backslashreplace"))
+            continue
         try:
             yield Row(origin, {"prompt": line.decode()})
         except UnicodeDecodeError as invalid:

@@ -11,13 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["pairs", "rankings", "thumbs", "demonstrations", "prompts"]
-Role = Literal["system", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "text"]
+"""`text` is text that no chat template touches: a whole document to learn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One turn. `detail` has what a chat template reads besides: tool calls, the name of a tool, and on the first
+    message the `tools` of the conversation. A turn of the assistant that is not `is_trained` is only context."""
+
     role: Role
     content: str
+    is_trained: bool = field(default=True, repr=False)
+    detail: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
 
 Messages = tuple[Message, ...]
@@ -93,11 +99,11 @@ Example = Pair | Ranking | Thumb | Demonstration | Prompt
 def prompt_of(example: Example) -> Messages:
     """The part that is given to the model: splits, leakage checks and duplicates of prompts go by it.
 
-    For a demonstration that is everything before its last message.
+    For a demonstration that is everything before its last message; for plain text, the text itself.
     """
     match example:
         case Demonstration(messages=messages):
-            return messages[:-1]
+            return messages[:-1] or messages
         case Pair() | Ranking() | Thumb() | Prompt():
             return example.prompt
 

@@ -44,6 +44,8 @@ def as_kind(example: Example, kind: Kind) -> tuple[Example, ...]:
     if kind_of(example) == kind:
         return (example,)
     match kind, example:
+        case "prompts", Demonstration(messages=(Message(role="text"),)):
+            raise DataError("plain text has no prompt: it is learnt as a whole")
         case "prompts", _:
             return (Prompt(prompt=prompt_of(example), origin=example.origin, extra=example.extra),)
         case "demonstrations", Pair():

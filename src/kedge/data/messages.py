@@ -1,14 +1,17 @@
 r"""One value of a row into messages: text, a message, a conversation, a transcript; and the prompt that two share.
 
-Of a message only role and text are kept. Tool calls and parts that are not text are refused, not dropped. Transcripts
+Of a message role and text are kept, tool calls and what belongs to them, and whether it is trained (OpenAI's `weight`).
+Parts that are not text are refused, not dropped. Transcripts
 are those of HH-RLHF (`\n\nHuman: …\n\nAssistant: …`): space around a turn is layout and is dropped, and a turn that
 quotes a marker at the start of a paragraph cannot be told from two turns.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from kedge.core.errors import DataError
@@ -17,6 +20,7 @@ from kedge.data.examples import Message, Messages, Role
 
 ROLES: Mapping[str, Role] = {
     "system": "system",
+    "developer": "developer",
     "user": "user",
     "human": "user",
     "prompter": "user",
@@ -25,10 +29,14 @@ ROLES: Mapping[str, Role] = {
     "bot": "assistant",
     "model": "assistant",
     "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
 }
 _ROLE_KEYS = ("role", "from")
 _CONTENT_KEYS = ("content", "value")
-_CALL_KEYS = ("tool_calls", "function_call")
+_CALL_ROLE = "function_call"  # LLaMA-Factory's turn that is nothing but a call
+_DETAIL_KEYS = ("name", "tool_call_id", "reasoning_content", "tools")
+_TRAINED_KEYS = ("weight", "loss", "train")
 _TRANSCRIPT_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _TRANSCRIPT_OPENING = re.compile(r"\A\s*Human:")
 _TRANSCRIPT_ROLES: dict[str, Role] = {"Human": "user", "Assistant": "assistant"}
@@ -74,9 +82,69 @@ def _message(value: Any, field: str) -> Message:
     if not isinstance(value, Mapping):
         raise DataError(f"'{field}' is {shown(value)}; it must be a message with 'role' and 'content'")
     message = cast(Mapping[str, Any], value)
-    if any(message.get(key) for key in _CALL_KEYS):
-        raise DataError(f"'{field}' calls tools; only messages of text can be read")
-    return Message(_role(message, field), _content(message, field))
+    role_name = next((message[key] for key in _ROLE_KEYS if key in message), None)
+    if role_name == _CALL_ROLE:
+        return Message("assistant", "", detail={"tool_calls": _calls([_content(message, field)], field)})
+    detail = {key: message[key] for key in _DETAIL_KEYS if message.get(key) is not None}
+    raw_calls = message.get("tool_calls") or ([message["function_call"]] if message.get("function_call") else [])
+    if raw_calls:
+        detail["tool_calls"] = _calls(raw_calls, field)
+    role = _role(message, field)
+    content = _content(message, field) if not raw_calls or _has_content(message) else ""
+    return Message(role, content, is_trained=_is_trained(message, field), detail=detail or None)
+
+
+def _has_content(message: Mapping[str, Any]) -> bool:
+    return any(message.get(key) is not None for key in _CONTENT_KEYS)
+
+
+def _is_trained(message: Mapping[str, Any], field: str) -> bool:
+    """OpenAI's `weight` (0 or 1), or `loss` or `train` as true or false."""
+    key = next((key for key in _TRAINED_KEYS if message.get(key) is not None), None)
+    if key is None:
+        return True
+    if message[key] not in (0, 1):  # True and False are 1 and 0
+        raise DataError(f"'{field}.{key}' is {shown(message[key])}; a message is trained on (1) or not (0)")
+    return bool(message[key])
+
+
+def _calls(values: Any, field: str) -> list[dict[str, Any]]:
+    """Calls as chat templates want them: `{"type": "function", "function": {"name", "arguments"}}`, no JSON in text."""
+    if not isinstance(values, list):
+        raise DataError(f"'{field}.tool_calls' is {shown(values)}; it must be a list of calls")
+    return [_call(value, f"{field}.tool_calls[{index}]") for index, value in enumerate(cast(list[Any], values))]
+
+
+def _call(value: Any, field: str) -> dict[str, Any]:
+    call = _from_json(value)
+    function = _from_json(call.get("function", call)) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise DataError(f"'{field}' is {shown(value)}; a call has a function with a name and arguments")
+    arguments = _from_json(function.get("arguments", {}))
+    rest = {key: item for key, item in cast(dict[str, Any], call).items() if key == "id"}
+    return {**rest, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _from_json(value: Any) -> Any:
+    """JSON in text as what it stands for; other values, and text that is no object or list, as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return value
+    return parsed if isinstance(parsed, dict | list) else value
+
+
+def with_tools(messages: Messages, tools: Any) -> Messages:
+    """The conversation with the tools that its template is to show, as a list or as JSON in text."""
+    tools = _from_json(tools)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast(list[Any], tools)):
+        raise DataError(f"field 'tools' is {shown(tools)}; it must be a list of tools (JSON schemas)")
+    if not tools:
+        return messages
+    first = messages[0]
+    return (replace(first, detail={**(first.detail or {}), "tools": tools}), *messages[1:])
 
 
 def _role(message: Mapping[str, Any], field: str) -> Role:
@@ -101,7 +169,7 @@ def _content(message: Mapping[str, Any], field: str) -> str:
                 parts = cast(list[Any], content)
                 return "".join(_part(part, f"{field}.{key}[{index}]") for index, part in enumerate(parts))
             raise DataError(f"'{field}.{key}' is {shown(content)}; it must be text or a list of text parts")
-    raise DataError(f"'{field}' has no 'content' (found: {', '.join(message)})")
+    raise DataError(f"'{field}' has no 'content' (found: {', '.join(map(str, message))})")
 
 
 def _part(part: Any, field: str) -> str:
@@ -171,7 +239,7 @@ def split_common_prompt(chosen: Messages, rejected: Messages) -> tuple[Messages,
 
 def without_prompt(prompt: Messages, conversation: Messages, *, field: str) -> Messages:
     """The answer in `conversation`, which either is the answer or starts with the whole prompt."""
-    bare = prompt[1:] if prompt[0].role == "system" else prompt
+    bare = prompt[1:] if prompt[0].role in ("system", "developer") else prompt
     for start in (prompt, bare):
         is_opening = len(start) > 1 or (len(start) == 1 and start[0].role != "assistant")
         if is_opening and len(conversation) > len(start) and same_turns(conversation[: len(start)], start):

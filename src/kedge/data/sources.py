@@ -7,6 +7,7 @@ unreadable is a DataError. What rows mean is left to `kedge.data.formats`.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from kedge.data.columnar import is_saved_dataset, parquet_rows, saved_rows
 from kedge.data.decode import Row, is_parquet, text_rows
 from kedge.data.hub import HubId, hub_rows
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".gz")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
 SET_ASIDE_SUFFIX = ".broken.jsonl"
 _SPLIT_WORD = re.compile(r"(?:^|[._-])(train|test|valid|validation|val|dev|eval|heldout)(?=[._-])")
 
@@ -31,12 +32,23 @@ def rows(source: str | Path) -> Iterator[Row]:
         yield from _local_rows(Path(text), "")
         return
     folder, _, split = text.rpartition(":")
+    _refuse_broken_link(Path(text))
     if folder and Path(folder).is_dir():
         yield from _local_rows(Path(folder), split)
     elif (hub_id := _hub_id(text)) is not None:
         yield from hub_rows(hub_id)
     else:
         raise _missing(Path(text))
+
+
+def _refuse_broken_link(path: Path) -> None:
+    """A link that leads nowhere or in a circle looks like a file that is not there."""
+    if path.is_symlink():
+        try:
+            path.stat()
+        except OSError as error:
+            why = "leads in a circle" if error.errno == errno.ELOOP else "leads to a file that is not there"
+            raise DataError(f"{path}: this symbolic link (to '{path.readlink()}') {why}; mend or remove it") from error
 
 
 def is_hub_id(source: str | Path) -> bool:
@@ -95,7 +107,11 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 def _shards(folder: Path, split: str) -> list[Path]:
     try:
-        names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        for path in entries:
+            if path.name.endswith(SUFFIXES):
+                _refuse_broken_link(path)
+        names = sorted(path.name for path in entries if path.is_file())
     except PermissionError as error:
         raise DataError(f"{folder}: no permission to list it; try: chmod u+rx '{folder}'") from error
     shards = [name for name in names if name.endswith(SUFFIXES) and not name.endswith(SET_ASIDE_SUFFIX)]

@@ -8,19 +8,23 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from kedge.core.errors import ConfigError, DataError
+from kedge.core.outputs import refuse_overwriting
 from kedge.core.seeds import seed_for
 from kedge.core.suggest import did_you_mean
+from kedge.data.converting import to_fields
 from kedge.data.examples import Example
+from kedge.data.formats import Format
 from kedge.data.reading import MAX_BROKEN, prompt_key, read
 from kedge.data.sources import SET_ASIDE_SUFFIX, Row, stem_of
 from kedge.data.writing import encode, row_writer
@@ -78,15 +82,22 @@ def split(
     seed: int = 0,
     by: str = "prompt",
     max_broken: float = MAX_BROKEN,
+    columns: Mapping[str, Any] | None = None,
+    force: bool = False,
 ) -> Split:
     """Write `<stem>.train.jsonl` and `<stem>.heldout.jsonl` for each source; the fields stay as they were.
 
     `by` is "prompt" (normalised), or the name of a field whose equal values must stay together. Broken rows go to
-    `<stem>.broken.jsonl`.
+    `<stem>.broken.jsonl`. Files that are there are overwritten with `force` only, and the sources never.
     """
     stems = _stems(sources)
     asides = [out_folder / f"{stem}{SET_ASIDE_SUFFIX}" for stem in stems]
-    keys_by_file = [_keys(source, by, max_broken, aside) for source, aside in zip(sources, asides, strict=True)]
+    parts = [out_folder / f"{stem}.{part}.jsonl" for stem in stems for part in ("train", "heldout")]
+    refuse_overwriting(parts, inputs=sources, force=force)
+    refuse_overwriting([*parts, *asides], inputs=sources, force=True)  # what an earlier try set aside is replaced
+    keys_by_file = [
+        _keys(source, by, max_broken, aside, columns) for source, aside in zip(sources, asides, strict=True)
+    ]
     all_keys = np.concatenate([keys for keys, _ in keys_by_file]) if keys_by_file else np.empty(0, np.uint64)
     heldout_keys = assign(all_keys, heldout, seed)
     files: list[FileSplit] = []
@@ -95,10 +106,10 @@ def split(
             train_file, heldout_file = out_folder / f"{stem}.train.jsonl", out_folder / f"{stem}.heldout.jsonl"
             is_heldout = np.isin(keys, heldout_keys)
             writers = stack.enter_context(row_writer(train_file)), stack.enter_context(row_writer(heldout_file))
-            reading = read(source, max_broken=max_broken)
-            for goes_out, (row, _) in zip(is_heldout.tolist(), reading.by_row(), strict=True):
-                assert row.fields is not None
-                writers[goes_out](row.fields)
+            reading = read(source, max_broken=max_broken, columns=columns)
+            for goes_out, (row, examples) in zip(is_heldout.tolist(), reading.by_row(), strict=True):
+                for fields in _rows_to_write(reading.format, row, examples):
+                    writers[goes_out](fields)
             files.append(
                 FileSplit(
                     source=str(source),
@@ -112,6 +123,12 @@ def split(
     return Split(files=tuple(files), num_keys=len(np.unique(all_keys)), num_heldout_keys=len(heldout_keys))
 
 
+def _rows_to_write(fmt: Format, row: Row, examples: Sequence[Example]) -> Iterable[Mapping[str, Any]]:
+    """The row as it was; where several rows make one example, that example in canonical form."""
+    assert row.fields is not None
+    return (row.fields,) if fmt.layout is None or fmt.layout.key is None else map(to_fields, examples)
+
+
 def _stems(sources: Sequence[str | Path]) -> list[str]:
     stems = [stem_of(source) for source in sources]
     twice = [stem for stem, count in Counter(stems).items() if count > 1]
@@ -122,16 +139,18 @@ def _stems(sources: Sequence[str | Path]) -> list[str]:
     return stems
 
 
-def _keys(source: str | Path, by: str, max_broken: float, set_aside: Path) -> tuple[Keys, int]:
-    reading = read(source, max_broken=max_broken, set_aside=set_aside)
-    keys = array("Q", (_key(row, examples[0], by) for row, examples in reading.by_row()))
+def _keys(
+    source: str | Path, by: str, max_broken: float, set_aside: Path, columns: Mapping[str, Any] | None
+) -> tuple[Keys, int]:
+    reading = read(source, max_broken=max_broken, set_aside=set_aside, columns=columns)
+    keys = array("Q", (_key(row, examples, by) for row, examples in reading.by_row()))
     return np.frombuffer(keys, dtype=np.uint64), reading.num_broken
 
 
-def _key(row: Row, example: Example, by: str) -> int:
-    if by == "prompt":
-        return prompt_key(example)
+def _key(row: Row, examples: Sequence[Example], by: str) -> int:
     fields = row.fields or {}
+    if by == "prompt":  # a row without an example (a tie) stays by itself
+        return prompt_key(examples[0]) if examples else xxhash.xxh3_64_intdigest(encode(fields))
     if fields.get(by) is None:
         raise DataError(
             f"{row.origin}: no field '{by}' to split by{did_you_mean(by, fields)}; found: {', '.join(fields)}"

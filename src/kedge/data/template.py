@@ -94,7 +94,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> lis
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, trained_from: int = 0) -> Encoded:
-    """Tokens of a whole conversation, masked on its assistant turns; those before `trained_from` are only context.
+    """Tokens of a whole conversation, masked on its assistant turns; those before `trained_from`, and those that are
+    not `is_trained`, are only context. Plain text is trained as a whole, with an end token.
 
     Raises where the template drops or changes a message, since training would then be on another text.
     """
@@ -102,12 +103,15 @@ def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, 
     _check_contents(text, messages)
     tokens, token_spans = tokens_with_spans(tokenizer, text)
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    if marks is None:
+    learnt = [turn for turn in turns if turn >= trained_from and messages[turn].is_trained]
+    if messages[0].role == "text":
+        trained = [(0, len(text))]
+    elif marks is None:
         control = special_ids(tokenizer)
         stops = [span for token, span in zip(tokens, token_spans, strict=True) if token in control]
-        trained = [_turn_span(tokenizer, messages, turn, text, stops) for turn in turns if turn >= trained_from]
+        trained = [_turn_span(tokenizer, messages, turn, text, stops) for turn in learnt]
     else:
-        trained = _marks_from(marks, turns, trained_from)
+        trained = _marks_of(marks, turns, learnt)
     # A token that starts before the turn is partly the prompt's, and the prompt is not trained.
     mask = [any(start <= at < end for start, end in trained) for at, _ in token_spans]
     return Encoded(tokens=tokens, assistant_mask=mask)
@@ -122,13 +126,15 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(ends | {eos} if isinstance(eos, int) else ends)
 
 
-def show_masks(tokenizer: PreTrainedTokenizerBase, encoded: Encoded) -> Text:
-    """The text with its trained tokens highlighted. Runs are decoded whole, so that no character is cut."""
+def show_masks(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, *, in_colour: bool = True) -> Text:
+    """The text with its trained tokens highlighted, or where there are no colours in ⟦brackets⟧. Runs are decoded
+    whole, so that no character is cut."""
     shown = Text()
     pairs = zip(encoded.assistant_mask, encoded.tokens, strict=True)
     for is_trained, run in groupby(pairs, key=lambda pair: pair[0]):
         text = tokenizer.decode([token for _, token in run], skip_special_tokens=False)
-        shown.append(str(text), style="bold green" if is_trained else "dim")
+        bracketed = f"⟦{text}⟧" if is_trained and not in_colour else str(text)
+        shown.append(bracketed, style="bold green" if is_trained else "dim")
     return shown
 
 
@@ -137,16 +143,49 @@ def _render_marked(
 ) -> tuple[str, list[Span] | None]:
     if not messages:
         raise DataError("a conversation without messages cannot be rendered")
-    plain = [{"role": message.role, "content": message.content} for message in messages]
+    if messages[0].role == "text":
+        return _document(tokenizer, messages[0].content), None
+    detail = {**(messages[0].detail or {})}
+    tools = detail.pop("tools", None)
+    details = [detail, *(message.detail or {} for message in messages[1:])]
+    plain = [
+        {"role": message.role, "content": message.content, **more}
+        for message, more in zip(messages, details, strict=True)
+    ]
     try:
-        return render_template(tokenizer, template_of(tokenizer), plain, add_generation_prompt=add_generation_prompt)
+        return render_template(
+            tokenizer, template_of(tokenizer), plain, tools=tools, add_generation_prompt=add_generation_prompt
+        )
     except (TemplateError, TypeError) as error:
         roles = ", ".join(message.role for message in messages)
         raise ModelError(f"the chat template cannot render a conversation with the roles {roles}: {error}") from error
 
 
+def _document(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """Plain text as a model reads it before any chat: between the tokenizer's own first and last token."""
+    starts = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return f"{tokenizer.bos_token if starts else ''}{text}{tokenizer.eos_token or ''}"
+
+
+def _check_calls(text: str, messages: Messages) -> None:
+    """Every tool that is offered or called must be in the text: a template that knows none leaves them out."""
+    offered = [(tool.get("function", tool), "the tool") for tool in (messages[0].detail or {}).get("tools", ())]
+    called = [
+        (call["function"], f"the call in message {number} of")
+        for number, message in enumerate(messages, start=1)
+        for call in (message.detail or {}).get("tool_calls", ())
+    ]
+    for function, what in (*offered, *called):
+        if str(function.get("name")) not in text:
+            raise ModelError(
+                f"the chat template leaves out {what} {_shorten(str(function.get('name')))}: it does not know tools; "
+                "use a model or a template that does (chat_template: the path of a Jinja file)"
+            )
+
+
 def _check_contents(text: str, messages: Messages) -> None:
     """Every message must be in the text, in order; spaces around it may be trimmed. Tools may be written as JSON."""
+    _check_calls(text, messages)
     at = 0
     for number, message in enumerate(messages, start=1):
         content = message.content.strip()
@@ -161,16 +200,16 @@ def _check_contents(text: str, messages: Messages) -> None:
             )
 
 
-def _marks_from(marks: list[Span], turns: list[int], trained_from: int) -> list[Span]:
-    """The marks of the turns from `trained_from` on; where that is 0, all marks of the template."""
-    if not trained_from:
+def _marks_of(marks: list[Span], turns: list[int], learnt: list[int]) -> list[Span]:
+    """The marks of the turns `learnt`; where that is all of them, all marks of the template."""
+    if learnt == turns:
         return marks
     if len(marks) != len(turns):
         raise ModelError(
             f"the chat template marks {len(marks)} of {len(turns)} assistant turns with {{% generation %}}, so it is "
             "unclear which mark belongs to which answer; mark every turn, or use chat_template: chatml"
         )
-    return [mark for mark, turn in zip(marks, turns, strict=True) if turn >= trained_from]
+    return [mark for mark, turn in zip(marks, turns, strict=True) if turn in learnt]
 
 
 def _turn_span(

@@ -74,9 +74,10 @@ def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def render_template(
     tokenizer: PreTrainedTokenizerBase,
     template: str,
-    messages: Sequence[dict[str, str]],
+    messages: Sequence[dict[str, Any]],
     *,
     add_generation_prompt: bool,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[str, list[Span] | None]:
     """The rendered text, and the characters that the template marks with `{% generation %}`; None if it has no marks.
 
@@ -88,6 +89,7 @@ def render_template(
     rendered: Any = render_jinja_template(  # it returns two lists, whatever its annotation says
         conversations=[list(messages)],
         chat_template=template,
+        tools=list(tools) if tools else None,
         return_assistant_tokens_mask=has_marks,
         add_generation_prompt=add_generation_prompt,
         **variables,

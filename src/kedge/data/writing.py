@@ -14,7 +14,7 @@ from typing import IO, Any
 import orjson
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.files import atomic_open
+from kedge.core.files import atomic_open, sweep_partial_files
 
 WRITABLE = (".jsonl", ".jsonl.gz", ".parquet")
 _BATCH_ROWS = 1024
@@ -37,6 +37,7 @@ def row_writer(path: Path) -> Generator[Write]:
     if not path.name.endswith(WRITABLE):
         raise ConfigError(f"{path}: cannot write this kind of file; the name must end in {', '.join(WRITABLE)}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    sweep_partial_files(path)
     with atomic_open(path) as file:
         if path.suffix == ".parquet":
             # The columns are known only once all rows are: they wait on disk, not in memory.

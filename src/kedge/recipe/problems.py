@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -55,8 +55,10 @@ RENAMED: dict[str, str] = {"hold": "memory", "watch": "logging", "look": "eval"}
 def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: KeyPath = ()) -> list[tuple[int, str]]:
     """One (line, text) per problem, without repeats of the same place by the branches of a union."""
     found: dict[tuple[KeyPath, str], tuple[int, str]] = {}
-    for number, details in enumerate(error.errors(include_url=False)):
-        if _is_of_another_branch(details):
+    complaints = error.errors(include_url=False)
+    lists = {details["loc"][:at] for details in complaints for at, part in enumerate(details["loc"]) if _is_list(part)}
+    for number, details in enumerate(complaints):
+        if _is_of_another_branch(details, lists):
             continue
         if number >= MAX_DESCRIBED and details["type"] == "extra_forbidden":
             # It is counted, and not shown; to look for the nearest name of forty thousand keys takes minutes.
@@ -94,13 +96,26 @@ def known_keys(section: type[BaseModel], location: Iterable[str | int]) -> list[
     current: list[Any] = [section]
     for part in location:
         current = [inner for one in current for inner in _step(one, part)] or current
-    return [name for one in current for name in _names(one)]
+    return list(dict.fromkeys(name for one in current for name in _names(one)))
 
 
-def _is_of_another_branch(details: ErrorDetails) -> bool:
-    """Where text or a mapping may stand, a mapping is not complained about for not being text, nor the reverse."""
-    is_branch = len(details["loc"]) > 1 and details["loc"][-1] == "str"
-    return is_branch and details["type"] == "string_type" and isinstance(details["input"], Mapping)
+def _is_of_another_branch(details: ErrorDetails, lists: Container[tuple[int | str, ...]]) -> bool:
+    """Where text, a mapping or a list may stand, a mapping is not complained about for not being text, nor the reverse.
+
+    `lists` are the places where a list may stand too.
+    """
+    *place, branch = details["loc"]
+    found = details["input"]
+    may_be_list = tuple(place) in lists
+    if not place or details["type"] not in ("string_type", "list_type", "model_type"):
+        return False
+    if branch == "str":
+        return isinstance(found, Mapping) or (may_be_list and isinstance(found, list))
+    return may_be_list and (_is_list(branch) or details["type"] == "model_type")
+
+
+def _is_list(part: int | str) -> bool:
+    return str(part).startswith("list[")
 
 
 def _tags(context: Mapping[str, Any]) -> str:
@@ -155,7 +170,8 @@ def _written(details: ErrorDetails, section: type[BaseModel]) -> KeyPath:
         following = [inner for model in current for inner in _step(model, part)]
         is_plugin = any(isinstance(model, PluginSection) for model in current)
         is_key = bool(following) or isinstance(part, int) or any(part in _names(model) for model in current)
-        is_branch = part == "str" or str(part).startswith("tagged-union[") or details["type"] == "value_error"
+        is_branch = part == "str" or str(part).startswith(("tagged-union[", "list["))
+        is_branch = is_branch or details["type"] == "value_error"
         if not is_plugin and (is_key or (index == len(location) - 1 and not (is_branch and index))):
             kept.append(part)
         current = following or current

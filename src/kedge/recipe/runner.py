@@ -18,6 +18,7 @@ from kedge.core.settings import Section
 from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
 from kedge.monitor.trackers.forwarding import ForwardingTracker
+from kedge.recipe.data_inputs import files_to_read
 from kedge.recipe.inputs import inputs_of_stage, refuse_changed_inputs
 from kedge.recipe.resuming import (
     accepted_changes,
@@ -190,9 +191,6 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
     else:
         run = _create_stage(name, recipe, inputs, home)
     around.say(f"{name}: {stage.summary}")
-    by_field: dict[str, list[str]] = {}
-    for link, source in zip(plan.links[name], sources, strict=True):
-        by_field.setdefault(link.field, []).append(source)
     with run, _tracked(run, recipe, name, around) as tracker, _finished(run, tracker) as outputs:
         context = Context(
             name=name,
@@ -202,7 +200,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
             device=recipe.settings.device,
             chat_template=recipe.chat_template,
             recipe_folder=recipe.file.parent,
-            sources=by_field,
+            sources=files_to_read(plan.links[name], sources, home, seed=seed_for(recipe.settings.seed, name)),
             say=around.say,
             stop=around.stop,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import quoted
 from kedge.core.settings import Section, unusable_path
-from kedge.core.stage import DATA_KINDS, ArtifactKind, Input
+from kedge.core.stage import DATA_KINDS, ArtifactKind, DataFile, Input, WeightedFile
 from kedge.core.suggest import did_you_mean
 from kedge.recipe.schema import Recipe
 from kedge.recipe.yaml_source import dotted
@@ -27,6 +27,10 @@ class Link:
     folder: Path
     stage: str = ""
     output: str = ""
+    reading: DataFile | None = None
+    """How a file of data is read, where the recipe says more than its name."""
+    is_one_of_several: bool = False
+    """Whether the stage reads the files of this field one by one."""
 
     @property
     def is_data(self) -> bool:
@@ -79,7 +83,9 @@ def inputs_of(settings: Section) -> Iterator[tuple[tuple[str, ...], Input, Any]]
         value: Any = getattr(settings, name)
         own = info.alias or name
         mark = next((mark for mark in info.metadata if isinstance(mark, Input)), None)
-        if isinstance(value, Section):
+        if mark and DATA_KINDS & set(mark.kinds) and isinstance(value, DataFile):
+            yield (own,), mark, value
+        elif isinstance(value, Section):
             yield from (((own, *path), inner, one) for path, inner, one in inputs_of(value))
         elif isinstance(value, Mapping):
             for key, part in cast("Mapping[str, Any]", value).items():
@@ -98,14 +104,24 @@ def _links_of(name: str, recipe: Recipe, faults: list[str]) -> list[Link]:
         path = ("stages", name, *where)
         place = recipe.tree.place(path if path in recipe.tree.places else ("model",))
         folder = (place.file or recipe.file).parent
-        listed = [] if value is None else [value] if isinstance(value, str) else list(value)
-        for one in cast("list[str]", listed):
-            field = ".".join(where)
-            if problem := unusable_path(one):
+        listed = [] if value is None else [value] if isinstance(value, str | DataFile) else list(value)
+        field = ".".join(where)
+        _refuse_half_weighted(f"{name}.{field}", listed, faults)
+        for entry in cast("list[str | DataFile]", listed):
+            file = entry.file if isinstance(entry, DataFile) else entry
+            if problem := unusable_path(file):
                 faults.append(f"{name}.{dotted(where)}: {problem}")
                 continue
-            links.append(_link(name, field, narrowed.get(field, mark.kinds), one, folder, recipe, faults))
+            link = _link(name, field, narrowed.get(field, mark.kinds), file, folder, recipe, faults)
+            reading = entry if isinstance(entry, DataFile) else None
+            links.append(replace(link, reading=reading, is_one_of_several=mark.several))
     return links
+
+
+def _refuse_half_weighted(where: str, entries: Sequence[Any], faults: list[str]) -> None:
+    weighted = [isinstance(entry, WeightedFile) and entry.weight is not None for entry in entries]
+    if any(weighted) and not all(weighted):
+        faults.append(f"{where}: some of the files have a weight and some have none; give all of them one, or none")
 
 
 def _link(

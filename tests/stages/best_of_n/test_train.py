@@ -141,7 +141,7 @@ def test_bond_logs_every_step(whole: Callable[..., Path]) -> None:
     assert {"reward/mean", "gold/mean", "length/mean", "train/nll"} <= set(lines[0])
     assert len(rows_of(stage / "answers-1.jsonl")) == 40  # anchors, of which the first 3 are chosen from
     best = best_rows(stage / "answers-1.jsonl", 3)
-    assert [row["score"] for row in rows_of(stage / "chosen.jsonl")] == [
+    assert [row["extra"]["score"] for row in rows_of(stage / "chosen.jsonl")] == [
         best[row]["score"] for row in dict.fromkeys(one["prompt"] for one in rows_of(stage / "answers-1.jsonl"))
     ]
 
@@ -253,7 +253,7 @@ def test_settings_leave_out_chosen_answers(run_stage: RunStage, tmp_path: Path) 
     method = {**REJECTION, "rounds": 1, "above": 0.125, "share": 0.5}
     stage = run_stage(tmp_path / "half", method=method)
     told = [one["message"] for one in rows_of(stage / "events.jsonl") if one["code"] == "best_of_n.kept"]
-    scores = [row["score"] for row in rows_of(stage / "chosen.jsonl")]
+    scores = [row["extra"]["score"] for row in rows_of(stage / "chosen.jsonl")]
     above = [row["score"] for row in best_rows(stage / "answers-1.jsonl", 3).values() if row["score"] > 0.125]
     assert sorted(scores) == sorted(sorted(above)[-math.ceil(len(above) / 2) :])
     assert f"{len(scores)} of 10 prompts have an answer to imitate" in told[0]

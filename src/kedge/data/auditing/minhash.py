@@ -10,7 +10,7 @@ import tempfile
 import weakref
 from array import array
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +44,7 @@ class Sketches:
     """Signatures and shingles of texts, collected one by one."""
 
     def __init__(self, *, seed: int) -> None:
-        from datasketch import MinHash  # late: it pulls in much that other commands never need
-
-        permutations = MinHash(num_perm=PERMUTATIONS, seed=seed & 0xFFFFFFFF, scheme="affine32").permutations
-        self._a, self._b = cast("tuple[U32, U32]", permutations)
+        self._a, self._b = permutations(seed)
         self._word = WordHashes()
         self._pending = TokenRows(SHINGLE)
         self._signatures, self._shingles = self._file(), self._file()
@@ -84,6 +81,17 @@ class Sketches:
             self._signatures.write(signatures(folded, starts, self._a, self._b).tobytes())
             self._shingles.write(folded.tobytes())
             self._offsets.extend((np.append(starts[1:], len(folded)) + self._offsets[-1]).tolist())
+
+
+def permutations(seed: int) -> tuple[U32, U32]:
+    """Factors a and shifts b of the maps h -> a h + b modulo 2^32; an odd factor makes a map one to one.
+
+    The numbers are those of NumPy's legacy generator, which never changes: signatures are the same in every version.
+    """
+    generator = np.random.RandomState(seed & 0xFFFFFFFF)
+    halves = generator.randint(0, 1 << 31, PERMUTATIONS, dtype=np.uint32)
+    shifts = generator.randint(0, 1 << 32, PERMUTATIONS, dtype=np.uint32)
+    return halves * np.uint32(2) + np.uint32(1), shifts
 
 
 def _mapped(file: IO[bytes], size: int) -> U32:

@@ -67,7 +67,11 @@ class FileAudit:
     part: Part
     kind: Kind | None
     format: str
+    note: str
+    """What is worth knowing of a foreign layout: which judgement counts, what is not read."""
     items: int
+    without: int
+    """Rows that hold no example: ties, say."""
     broken: int
     prompts: int
     largest_prompt_group: int

@@ -43,7 +43,7 @@ def role_problems(example: Example, prompt: Messages, answers: NamedAnswers) -> 
 
 @lru_cache(maxsize=4096)
 def _order_problems(roles: tuple[str, ...]) -> frozenset[str]:
-    turns = [role for role in roles if role != "system"]
+    turns = [role for role in roles if role not in ("system", "developer")]
     problems = set[str]()
     if turns and turns[0] == "assistant":
         problems.add("roles.assistant_first")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kedge.core.errors import ConfigError
 from kedge.data.auditing.cross_file import between_training_files, contamination, leakage
@@ -33,29 +34,28 @@ def audit(
     near_threshold: float = 0.8,
     seed: int = 0,
     max_broken: float = 0.01,
+    columns: Mapping[str, Any] | None = None,
+    columns_of: Mapping[str, Mapping[str, Any]] | None = None,
     progress: Progress | None = None,
 ) -> Audit:
     """Check training files for what would spoil training or the numbers measured after it.
 
     `measure` counts the tokens of messages, `window` is how many the model takes, `special_tokens` are the model's
-    own. Broken rows are counted, not fatal until their share passes `max_broken`. `progress` is called now and then
+    own. Broken rows are counted, not fatal until their share passes `max_broken`. `columns` says which column plays
+    which part in the training and held-out files, `columns_of` in a file of its own. `progress` is called now and then
     with the number of items read so far, over all files.
     """
     _check(files, near_threshold, measure, window)
-    checks = Checks(
-        measure=measure,
-        window=window,
-        known_tokens=LiteralFinder([token for token in KNOWN_SPECIAL_TOKENS if token not in special_tokens]),
-        model_tokens=LiteralFinder(special_tokens),
-        transcript_markers=LiteralFinder(TRANSCRIPT_MARKERS),
-        seed=seed,
-    )
+    checks = _checks(measure, window, special_tokens, seed)
+    named = columns_of or {}
     counter = ProgressCounter(progress)
     evaluation_scans, grams = _scan_evaluation(evaluation, checks, counter)
-    heldout_scans = [scan_file(source, "heldout", checks, counter) for source in heldout]
+    heldout_scans = [
+        scan_file(source, "heldout", checks, counter, columns=named.get(str(source), columns)) for source in heldout
+    ]
     overlaps = [Overlap(grams) if grams else None for _ in files]
     train = [
-        scan_file(source, "train", checks, counter, overlap=overlap)
+        scan_file(source, "train", checks, counter, overlap=overlap, columns=named.get(str(source), columns))
         for source, overlap in zip(files, overlaps, strict=True)
     ]
     scans = [*train, *heldout_scans, *(scan for scan, _ in evaluation_scans)]
@@ -78,6 +78,17 @@ def audit(
             "window": window,
             "max_broken": max_broken,
         },
+    )
+
+
+def _checks(measure: Measure | None, window: int | None, special_tokens: Sequence[str], seed: int) -> Checks:
+    return Checks(
+        measure=measure,
+        window=window,
+        known_tokens=LiteralFinder([token for token in KNOWN_SPECIAL_TOKENS if token not in special_tokens]),
+        model_tokens=LiteralFinder(special_tokens),
+        transcript_markers=LiteralFinder(TRANSCRIPT_MARKERS),
+        seed=seed,
     )
 
 
@@ -118,16 +129,19 @@ def scan_file(
     *,
     overlap: Overlap | None = None,
     grams: GramCollector | None = None,
+    columns: Mapping[str, Any] | None = None,
 ) -> Scan:
     """Read one file to its end."""
-    # An audit reports broken rows, however many: the reader must not stop at them.
-    reading = read(source, max_broken=1.0)
+    # An audit reports broken rows, however many: the reader must not stop at them. On evaluation files nothing is
+    # trained, so that a verdict in them may go unread.
+    reading = read(source, max_broken=1.0, columns=columns, is_strict=part != "evaluation")
     scan = Scan(
         source=source,
         part=part,
         prompts=Distinct(sketches=Sketches(seed=checks.seed)),
         conversations=Distinct(sketches=Sketches(seed=checks.seed)),
         format=str(reading.format),
+        note=reading.format.note,
     )
     scanner = Scanner(scan, checks, overlap=overlap, grams=grams)
     for example in reading:
@@ -135,6 +149,7 @@ def scan_file(
         counter.step()
     counter.report()
     scan.broken = reading.num_broken
+    scan.without = reading.num_without
     scan.broken_places = [f"{broken.origin} ({broken.reason})" for broken in reading.broken]
     return scan
 

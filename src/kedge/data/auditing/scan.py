@@ -91,6 +91,8 @@ class Scan:
     conversations: Distinct
     kind: Kind | None = None
     format: str = ""
+    note: str = ""
+    without: int = 0
     broken: int = 0
     broken_places: list[str] = field(default_factory=list[str])
     files: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])  # (first row, file)

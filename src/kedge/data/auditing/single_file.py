@@ -75,6 +75,8 @@ def audit_file(
         part=scan.part,
         kind=scan.kind,
         format=scan.format,
+        note=scan.note,
+        without=scan.without,
         items=items,
         broken=scan.broken,
         prompts=len(keys),

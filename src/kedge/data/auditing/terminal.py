@@ -11,32 +11,56 @@ from kedge.data.auditing.result import Audit, FileAudit
 
 _STYLES: dict[Level, str] = {"fatal": "bold red", "warning": "yellow", "info": "cyan", "ok": "green"}
 
+_NAME_WIDTH = 23
 _WORDS: dict[Level, str] = {"fatal": "fatal", "warning": "warnings", "info": "notes", "ok": "checks passed"}
 
 
 def render_terminal(audit: Audit) -> RenderableType:
     """What fits on one screen for one file; the HTML page has the rest."""
     blocks: list[RenderableType] = [Text(audit.folder, style="dim")] if audit.folder else []
+    blocks += [*(_read_as(audit, file) for file in audit.files), Text()]
     blocks += [_files(audit), Text(), _lengths(audit), Text()]
     blocks += [_finding(audit, finding) for finding in audit.findings if finding.level != "ok"]
     blocks.append(_counts(audit))
     return Group(*blocks)
 
 
+def _name(audit: Audit, file: FileAudit) -> str:
+    part = "" if file.part == "train" else f" ({'held out' if file.part == 'heldout' else file.part})"
+    return audit.shortened(file.file) + part
+
+
+def _read_as(audit: Audit, file: FileAudit) -> Text:
+    """What a file was taken for, in a line of its own: names of files are long, and tables are 80 columns wide."""
+    text = Text(f"{_name(audit, file)}: {file.kind or 'nothing'}, read as {file.format}")
+    if file.without:
+        text.append(f"; {file.without:,} rows hold none (ties, say)")
+    if file.note:
+        text.append(f"\n  {file.note}", style="dim")
+    return text
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < 2 else "right", overflow="fold")
+        table.add_column(column, justify="left" if number < 1 else "right", no_wrap=True)
     return table
 
 
+def _short(name: str) -> str:
+    """A name that fits into a table; its end says more than its middle.
+
+    >>> _short("a-very-long-name-of-a-file.heldout.jsonl")
+    'a-very-lo…heldout.jsonl'
+    """
+    return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 14]}…{name[-13:]}"
+
+
 def _files(audit: Audit) -> Table:
-    table = _table("file", "kind", "items", "broken", "prompts", "near prompts", "longer wins")
+    table = _table("file", "items", "broken", "prompts", "near", "longer wins")
     for file in audit.files:
-        part = "" if file.part == "train" else f" ({'held out' if file.part == 'heldout' else file.part})"
         table.add_row(
-            Text(audit.shortened(file.file) + part),
-            file.kind or "–",
+            Text(_short(_name(audit, file))),
             f"{file.items:,}",
             f"{file.broken:,}",
             f"{file.prompts:,}",
@@ -62,9 +86,9 @@ def _lengths(audit: Audit) -> Table:
                 continue
             numbers = (lengths.p5, lengths.p50, lengths.p95, lengths.max)
             table.add_row(
-                Text(audit.shortened(file.file)),
+                Text(_short(audit.shortened(file.file))),
                 lengths.side,
-                lengths.unit,
+                "chars" if lengths.unit == "characters" else lengths.unit,
                 f"{lengths.mean:,.1f}",
                 *(f"{number:,}" for number in numbers),
             )

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, Stage
+from kedge.core.stage import Input, MayChange, MixedData, Stage
 from kedge.core.stats import best_of_kl
 from kedge.core.suggest import did_you_mean
 from kedge.models.settings import LoraSettings
@@ -77,7 +77,7 @@ class BestOfNSettings(Section):
     """Who chooses: a reward stage or folder, or a source with its settings."""
     gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Another judge of the same answers, which never chooses: `gold/mean`."""
-    prompts: Annotated[str, Input("prompts")]
+    prompts: Annotated[MixedData, Input("prompts")]
     """Prompts to answer."""
     n: int = Field(default=8, ge=2)
     """Answers of which the best is chosen."""

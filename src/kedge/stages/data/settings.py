@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kedge.core.settings import Section
-from kedge.core.stage import Input, Stage
+from kedge.core.stage import DataFile, Input, Stage
 
 
 class DataSettings(Section):
     """Prepare data: clean, decontaminate, split."""
 
     kind: Literal["data"]
-    files: Annotated[list[str], Input("records")] = Field(min_length=1)
+    files: Annotated[list[str | DataFile], Input("records", several=True)] = Field(min_length=1)
     """What to read; all files must hold the same kind of examples."""
     heldout: float = Field(default=0.1, ge=0, lt=1)
     """Share of the prompts that is held out; an example goes where its prompt goes."""
@@ -25,7 +25,7 @@ class DataSettings(Section):
         default_factory=lambda: ["empty", "identical", "contradictory", "duplicate"]
     )
     """What to leave out of both parts."""
-    decontaminate: Annotated[list[str], Input("records")] = Field(default_factory=list)
+    decontaminate: Annotated[list[str], Input("records", several=True)] = Field(default_factory=list)
     """Evaluation files: examples whose prompt stands in one of them are left out."""
     max_broken: float = Field(default=0.01, ge=0, le=1)
     """The largest share of unreadable lines before the stage refuses."""

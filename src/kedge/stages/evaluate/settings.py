@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, Stage
+from kedge.core.stage import Input, MayChange, ReadData, Stage
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.stages.shared.batch_arithmetic import count
 
@@ -20,7 +20,7 @@ class EvaluateSettings(Section):
     kind: Literal["evaluate"]
     models: Annotated[list[str], Input("model")] = Field(min_length=1)
     """Models, or stages that make one; the first is the one the others are compared with."""
-    prompts: Annotated[str, Input("prompts")]
+    prompts: Annotated[ReadData, Input("prompts")]
     """Held-out prompts."""
     reward: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Who scores the answers: a reward stage or folder, or any reward source. Without it they are not scored."""

@@ -13,7 +13,7 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.plugin_sections import PluginSection, kind_of
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, Stage
+from kedge.core.stage import Input, MayChange, MixedData, Stage
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
@@ -83,7 +83,7 @@ class GroupSettings(Section):
     """Who scores the answers: a reward stage or folder, or a source with its settings (docs/rewards.md)."""
     gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Another judge of the same answers, which is never learnt from: `gold/mean`."""
-    prompts: Annotated[str, Input("prompts")]
+    prompts: Annotated[MixedData, Input("prompts")]
     """Prompts to answer."""
     roles: RolesName = "lora"
     """How the roles are held: models of their own, an adapter on one base, or tops on one shared trunk."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange
+from kedge.core.stage import Input, MayChange, MixedData
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.round_settings import RoundSettings
@@ -24,7 +24,7 @@ class OnlineSettings(Section):
 
     rounds: int = Field(default=3, ge=1)
     """Each round draws from the policy of the round before, makes pairs, and learns them for `epochs` passes."""
-    prompts: Annotated[str, Input("prompts")]
+    prompts: Annotated[MixedData, Input("prompts")]
     """Prompts that are answered in every round."""
     reward: Annotated[str | RewardSourceSettings, Input("reward_model")]
     """Who prefers: a reward stage or folder, or a source with its settings."""

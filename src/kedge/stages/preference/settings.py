@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import ArtifactKind, Input, Stage
+from kedge.core.stage import ArtifactKind, Input, MixedData, ReadData, Stage
 from kedge.models.settings import LoraSettings
 from kedge.models.training.preference_methods import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
 from kedge.runs.checkpoints import CheckpointSettings
@@ -38,11 +38,11 @@ class PreferenceSettings(Section):
     """The policy to start from, which is also the reference; the recipe's `model` when absent."""
     method: Method = DPO()
     """What is optimised: `dpo`, `ipo`, `orpo`, `simpo`, `cpo`, `kto`, `tdpo`, or one with settings `{kind: dpo, …}`."""
-    data: Annotated[str | None, Input("pairs", "rankings", "thumbs")] = None
+    data: Annotated[MixedData | None, Input("pairs", "rankings", "thumbs")] = None
     """Preference pairs, or rankings, of which every strict pair is taken; for `kto` thumbs or pairs."""
     online: OnlineSettings | None = None
     """Make pairs of the policy's own answers, in rounds; alone, or beside `data`."""
-    heldout: Annotated[str | None, Input("pairs", "rankings", "thumbs")] = None
+    heldout: Annotated[ReadData | None, Input("pairs", "rankings", "thumbs")] = None
     """Preferences for evaluation, never trained on; without it, a share of `data` or of the first round."""
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the prompts that is held out where no file is given for it."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, Stage
+from kedge.core.stage import Input, MayChange, ReadData, Stage
 from kedge.models.settings import Combine, LoraSettings, MeanOfMembers, Truncate
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared import batch_arithmetic
@@ -42,9 +42,9 @@ class RewardSettings(Section):
     kind: Literal["reward"]
     base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
     """The model to start from; the recipe's `model` when absent."""
-    data: Annotated[str | list[str], Input("pairs", "rankings")]
+    data: Annotated[ReadData, Input("pairs", "rankings", several=True)]
     """Preference pairs or K-wise rankings; one file for each objective."""
-    heldout: Annotated[str | list[str] | None, Input("pairs", "rankings")] = None
+    heldout: Annotated[ReadData | None, Input("pairs", "rankings", several=True)] = None
     """Preferences that the report is made on, one file for each objective; without it, a share of `data`."""
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the prompts of `data` that is held out where no file is given for it."""
@@ -90,7 +90,7 @@ def explain(settings: RewardSettings) -> list[str]:
 
 
 def check(settings: RewardSettings) -> Iterator[Finding]:
-    files = 1 if isinstance(settings.data, str) else len(settings.data)
+    files = len(settings.data) if isinstance(settings.data, list) else 1
     if files != len(settings.objectives):
         yield Finding(
             level="fatal",

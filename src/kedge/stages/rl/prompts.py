@@ -7,23 +7,64 @@ the uninterrupted one would have asked, and a prompt that comes twice is two gro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kedge.core.errors import DataError
 from kedge.core.protocols import Generator
 from kedge.core.records import Prompts, Rollouts, repeated
 from kedge.core.seeds import item_at, seed_for
 from kedge.data.examples import Prompt
+from kedge.data.mixing import MIXTURE
 from kedge.data.reading import read
 from kedge.data.template import encode_prompt
 from kedge.rewards.rollouts import PromptRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class Mixture:
+    """Files with shares in one endless order: after n groups every file has had its share of n, to within one or two,
+    so that each batch has it too."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], shares: Sequence[float]) -> None:
+        self.rows = rows
+        """By file, which prompts are its own."""
+        self._shares = shares
+        self._counts = [0] * len(rows)
+        self._places: list[tuple[int, int]] = []
+
+    def place(self, group: int) -> tuple[int, int]:
+        """The file of a group, and how many groups before it were of that file.
+
+        >>> mixture = Mixture([[0, 1, 2], [3]], [0.75, 0.25])
+        >>> [mixture.place(group) for group in range(5)]
+        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3)]
+        """
+        while len(self._places) <= group:
+            done = len(self._places) + 1
+            lacks = [share * done - count for share, count in zip(self._shares, self._counts, strict=True)]
+            part = lacks.index(max(lacks))
+            self._places.append((part, self._counts[part]))
+            self._counts[part] += 1
+        return self._places[group]
+
+
+def _mixture(prompts: Sequence[Prompt]) -> Mixture | None:
+    """The mixture that prompts were written for (`kedge.data.mixing`), if they were."""
+    marks = [prompt.extra.get(MIXTURE) for prompt in prompts]
+    if not marks or not all(isinstance(mark, Mapping) for mark in marks):
+        return None
+    parts: dict[int, list[int]] = {}
+    shares: dict[int, float] = {}
+    for row, mark in enumerate(cast("list[Mapping[str, Any]]", marks)):
+        parts.setdefault(mark["part"], []).append(row)
+        shares[mark["part"]] = mark["share"]
+    return Mixture([parts[part] for part in sorted(parts)], [shares[part] for part in sorted(parts)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +76,16 @@ class PromptDataset:
     answers: int
     """Answers to each."""
     seed: int
+    mixture: Mixture | None = None
+    """Where the prompts come from several files with weights: which file each group is drawn from."""
 
     def item(self, group: int) -> int:
         """Which prompt a group is about."""
-        return item_at(group, len(self.prompts), self.seed)
+        if self.mixture is None:
+            return item_at(group, len(self.prompts), self.seed)
+        part, number = self.mixture.place(group)
+        rows = self.mixture.rows[part]
+        return rows[item_at(number, len(rows), seed_for(self.seed, "part", part))]
 
     def case(self, group: int) -> PromptRecord:
         found = self.prompts[self.item(group)]
@@ -84,7 +131,14 @@ def read_prompts(
             f"{source}: {len(too_long):,} of {len(prompts):,} prompts are longer than max_prompt_tokens {max_tokens}: "
             f"{named}; leave them out, or raise max_prompt_tokens (the longest has {max(n for _, n in too_long):,})"
         )
-    return PromptDataset(prompts=prompts, tokens=tokens, batch=batch, answers=answers, seed=seed_for(seed, "prompts"))
+    return PromptDataset(
+        prompts=prompts,
+        tokens=tokens,
+        batch=batch,
+        answers=answers,
+        seed=seed_for(seed, "prompts"),
+        mixture=_mixture(prompts),
+    )
 
 
 def stream(

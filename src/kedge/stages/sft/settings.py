@@ -10,7 +10,7 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, Stage
+from kedge.core.stage import Input, MixedData, ReadData, Stage
 from kedge.models.settings import LoraSettings
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared import batch_arithmetic
@@ -23,9 +23,9 @@ class SFTSettings(Section):
     kind: Literal["sft"]
     base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
     """The model to start from; the recipe's `model` when absent."""
-    data: Annotated[str, Input("demonstrations")]
-    """Conversations to imitate."""
-    heldout: Annotated[str | None, Input("demonstrations")] = None
+    data: Annotated[MixedData, Input("demonstrations")]
+    """Conversations to imitate: a file, or several with weights."""
+    heldout: Annotated[ReadData | None, Input("demonstrations")] = None
     """Conversations for the evaluation loss; never trained on."""
     epochs: float = Field(default=1.0, gt=0)
     """Passes over the data."""

@@ -42,7 +42,7 @@ def encode_demonstrations(
             num_too_long += 1
             continue
         sequences.append(TokenSequence(tokens=encoded.tokens, counted=encoded.assistant_mask))
-        if len(prompts) < samples:
+        if len(prompts) < samples and len(messages) > 1:  # plain text has no prompt
             prompts.append(encode_prompt(tokenizer, messages[:-1]))
     if not any(any(sequence.counted) for sequence in sequences):
         raise DataError(

@@ -1,0 +1,91 @@
+"""Several files as one, each with its share.
+
+Without weights every example stands in it once. With weights the shares are theirs, and every example still stands in
+it at least once: a file that falls short of its share is repeated. Prompts are not repeated: they carry their share as
+`mixture`, and an RL stage draws every batch by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kedge.core.errors import DataError
+from kedge.core.seeds import seed_for
+from kedge.data.converting import to_fields
+from kedge.data.examples import Example, Kind
+from kedge.data.reading import Reading, read
+from kedge.data.sources import SET_ASIDE_SUFFIX
+from kedge.data.writing import row_writer
+
+MIXTURE = "mixture"
+"""The field of a prompt that says which file it is from, and the share of that file in a batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One file of a mixture and how it is read."""
+
+    source: str
+    columns: Mapping[str, Any] | None = None
+    limit: int | None = None
+    weight: float | None = None
+
+
+def mix(parts: Sequence[Part], out: Path, *, kind: Kind | None, seed: int) -> None:
+    """Write the examples of all parts to `out`; all must hold the same kind, or serve as `kind`."""
+    readings = [_reading(part, kind, out, number) for number, part in enumerate(parts)]
+    kinds = {reading.kind for reading in readings}
+    if len(kinds) > 1:
+        listed = ", ".join(f"{reading.source} holds {reading.kind}" for reading in readings)
+        raise DataError(f"files that are mixed must hold the same kind of examples: {listed}")
+    shares = _shares(parts)
+    copies = _copies(readings, shares, seed) if kinds != {"prompts"} else [(1, frozenset[int]())] * len(parts)
+    with row_writer(out) as write:
+        for number, (reading, (times, again)) in enumerate(zip(readings, copies, strict=True)):
+            mark = {MIXTURE: {"part": number, "share": shares[number]}} if kinds == {"prompts"} and shares else {}
+            for example in chain(*(iter(reading) for _ in range(times)), _selected(reading, again)):
+                fields = to_fields(example)
+                write({**fields, **mark})
+
+
+def _reading(part: Part, kind: Kind | None, out: Path, number: int) -> Reading:
+    aside = out.with_name(f"{out.stem}-{number}{SET_ASIDE_SUFFIX}")
+    return read(part.source, kind=kind, columns=part.columns, limit=part.limit, set_aside=aside)
+
+
+def _shares(parts: Sequence[Part]) -> list[float]:
+    """The weights as shares of 1; none where there are no weights."""
+    weights = [part.weight for part in parts if part.weight is not None]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _copies(readings: Sequence[Reading], shares: Sequence[float], seed: int) -> list[tuple[int, frozenset[int]]]:
+    """How often each file is written as a whole, and which of its examples once more."""
+    if not shares:
+        return [(1, frozenset())] * len(readings)
+    counts = [sum(1 for _ in reading) for reading in readings]
+    for reading, count in zip(readings, counts, strict=True):
+        if not count:
+            raise DataError(f"{reading.source}: no examples in it to give a share to")
+    total = max(count / share for count, share in zip(counts, shares, strict=True))
+    return [
+        _whole_and_rest(round(total * share), count, seed_for(seed, "mixture", number))
+        for number, (count, share) in enumerate(zip(counts, shares, strict=True))
+    ]
+
+
+def _whole_and_rest(wanted: int, count: int, seed: int) -> tuple[int, frozenset[int]]:
+    times, rest = divmod(wanted, count)
+    drawn = np.random.default_rng(seed).choice(count, size=rest, replace=False)
+    return times, frozenset(int(index) for index in drawn)
+
+
+def _selected(reading: Reading, indices: frozenset[int]) -> Iterator[Example]:
+    if indices:
+        yield from (example for index, example in enumerate(reading) if index in indices)
