@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from kedge.core.errors import RunError
 from kedge.core.files import atomic_open, run_errors
+from kedge.runs.lines import JournalReader
 
 _BLOCK_BYTES = 1 << 16
 
@@ -59,17 +60,17 @@ class Journal:
                 raise
 
     def read(self) -> JournalContents:
-        _, records, rest = self._scan()
-        return JournalContents(records=records, is_cut_off=bool(rest))
+        _, records, is_cut_off = self._scan()
+        return JournalContents(records=records, is_cut_off=is_cut_off)
 
     def rewind(self, step: int | None) -> int:
         """Drop the records of steps after `step` (for None, all that have a step); returns how many.
 
         Records without a step stay. The file is replaced as a whole: a kill leaves the old one or the new one.
         """
-        lines, records, rest = self._scan()
+        lines, records, is_cut_off = self._scan()
         remaining = [line for line, record in zip(lines, records, strict=True) if not _is_after(record, step)]
-        if len(remaining) < len(lines) or rest:
+        if len(remaining) < len(lines) or is_cut_off:
             self.close()
             with run_errors("rewind", self.path), atomic_open(self.path) as file:
                 file.writelines(line + b"\n" for line in remaining)
@@ -117,30 +118,30 @@ class Journal:
         # A lone surrogate has no UTF-8; what backslashreplace makes of it is its escape in JSON.
         return f"{text}\n".encode(errors="backslashreplace")
 
-    def _scan(self) -> tuple[list[bytes], list[dict[str, Any]], bytes]:
-        try:
-            *lines, rest = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return [], [], b""
-        except OSError as error:
-            raise RunError(f"Cannot read {self.path}: {error.strerror}.") from error
-        return lines, [self._parse(line, number) for number, line in enumerate(lines, start=1)], rest
+    def _scan(self) -> tuple[list[bytes], list[dict[str, Any]], bool]:
+        reader = JournalReader(self.path)
+        lines = [line for block in reader.blocks() for line in block.lines]
+        records = [parse_line(line, self.path, number) for number, line in enumerate(lines, start=1)]
+        return lines, records, reader.is_cut_off
 
-    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            record = load_exact(line)
-        except ValueError as error:
-            raise self._bad_line(line, number, str(error)) from error
-        if not isinstance(record, dict):
-            raise self._bad_line(line, number, f"a {type(record).__name__}, not an object")
-        return cast(dict[str, Any], record)
 
-    def _bad_line(self, line: bytes, number: int, reason: str) -> RunError:
-        return RunError(
-            f"{self.path}:{number}: this line is not a JSON object ({reason}). Found: {line[:80]!r}. "
-            "Only a last line can be cut off by a kill, so the file was changed or the disk is at fault: "
-            "remove the line, or restore the file."
-        )
+def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """The record of a line; an error names the file and the line's number."""
+    try:
+        record = load_exact(line)
+    except ValueError as error:
+        raise _bad_line(line, path, number, str(error)) from error
+    if not isinstance(record, dict):
+        raise _bad_line(line, path, number, f"a {type(record).__name__}, not an object")
+    return cast(dict[str, Any], record)
+
+
+def _bad_line(line: bytes, path: Path, number: int, reason: str) -> RunError:
+    return RunError(
+        f"{path}:{number}: this line is not a JSON object ({reason}). Found: {line[:80]!r}. "
+        "Only a last line can be cut off by a kill, so the file was changed or the disk is at fault: "
+        "remove the line, or restore the file."
+    )
 
 
 def _is_after(record: Mapping[str, Any], step: int | None) -> bool:

@@ -1,0 +1,129 @@
+"""The records of journals as readers need them: metrics by column, other records left on disk until asked for.
+
+Both grow with their file: `poll` reads only what was appended, and starts again where a resumed run replaced it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast, overload
+
+import orjson
+
+from kedge.core.metric_table import MetricTable
+from kedge.runs.journal import decode_exact, parse_line
+from kedge.runs.lines import Block, JournalReader
+
+
+class MetricFeed:
+    """`metrics.jsonl` as a table. `only` names the metrics to keep; None keeps all."""
+
+    def __init__(self, path: Path, *, only: Collection[str] | None = None) -> None:
+        self._reader = JournalReader(path)
+        self._only = only
+        self.table = MetricTable(only=only)
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self._reader.is_cut_off
+
+    def poll(self) -> bool:
+        """Read new rows; True where there were some, or the file was replaced. Then the table is another one."""
+        is_new = False
+        for block in self._reader.blocks():
+            if self._reader.is_rewound and not is_new:
+                self.table = MetricTable(only=self._only)
+            self.table.extend([_fast(line, self._reader.path, block.number + at) for at, line in enumerate(block.lines)])
+            is_new = True
+        if self._reader.is_rewound and not is_new:
+            self.table, is_new = MetricTable(only=self._only), True
+        return is_new
+
+
+class LazyRecords(Sequence[dict[str, Any]]):
+    """Records that stay in their file: places are kept, and a record is parsed when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._places = array("q")
+        self._lengths = array("q")
+        # kept open: a run that is resumed puts another file in its place, and these are the places of this one
+        self._file = path.open("rb") if path.exists() else None
+
+    def extend(self, block: Block) -> None:
+        place = block.offset
+        for line in block.lines:
+            self._places.append(place)
+            self._lengths.append(len(line))
+            place += len(line) + 1
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]
+        assert self._file is not None  # there are lines, so there is a file
+        self._file.seek(self._places[row])
+        return _exact(self._file.read(self._lengths[row]), self._path, row + 1)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[row] for row in range(len(self)))
+
+
+class RecordFeed:
+    """`events.jsonl` or `samples.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = JournalReader(path)
+        self.records = LazyRecords(path)
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self._reader.is_cut_off
+
+    def poll(self) -> bool:
+        """Read the places of new records; True where there were some, or the file was replaced."""
+        is_new = False
+        for block in self._reader.blocks():
+            if not is_new and (self._reader.is_rewound or not self.records):
+                self.records = LazyRecords(self._reader.path)
+            self.records.extend(block)
+            is_new = True
+        if self._reader.is_rewound and not is_new:
+            self.records, is_new = LazyRecords(self._reader.path), True
+        return is_new
+
+
+def read_metrics(path: Path, *, only: Collection[str] | None = None) -> MetricFeed:
+    """Everything that is in the file by now."""
+    feed = MetricFeed(path, only=only)
+    feed.poll()
+    return feed
+
+
+def read_records(path: Path) -> RecordFeed:
+    """Everything that is in the file by now."""
+    feed = RecordFeed(path)
+    feed.poll()
+    return feed
+
+
+def _fast(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """A row of metrics; what is not finite stays the text that it was written as."""
+    try:
+        record = orjson.loads(line)
+    except ValueError:  # what orjson refuses may still be a line of ours
+        return parse_line(line, path, number)
+    return cast(dict[str, Any], record) if isinstance(record, dict) else parse_line(line, path, number)
+
+
+def _exact(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    return cast(dict[str, Any], decode_exact(_fast(line, path, number)))
