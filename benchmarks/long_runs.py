@@ -115,9 +115,7 @@ def measure(arguments: list[str]) -> Measured:
     """One command in a process of its own, with the interpreter's start and all imports."""
     begun = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *arguments], stdout=subprocess.DEVNULL, stderr=errors
-        )
+        child = subprocess.Popen([sys.executable, "-c", _CHILD, *arguments], stdout=subprocess.DEVNULL, stderr=errors)
         _, status, usage = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - begun
         child.returncode = os.waitstatus_to_exitcode(status)

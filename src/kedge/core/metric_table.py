@@ -170,17 +170,25 @@ def _part(records: Rows, only: Collection[str] | None) -> _Part:
 def _add_alike(part: _Part, names: Sequence[str], rows: Sequence[int], records: Rows) -> None:
     numeric = [name for name in names if _number(records[0][name]) is not None]
     try:
-        matrix = _matrix(records, numeric)
-    except (TypeError, ValueError, OverflowError):  # somewhere below the first row there is something else than a number
+        matrix = _matrix(records, numeric, is_whole=len(numeric) == len(records[0]))
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # below the first row is something that is no number
         _add_singly(part, names, rows, records)
         return
-    for place, name in enumerate(numeric):
-        _put(part, name, rows, matrix[:, place])
+    where = None if len(rows) == part.size else np.array(rows, dtype=np.intp)
+    for name, values in zip(numeric, np.ascontiguousarray(matrix.T), strict=True):
+        _put(part, name, where, values)
 
 
-def _matrix(records: Rows, names: Sequence[str]) -> Floats:
-    if len(names) < 2:  # itemgetter of one name gives no tuple
-        flat: Iterable[Any] = (record[name] for record in records for name in names)
+def _matrix(records: Rows, names: Sequence[str], *, is_whole: bool) -> Floats:
+    """`is_whole`: the records have these names alone, in this order."""
+    if is_whole:
+        flat: Iterable[Any] = chain.from_iterable(record.values() for record in records)
+    elif len(names) < 2:  # itemgetter of one name gives no tuple
+        flat = (record[name] for record in records for name in names)
     else:
         flat = chain.from_iterable(map(itemgetter(*names), records))
     count = len(records) * len(names)
@@ -192,12 +200,14 @@ def _add_singly(part: _Part, names: Sequence[str], rows: Sequence[int], records:
         numbers = [(row, _number(record[name])) for row, record in zip(rows, records, strict=True)]
         given = [(row, number) for row, number in numbers if number is not None]
         if given:
-            _put(part, name, [row for row, _ in given], np.array([number for _, number in given], dtype=np.float64))
+            where = np.array([row for row, _ in given], dtype=np.intp)
+            _put(part, name, where, np.array([number for _, number in given], dtype=np.float64))
 
 
-def _put(part: _Part, name: str, rows: Sequence[int], values: Floats) -> None:
-    if len(rows) == part.size:
-        part.values[name] = np.ascontiguousarray(values)
+def _put(part: _Part, name: str, rows: NDArray[np.intp] | None, values: Floats) -> None:
+    """Values at some rows; at all of them for None."""
+    if rows is None:
+        part.values[name] = values
         return
     column = part.values.setdefault(name, _missing(part.size))
     present = part.present.setdefault(name, np.zeros(part.size, dtype=np.bool_))

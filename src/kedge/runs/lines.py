@@ -9,21 +9,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from kedge.core.errors import RunError
 
-_BLOCK_BYTES = 1 << 21
+_BLOCK_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Whole lines without their newlines, the place of the first byte in the file, and the number of the first line."""
+    """Whole lines, the place of their first byte in the file, and the number of the first line."""
 
-    lines: list[bytes]
+    data: bytes
     offset: int
     number: int
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Without their newlines."""
+        return self.data[:-1].split(b"\n")
+
+    @property
+    def num_lines(self) -> int:
+        return self.data.count(b"\n")
 
 
 class JournalReader:
@@ -42,7 +51,7 @@ class JournalReader:
     def blocks(self) -> Iterator[Block]:
         """What was appended. A file that was replaced, as a resumed run does, is read from its beginning."""
         try:
-            with self.path.open("rb") as file:
+            with self.path.open("rb", buffering=0) as file:
                 self._notice_rewind(os.fstat(file.fileno()))
                 yield from self._blocks(file)
         except FileNotFoundError:
@@ -60,14 +69,17 @@ class JournalReader:
             self._offset, self._num_lines = 0, 0
         self._file = identity
 
-    def _blocks(self, file: BinaryIO) -> Iterator[Block]:
+    def _blocks(self, file: FileIO) -> Iterator[Block]:
         file.seek(self._offset)
         half = b""
         while more := file.read(_BLOCK_BYTES):
-            *lines, half = (half + more).split(b"\n")
-            if lines:
-                block = Block(lines=lines, offset=self._offset, number=self._num_lines + 1)
-                self._offset += sum(map(len, lines)) + len(lines)
-                self._num_lines += len(lines)
-                yield block
+            end = more.rfind(b"\n") + 1
+            if not end:
+                half += more
+                continue
+            block = Block(data=half + more[:end], offset=self._offset, number=self._num_lines + 1)
+            half = more[end:]
+            self._offset += len(block.data)
+            self._num_lines += block.num_lines
+            yield block
         self.is_cut_off = bool(half)

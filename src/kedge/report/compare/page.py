@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
+
+from kedge.core.metric_table import as_table
 from kedge.report.charts import svg
 from kedge.report.charts.plot import COLOURS, Colour, Curve, Plot, Series
 from kedge.report.compare.entries import Entry
 from kedge.report.compare.table import Row, rows_of, table_of
 from kedge.report.pages import asset, render_page
 from kedge.report.run.methods import what_was_run
-from kedge.report.run.run_records import is_number
 from kedge.report.run.summary import what_happened
 
 Source = Literal["reward", "gold"]
@@ -99,11 +101,10 @@ def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source) -> P
 
 def course(entry: Entry, source: Source) -> list[Point]:
     """The course of training as (KL, score), by KL. A KL that sampling noise made negative stays, as measured."""
-    points = [
-        (float(record["kl/mean"]), float(record[f"{source}/mean"]))
-        for record in entry.stage.metrics
-        if is_number(record.get("kl/mean")) and is_number(record.get(f"{source}/mean"))
-    ]
+    table = as_table(entry.stage.metrics)
+    kl, score = table.values("kl/mean"), table.values(f"{source}/mean")
+    is_measured = np.isfinite(kl) & np.isfinite(score)
+    points = list(zip(kl[is_measured].tolist(), score[is_measured].tolist(), strict=True))
     count = min(MOST_POINTS, len(points))
     parts = (points[len(points) * at // count : len(points) * (at + 1) // count] for at in range(count))
     return sorted((fmean(kl for kl, _ in part), fmean(score for _, score in part)) for part in parts)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kedge.core.metric_table import as_table
 from kedge.report.compare.entries import Entry, Evaluated
 from kedge.report.run.summary import ends
 from kedge.report.run.tables import cost_of
@@ -117,9 +118,9 @@ def _interval(name: str, estimate: Mapping[str, Any] | None, middle: str) -> Ite
 
 def _last(entry: Entry, metric: str) -> float | None:
     """The end of training: the mean of its last steps as in the report, or its only value."""
-    given = [record[metric] for record in entry.stage.metrics if record.get(metric) is not None]
+    _, values = as_table(entry.stage.metrics).column(metric)
     both = ends(entry.stage.metrics, metric)
-    return both[1] if both else given[-1] if given else None
+    return both[1] if both else float(values[-1]) if len(values) else None
 
 
 def _costs(entry: Entry) -> Iterator[tuple[str, Number]]:
@@ -128,7 +129,8 @@ def _costs(entry: Entry) -> Iterator[tuple[str, Number]]:
     yield "seconds", Number(value=cost.seconds or cost.elapsed, source="training")
     if cost.tokens:
         yield "tokens", Number(value=cost.tokens, source="training")
-    if peaks := [record[MEMORY] for record in (*entry.stage.metrics, *_memory_evidence(entry)) if MEMORY in record]:
+    measured = as_table(entry.stage.metrics).finite(MEMORY).tolist()
+    if peaks := [*measured, *(evidence[MEMORY] for evidence in _memory_evidence(entry))]:
         yield "memory", Number(value=max(peaks), source="training")
 
 

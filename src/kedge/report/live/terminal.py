@@ -28,6 +28,8 @@ _LEVEL_STYLES = {"fatal": "bold red", "warning": "yellow", "info": "dim", "ok": 
 _SPARKLINE_WIDTH = 40
 _LAST_EVENTS = 5
 _SAMPLE_CHARACTERS = 300
+_MOST_STEPS = 1000
+"""Steps that plain lines write out at once: the history of a long run is in its journal."""
 
 
 def view(runs: Sequence[RunRecord]) -> RenderableType:
@@ -93,7 +95,10 @@ class PlainLines:
             yield from (f"{place} {line}" for line in self._of_stage(stage))
 
     def _of_stage(self, stage: StageRecord) -> Iterator[str]:
-        yield from map(_step_line, self._unwritten(f"{stage.folder}/metrics", stage.metrics))
+        steps = self._unwritten(f"{stage.folder}/metrics", stage.metrics)
+        if len(steps) > _MOST_STEPS:
+            yield f"{len(steps) - _MOST_STEPS:,} earlier steps are not written out here: metrics.jsonl has them"
+        yield from map(_step_line, steps[-_MOST_STEPS:])
         yield from map(_event_line, self._unwritten(f"{stage.folder}/events", stage.events))
         if self._status.get(str(stage.folder)) != stage.status:
             self._status[str(stage.folder)] = stage.status

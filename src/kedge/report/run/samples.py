@@ -60,24 +60,26 @@ class Samples:
 
 def compare(samples: Sequence[Record]) -> Samples:
     """Prompts that were answered at several steps first; then the others, those of the last steps first."""
-    by_prompt: dict[str, dict[int, Record]] = {}
-    for sample in samples:
-        by_prompt.setdefault(str(sample.get("prompt", "")), {}).setdefault(int(sample["step"]), sample)
-    repeated = [prompt for prompt, by_step in by_prompt.items() if len(by_step) > 1]
-    once = [prompt for prompt in by_prompt if prompt not in set(repeated)]
-    once.sort(key=lambda prompt: -max(by_prompt[prompt]))
+    places: dict[str, dict[int, int]] = {}
+    """By prompt and step, where the sample is: a long run has more of them than fit into memory with ease."""
+    for place, sample in enumerate(samples):
+        places.setdefault(str(sample.get("prompt", "")), {}).setdefault(int(sample["step"]), place)
+    repeated = [prompt for prompt, by_step in places.items() if len(by_step) > 1]
+    once = [prompt for prompt, by_step in places.items() if len(by_step) == 1]
+    once.sort(key=lambda prompt: -max(places[prompt]))
     order = [*repeated, *once]
     shown = tuple(
-        Comparison(title=_title(prompt), prompt=cut(prompt), answers=_answers(by_prompt[prompt]))
+        Comparison(title=_title(prompt), prompt=cut(prompt), answers=_answers(samples, places[prompt]))
         for prompt in order[:MOST_PROMPTS]
     )
     return Samples(comparisons=shown, left_out=len(order) - len(shown))
 
 
-def _answers(by_step: Mapping[int, Record]) -> tuple[Answer, ...]:
-    steps = sorted(by_step)
+def _answers(samples: Sequence[Record], places: Mapping[int, int]) -> tuple[Answer, ...]:
+    steps = sorted(places)
     chosen = list(dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1])))
     names = {1: ("seen once",), 2: ("before", "after"), 3: ("before", "during", "after")}[len(chosen)]
+    by_step = {step: samples[places[step]] for step in chosen}
     texts = [cut(str(by_step[step].get("answer", ""))) for step in chosen]
     return tuple(
         Answer(
