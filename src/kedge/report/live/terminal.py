@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from kedge.report.chat import answer_text, in_one_line
 from kedge.report.live.headline_metrics import HEADLINE_NAMES, current_stage, headline_metrics, progress, sparkline
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import short
@@ -71,8 +72,8 @@ def _stage(stage: StageRecord) -> Iterator[RenderableType]:
 
 def _sample(sample: Record) -> Iterator[Text]:
     yield Text(f"newest sample, step {sample['step']}", style="dim")
-    for field, style in (("prompt", "dim"), ("answer", "")):
-        text = " ".join(str(sample.get(field, "")).split())
+    answer = " ".join(answer_text(str(sample.get("answer", ""))).split())
+    for text, style in ((in_one_line(str(sample.get("prompt", ""))), "dim"), (answer, "")):
         yield Text(f"  {text[:_SAMPLE_CHARACTERS]}{'…' if len(text) > _SAMPLE_CHARACTERS else ''}", style=style)
 
 

@@ -22,7 +22,7 @@ from kedge.report.live.headline_metrics import current_stage, headline_metrics, 
 from kedge.report.pages import asset, render_page
 from kedge.report.run.curves import plots
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
-from kedge.report.run.samples import answer_facts, cut
+from kedge.report.run.samples import answer_facts, shown_answer, shown_turns
 
 PAGE_SIZE = 20
 """Samples on one page of search results."""
@@ -54,7 +54,13 @@ def make_app(feeds: Sequence[RunFeed], *, token: str, hosts: Sequence[str]) -> F
         if not 0 <= run < len(feeds):
             return PlainTextResponse("there is no such run", status_code=404)
         results = search(feeds[run].record(), q, first=max(0, first))
-        values = {"results": results, "size": PAGE_SIZE, "facts": answer_facts, "cut": cut}
+        values = {
+            "results": results,
+            "size": PAGE_SIZE,
+            "facts": answer_facts,
+            "turns": shown_turns,
+            "answer": shown_answer,
+        }
         return HTMLResponse(render_page("kedge.report.live", "samples.html.j2", **values))
 
     return app
