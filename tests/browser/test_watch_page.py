@@ -95,7 +95,7 @@ def test_another_stage_can_be_looked_at(open_page: OpenPage, url: str) -> None:
 def test_samples_are_found(open_page: OpenPage, url: str) -> None:
     page = open_page(url)
     page.get_by_label("Run").select_option("1")
-    expect(page.locator("#samples .sample")).to_have_count(16)
+    expect(page.locator("#samples .sample")).to_have_count(17)
     page.get_by_label("Search").fill("kettle KIND-OF-NOTHING")
     expect(page.locator("#samples")).to_contain_text("0 found")
     page.get_by_label("Search").fill("KETTLE leaks")
@@ -108,3 +108,46 @@ def test_values_show_under_the_pointer(open_page: OpenPage, url: str) -> None:
     chart = page.locator(".run").nth(1).locator("figure").first
     chart.locator("svg").hover()
     expect(chart.locator("output")).to_contain_text("step")
+
+
+def test_metrics_are_picked_overlaid_and_smoothed(open_page: OpenPage, url: str) -> None:
+    page = open_page(url)
+    chart = page.locator("#overlay-chart")
+    expect(chart.locator("path.curve")).to_have_count(3)  # reward of both runs, gold of the second
+    page.get_by_label("Metrics").select_option(["kl/mean", "entropy/mean"])
+    expect(chart.locator("h3")).to_have_text("kl/mean, entropy/mean")
+    expect(chart.locator("path.curve")).to_have_count(3)  # the first run logs no entropy
+    before = chart.locator("path.curve").last.get_attribute("d")
+    page.get_by_label("Smoothing").fill("20")
+    expect(page.locator("#overlay output")).to_have_text("mean of 20 steps")
+    expect(page.locator(".run").nth(1).locator("path.faint").first).to_be_attached()
+    expect(chart.locator("path.curve").last).not_to_have_attribute("d", before or "")
+    page.get_by_label("each line on its own scale").check()
+    expect(chart.locator(".key")).to_contain_text(" to ")
+
+
+def test_what_was_picked_stays_while_a_run_goes_on(open_page: OpenPage, url: str, live: Run) -> None:
+    page = open_page(url)
+    picker = page.get_by_label("Metrics")
+    picker.select_option(["kl/mean"])
+    live.log({"reward/mean": 2.0, "kl/mean": 0.4, "brand/new": 1.0}, 3)
+    expect(picker.locator("option", has_text="brand/new")).to_be_attached()
+    expect(page.locator("#overlay-chart h3")).to_have_text("kl/mean")
+    page.locator("#overlay-chart svg").hover()
+    expect(page.locator("#overlay-chart output")).to_contain_text("step")
+
+
+def test_conversations_are_turns(open_page: OpenPage, url: str) -> None:
+    page = open_page(url)
+    page.get_by_label("Run").select_option("1")
+    page.get_by_label("Search").fill("how much is it")
+    expect(page.locator("#samples .turn.user")).to_contain_text("How much is it?")
+    assert "<|im_" not in page.locator("body").inner_text()
+
+
+def test_tiles_are_in_one_row_and_whole(open_page: OpenPage, url: str) -> None:
+    page = open_page(url)
+    tiles = page.locator(".run").nth(1).locator(".tiles div")
+    expect(tiles.first).to_be_visible()
+    assert len({box["y"] for tile in tiles.all() if (box := tile.bounding_box())}) == 1
+    assert all(tile.evaluate("tile => tile.scrollWidth <= tile.clientWidth") for tile in tiles.all())

@@ -48,10 +48,10 @@ def turns(text: str) -> tuple[Turn, ...]:
     ends = [*(opening.start() for opening in openings), len(text)]
     roles = ["", *(_role(opening) for opening in openings)]
     parts = [
-        Turn(role=role, text=answer_text(text[start:end]).strip("\n"))
+        Turn(role=role, text=answer_text(text[start:end]).strip())
         for role, start, end in zip(roles, starts, ends, strict=True)
     ]
-    return tuple(turn for turn in parts if turn.text.strip())
+    return tuple(turn for turn in parts if turn.text)
 
 
 def answer_text(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,10 @@ class Series:
     colour: Colour
     values: Column
     spread: Column | None = None
+    is_named: bool = True
+    """Whether the legend has it: the points of a line that is named need no name of their own."""
+    is_faint: bool = False
+    """What a smoothed line was made of: in its colour, behind it, without a name."""
     is_dotted: bool = False
     """Single dots, not a line: for points that have no order."""
 
@@ -121,33 +125,64 @@ def over_steps(
     spread: str | None = None,
     thresholds: tuple[Threshold, ...] = (),
     marks: tuple[Mark, ...] = (),
+    smoothing: int = 1,
 ) -> Plot | None:
-    """The plot of some metrics, by their names in the records and in the legend; None where none was ever logged."""
+    """The plot of some metrics, by their names in the records and in the legend; None where none was ever logged.
+
+    `smoothing` is the number of steps that a mean is taken over; above 1, the values themselves are drawn faintly.
+    """
     table = as_table(records)
     logged = [name for name in names if name in table.names]
     if not logged:
         return None
     rows = np.flatnonzero(np.any([table.present(name) for name in logged], axis=0))
     columns = [(table.values(name)[rows], table.present(name)[rows]) for name in logged]
-    shown = rows[_decimated(columns, MOST_POINTS)]
+    shown = rows[decimated(columns, MOST_POINTS)]
     around = _as_column(table.values(spread)[shown], table.present(spread)[shown]) if spread else None
+    series = [
+        Series(
+            name=names[name],
+            colour=COLOURS[place % len(COLOURS)],
+            values=_as_column(table.values(name)[shown], table.present(name)[shown]),
+            spread=around if place == 0 and around and any(value is not None for value in around) else None,
+            is_faint=smoothing > 1,
+        )
+        for place, name in enumerate(logged)
+    ]
+    if smoothing > 1:
+        means = [smoothed(table.values(name), smoothing)[shown] for name in logged]
+        series += [
+            replace(line, values=_as_column(mean, table.present(name)[shown]), spread=None, is_faint=False)
+            for line, mean, name in zip(series, means, logged, strict=True)
+        ]
     return Plot(
         title=title,
         note=note,
         x_name="step",
         x=[int(step) if step.is_integer() else step for step in table.values("step")[shown].tolist()],
-        series=tuple(
-            Series(
-                name=names[name],
-                colour=COLOURS[place % len(COLOURS)],
-                values=_as_column(table.values(name)[shown], table.present(name)[shown]),
-                spread=around if place == 0 and around and any(value is not None for value in around) else None,
-            )
-            for place, name in enumerate(logged)
-        ),
+        series=tuple(series),
         thresholds=thresholds,
         marks=marks,
     )
+
+
+def smoothed(values: Floats, width: int) -> Floats:
+    """Means of the last `width` finite values, the first ones of as many as there are; what is not finite stays.
+
+    >>> smoothed(np.array([1.0, 3.0, np.nan, 8.0]), 2).tolist()
+    [1.0, 2.0, nan, 5.5]
+    """
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    if width <= 1 or not len(finite):
+        return values
+    centre = finite.mean()
+    sums = np.cumsum(np.concatenate([[0.0], finite - centre]))
+    ends = np.arange(1, len(finite) + 1)
+    starts = np.maximum(0, ends - width)
+    means = values.copy()
+    means[is_finite] = centre + (sums[ends] - sums[starts]) / (ends - starts)
+    return means
 
 
 def decimated_rows(columns: Sequence[Column], most: int = MOST_POINTS) -> list[int]:
@@ -165,10 +200,10 @@ def decimated_rows(columns: Sequence[Column], most: int = MOST_POINTS) -> list[i
         (np.array(values, dtype=np.float64), np.array(flags, dtype=np.bool_))
         for values, flags in zip(given, has_value, strict=True)
     ]
-    return _decimated(arrays, most)
+    return decimated(arrays, most)
 
 
-def _decimated(columns: Sequence[tuple[Floats, Flags]], most: int) -> list[int]:
+def decimated(columns: Sequence[tuple[Floats, Flags]], most: int) -> list[int]:
     """`decimated_rows` of values with whether there is one."""
     num_rows = len(columns[0][0]) if columns else 0
     if num_rows <= most:

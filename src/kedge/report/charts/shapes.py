@@ -50,7 +50,7 @@ def line(x: Sequence[float], series: Series, plane: Plane) -> Markup:
     shapes = [
         _DOT.format(series.colour, *piece[0], 2.6)  # a line of one point cannot be seen
         if len(piece) == 1 and piece[0]
-        else _path(f"curve {series.colour}", [place for place in piece if place])
+        else _path(f"curve {series.colour}{' faint' if series.is_faint else ''}", [place for place in piece if place])
         for piece in pieces
     ]
     return Markup("").join(shapes)

@@ -108,8 +108,11 @@ _SUPERVISED_WORDS = {
 }
 
 
-def plots(stage: StageRecord) -> Iterator[Plot]:
-    """Every curve of the stage's metrics, the main ones first; each is made when the iterator comes to it."""
+def plots(stage: StageRecord, *, smoothing: int = 1) -> Iterator[Plot]:
+    """Every curve of the stage's metrics, the main ones first; each is made when the iterator comes to it.
+
+    `smoothing` is the number of steps that a mean is taken over.
+    """
     marks = marks_of(stage.events)
     curves = [*(_PPO if _is_ppo(stage.metrics) else ()), *_supervised(stage.metrics)]
     curves += _others(stage.metrics, curves)
@@ -122,6 +125,7 @@ def plots(stage: StageRecord) -> Iterator[Plot]:
             spread=curve.spread,
             thresholds=kl_thresholds(stage.settings) if "kl/mean" in curve.names else (),
             marks=marks,
+            smoothing=smoothing,
         )
         for curve in curves
     )

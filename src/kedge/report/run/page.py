@@ -24,7 +24,7 @@ from kedge.report.run.samples import Samples, compare
 from kedge.report.run.tables import Cost, cost_of
 from kedge.report.words import amount, duration
 
-_CURVES_IN_SIGHT = 4
+_CURVES_IN_SIGHT = 6
 _MOST_NOTES = 50
 
 
