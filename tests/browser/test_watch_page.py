@@ -94,7 +94,7 @@ def test_another_stage_can_be_looked_at(open_page: OpenPage, url: str) -> None:
 
 def test_samples_are_found(open_page: OpenPage, url: str) -> None:
     page = open_page(url)
-    page.get_by_label("Run").select_option("1")
+    page.locator("select[name=run]").select_option("1")
     expect(page.locator("#samples .sample")).to_have_count(17)
     page.get_by_label("Search").fill("kettle KIND-OF-NOTHING")
     expect(page.locator("#samples")).to_contain_text("0 found")
@@ -114,7 +114,7 @@ def test_metrics_are_picked_overlaid_and_smoothed(open_page: OpenPage, url: str)
     page = open_page(url)
     chart = page.locator("#overlay-chart")
     expect(chart.locator("path.curve")).to_have_count(3)  # reward of both runs, gold of the second
-    page.get_by_label("Metrics").select_option(["kl/mean", "entropy/mean"])
+    page.locator("select[name=metric]").select_option(["kl/mean", "entropy/mean"])
     expect(chart.locator("h3")).to_have_text("kl/mean, entropy/mean")
     expect(chart.locator("path.curve")).to_have_count(3)  # the first run logs no entropy
     before = chart.locator("path.curve").last.get_attribute("d")
@@ -128,7 +128,7 @@ def test_metrics_are_picked_overlaid_and_smoothed(open_page: OpenPage, url: str)
 
 def test_what_was_picked_stays_while_a_run_goes_on(open_page: OpenPage, url: str, live: Run) -> None:
     page = open_page(url)
-    picker = page.get_by_label("Metrics")
+    picker = page.locator("select[name=metric]")
     picker.select_option(["kl/mean"])
     live.log({"reward/mean": 2.0, "kl/mean": 0.4, "brand/new": 1.0}, 3)
     expect(picker.locator("option", has_text="brand/new")).to_be_attached()
@@ -139,7 +139,7 @@ def test_what_was_picked_stays_while_a_run_goes_on(open_page: OpenPage, url: str
 
 def test_conversations_are_turns(open_page: OpenPage, url: str) -> None:
     page = open_page(url)
-    page.get_by_label("Run").select_option("1")
+    page.locator("select[name=run]").select_option("1")
     page.get_by_label("Search").fill("how much is it")
     expect(page.locator("#samples .turn.user")).to_contain_text("How much is it?")
     assert "<|im_" not in page.locator("body").inner_text()

@@ -10,6 +10,7 @@ import typer
 
 from kedge import __version__
 from kedge.cli import check, compare, data, demo, doctor, models, new, plugins, report, run, sample, score, watch
+from kedge.cli.flags import show_flags
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
@@ -36,6 +37,7 @@ app.command(rich_help_panel=WORK)(score.score)
 app.add_typer(data.app, rich_help_panel=PARTS)
 app.add_typer(models.app, rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(plugins.plugins)
+show_flags(app)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -54,7 +56,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract, 130 interrupted."""
     # Libraries draw progress bars of their own, which no terminal and no log file needs between our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:

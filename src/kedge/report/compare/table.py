@@ -180,16 +180,39 @@ def table_of(rows: Sequence[Row], entries: Sequence[Entry], *, with_intervals: b
     )
 
 
-def table_lines(table: Table) -> list[str]:
-    """Plain text in columns, numbers to the right."""
+def table_lines(table: Table, width: int | None = None) -> list[str]:
+    """Plain text in columns, numbers to the right; where `width` letters are too few, a column a run, or a block a run.
+
+    >>> table = Table(head=("run", "method", "reward"), rows=(("a", "ppo", "1.5"), ("b", "dpo", "12.0")), notes=())
+    >>> for line in table_lines(table, width=17):
+    ...     print(line)
+    run       a     b
+    method  ppo   dpo
+    reward  1.5  12.0
+    """
     whole = [table.head, *table.rows]
-    widths = [max(len(row[at]) for row in whole) for at in range(len(table.head))]
+    lines = _in_columns(whole, num_left=2)
+    if width is None or _fits(lines, width):
+        return lines
+    across = _in_columns(list(zip(*whole, strict=True)), num_left=1)
+    if _fits(across, width):
+        return across
+    blocks = [_in_columns(list(zip(table.head, row, strict=True)), num_left=2) for row in table.rows]
+    return [line for block in blocks for line in (*block, "")][:-1]
+
+
+def _fits(lines: Sequence[str], width: int) -> bool:
+    return all(len(line) <= width for line in lines)
+
+
+def _in_columns(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
+            cell.ljust(width) if at < num_left else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in whole
+        for row in rows
     ]
 
 
