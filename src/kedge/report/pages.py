@@ -23,9 +23,9 @@ def render_page(package: str, template: str, **values: Any) -> str:
     """The page that `template`, a file of `package`, makes of `values`; it puts `{{ style }}` into its head."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["marked"] = marked
-    environment.globals["conversation"] = conversation
     style = asset("kedge.report", "page.css") + asset("kedge.report.charts", "chart.css")
-    page = environment.from_string(_text(package, template)).render(style=style, **values)
+    body = environment.from_string(_text(package, template))
+    page = body.render(style=style, conversation=conversation, **values)
     return escaped(page)  # names and answers of others turn no line around, and a browser drops no control character
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -33,15 +33,10 @@ class MetricFeed:
 
     def poll(self) -> bool:
         """Read new rows; True where there were some, or the file was replaced. Then the table is another one."""
-        is_new = False
-        for block in self._reader.blocks():
-            if self._reader.is_rewound and not is_new:
-                self.table = MetricTable(only=self._only)
-            self.table.extend(_rows(block, self._reader.path))
-            is_new = True
-        if self._reader.is_rewound and not is_new:
-            self.table, is_new = MetricTable(only=self._only), True
-        return is_new
+        return _poll(self._reader, self._restart, lambda block: self.table.extend(_rows(block, self._reader.path)))
+
+    def _restart(self) -> None:
+        self.table = MetricTable(only=self._only)
 
 
 class LazyRecords(Sequence[dict[str, Any]]):
@@ -51,12 +46,13 @@ class LazyRecords(Sequence[dict[str, Any]]):
         self._path = path
         self._places = array("q")
         self._lengths = array("q")
-        # kept open: a run that is resumed puts another file in its place, and these are the places of this one
-        self._handle = os.open(path, os.O_RDONLY) if path.exists() else -1
-        if self._handle >= 0:
-            weakref.finalize(self, os.close, self._handle)
+        self._handle = -1
 
     def extend(self, block: Block) -> None:
+        if self._handle < 0:
+            # kept open: a run that is resumed puts another file in its place, and these are the places of this one
+            self._handle = os.open(self._path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._handle)
         place = block.offset
         for line in block.lines:
             self._places.append(place)
@@ -93,15 +89,23 @@ class RecordFeed:
 
     def poll(self) -> bool:
         """Read the places of new records; True where there were some, or the file was replaced."""
-        is_new = False
-        for block in self._reader.blocks():
-            if not is_new and (self._reader.is_rewound or not self.records):
-                self.records = LazyRecords(self._reader.path)
-            self.records.extend(block)
-            is_new = True
-        if self._reader.is_rewound and not is_new:
-            self.records, is_new = LazyRecords(self._reader.path), True
-        return is_new
+        return _poll(self._reader, self._restart, lambda block: self.records.extend(block))
+
+    def _restart(self) -> None:
+        self.records = LazyRecords(self._reader.path)
+
+
+def _poll(reader: JournalReader, restart: Callable[[], None], extend: Callable[[Block], None]) -> bool:
+    """Hand on what was appended, after a new start where the file was replaced; whether there was anything."""
+    is_new = False
+    for block in reader.blocks():
+        if reader.is_rewound and not is_new:
+            restart()
+        extend(block)
+        is_new = True
+    if reader.is_rewound and not is_new:
+        restart()
+    return is_new or reader.is_rewound
 
 
 def read_metrics(path: Path, *, only: Collection[str] | None = None) -> MetricFeed:

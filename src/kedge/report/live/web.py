@@ -17,6 +17,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from markupsafe import Markup
 
+from kedge.core.quoting import escaped
 from kedge.report.charts import svg
 from kedge.report.live.feed import RunFeed
 from kedge.report.live.headline_metrics import current_stage, headline_metrics, progress
@@ -129,7 +130,7 @@ def _overlay(feeds: Sequence[RunFeed], stage_names: Sequence[str], picked: Picke
     runs = [feed.record() for feed in feeds]
     named = [(run.manifest.name, stage) for run, stage in zip(runs, _shown(runs, stage_names), strict=True) if stage]
     plot = overlay_plot(named, picked)
-    return str(svg.figure(plot)) if plot else '<p class="soft">Pick a metric that these stages log.</p>'
+    return escaped(str(svg.figure(plot))) if plot else '<p class="soft">Pick a metric that these stages log.</p>'
 
 
 def _news(feeds: Sequence[RunFeed], revision: int, stage_names: Sequence[str], smoothing: int) -> dict[str, object]:
