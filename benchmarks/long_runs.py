@@ -181,7 +181,8 @@ def _table(runs: list[Path]) -> int:
         "doctor": ["doctor", str(runs[0])],
         "watch": ["watch", str(runs[0])],
         "watch, on a terminal": ["watch", str(runs[0])],
-        "compare (two such runs)": ["compare", str(runs[0]), str(runs[1]), "--out", page],
+        "compare": ["compare", str(runs[0]), "--out", page],
+        "compare, two such runs": ["compare", str(runs[0]), str(runs[1]), "--out", page],
     }
     print(f"{'command':34}{'seconds':>9}{'busy':>8}{'MB':>7}")
     failures = 0
