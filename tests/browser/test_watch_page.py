@@ -69,8 +69,9 @@ def test_it_fits_and_draws(url: str, open_page: OpenPage, look: str) -> None:
     page = open_page(url, look)
     expect(page.locator(".run")).to_have_count(2)
     expect(page.locator(".run").nth(1).locator("svg")).to_have_count(6)
+    expect(page.locator("#overlay-chart svg")).to_be_visible()  # it comes last, and moves what is below it
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    tops = [box["y"] for one in page.locator(".run").all() if (box := one.bounding_box())]
+    tops = page.locator(".run").evaluate_all("runs => runs.map(run => run.getBoundingClientRect().top)")
     assert (tops[0] == tops[1]) == (look != "phone")
 
 
