@@ -31,3 +31,13 @@ def test_files_and_functions_are_short() -> None:
 def test_cycles_are_found_also_through_late_imports() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set[str]()}
     assert cycles(graph) == [["a", "b", "c"]]
+
+
+def test_charts_have_one_renderer() -> None:
+    """SVG is written in `kedge.report.charts` alone."""
+    others = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*")
+        if path.suffix in (".py", ".j2", ".js") and "charts" not in path.parts and "<svg" in path.read_text("utf-8")
+    ]
+    assert others == []

@@ -19,6 +19,7 @@ LOOKS = {
     "phone": {"width": 360, "height": 740, "scheme": "light"},
 }
 OpenPage = Callable[..., Page]
+CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHow much is it?<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +64,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "small"
     with Run.create(folder, manifest=new_manifest(name="small", kind="ppo", seed=1, settings=PPO_SETTINGS)) as made:
         fill(made, 60, every=20)
+        made.sample({"prompt": CHAT, "answer": "Ten euro.<|im_end|>", "reward": 1.0}, 60)
         made.event("warning", "kl.over_target", "KL is above its target.", 40, advice="Raise `kl.start`.")
         made.event("fatal", "reward.gold_falls", "Gold falls.", 55)
         made.finish("done")

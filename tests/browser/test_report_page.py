@@ -10,6 +10,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from kedge.report.writing import write_report
+from kedge.runs.folder import Run
+from kedge.runs.manifest import new_manifest
+from kedge.testing.streams import PPO_SETTINGS
 
 OpenPage = Callable[..., Page]
 pytestmark = pytest.mark.browser
@@ -36,6 +39,66 @@ def test_it_fits_and_draws(open_page: OpenPage, url: str, look: str) -> None:
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     light = sum(int(part) for part in re.findall(r"\d+", paper)[:3]) > 380
     assert light == (look != "dark")
+
+
+def test_on_a_phone_it_is_short_and_its_tiles_are_lines(open_page: OpenPage, url: str) -> None:
+    """Less than half as high as with everything under each other; nothing of it is lost, and no tile is cut."""
+    page = open_page(url, "phone")
+    folded = page.evaluate("document.documentElement.scrollHeight")
+    for more in page.locator("details").all():
+        more.evaluate("one => one.open = true")
+    assert folded <= page.evaluate("document.documentElement.scrollHeight") / 2
+    for tile in page.locator(".counts div").all():
+        assert tile.evaluate("tile => tile.scrollWidth <= tile.clientWidth")
+        assert tile.locator("b").evaluate("b => b.getClientRects().length") == 1
+    tops = {box["y"] for tile in page.locator(".counts div").all() if (box := tile.bounding_box())}
+    assert len(tops) == 1
+    last = page.locator(".counts div").last.bounding_box()
+    assert last is not None
+    assert last["x"] + last["width"] <= 360
+
+
+def test_charts_have_no_blank_band(open_page: OpenPage, url: str) -> None:
+    """Between title and axis there is no room for anything that is not there: the drawing fills its card."""
+    page = open_page(url)
+    for figure in page.locator(".charts figure").all()[:4]:
+        card, drawing = figure.bounding_box(), figure.locator("svg").bounding_box()
+        assert card is not None
+        assert drawing is not None
+        assert drawing["y"] - card["y"] < 70
+    first = page.locator(".charts figure").first
+    card, drawing = first.bounding_box(), first.locator("svg").bounding_box()
+    assert card is not None
+    assert drawing is not None
+    assert card["y"] + card["height"] - drawing["y"] - drawing["height"] < 30
+
+
+def test_conversations_are_turns(open_page: OpenPage, url: str) -> None:
+    page = open_page(url)
+    for more in page.locator("details").all():
+        more.evaluate("one => one.open = true")
+    assert "<|im_" not in page.locator("body").inner_text()
+    expect(page.locator(".turn.system")).to_contain_text("Be brief.")
+    expect(page.locator(".turn.user").first).to_contain_text("How much is it?")
+    expect(page.locator("pre", has_text="Ten euro.")).to_have_text("Ten euro.")
+
+
+def test_a_link_to_a_folded_stage_unfolds_it(open_page: OpenPage, run: Path, tmp_path: Path) -> None:
+    stages = {"sft": {"kind": "sft"}, "ppo": dict(PPO_SETTINGS)}
+    manifest = new_manifest(name="loop", kind="pipeline", seed=1, settings={"model": "tiny", "stages": stages})
+    with Run.create(tmp_path / "loop", manifest=manifest) as whole:
+        for name, settings in stages.items():
+            own = new_manifest(name="loop", stage=name, kind=name, seed=1, settings=settings)
+            with Run.create(whole.folder / name, manifest=own) as stage:
+                for step in range(1, 31):
+                    stage.log({"train/loss": 2.0 - step / 30} if name == "sft" else {"kl/mean": 1.0}, step)
+                stage.finish("done")
+        whole.finish("done")
+    page = open_page(write_report(whole.folder, None).resolve().as_uri())
+    sft = page.locator("#stage-sft")
+    expect(sft.locator("svg").first).not_to_be_visible()
+    page.get_by_label("Stages").get_by_role("link", name="sft").click()
+    expect(sft.locator("svg").first).to_be_visible()
 
 
 def test_text_can_be_read_in_both_schemes(open_page: OpenPage, url: str) -> None:

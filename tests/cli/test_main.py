@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +87,62 @@ def test_plugins_lists_parts_with_their_package(kedge: Kedge) -> None:
     parts = {(part["kind"], part["name"]): part for part in json.loads(done.out)}
     assert parts["stages", "sft"]["package"] == "kedge"
     assert parts["trackers", "tensorboard"]["target"] == "kedge.monitor.trackers.tensorboard:make"
+
+
+COMMANDS = ("", "demo", "new", "check", "run", "watch", "report", "doctor", "compare", "sample", "score", "plugins")
+GROUPS = ("data check", "data convert", "data split", "models list", "models fetch", "models check")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS])
+def test_help_shows_flags_as_flags_in_80_columns(kedge: Kedge, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = kedge(*command.split(), "--help")
+    assert done.code == 0
+    assert "<bool>" not in done.out
+    assert "BOOLEAN" not in done.out
+    assert " --no-" not in done.out.replace("--no-check", "")
+    assert all(len(line) <= 80 for line in done.out.splitlines())
+    assert "…" not in done.out
+
+
+def test_exit_codes_are_in_the_help_of_run_and_in_the_docs(kedge: Kedge) -> None:
+    text = " ".join(kedge("run", "--help").out.replace("│", " ").split())
+    assert "130 interrupted (Ctrl-C, SIGTERM), everything is saved and --resume goes on." in text
+    docs = Path(__file__).parents[2] / "docs" / "concepts.md"
+    assert "130" in docs.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("arguments", [("plugins",), ("models", "list")])
+def test_tables_fit_80_columns_and_are_whole(
+    kedge: Kedge, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = kedge(*arguments)
+    assert done.code == 0
+    assert "…" not in done.out
+    assert all(len(line.rstrip()) <= 80 for line in done.out.splitlines())
+
+
+def test_no_color_is_honoured_on_a_terminal() -> None:
+    """Every line that comes of the command itself, its help and its errors, on a terminal that could show colours."""
+    for arguments in (["plugins"], ["--help"], ["report", "no/such/run"], ["run"]):
+        colours = {no_color: _on_a_terminal(arguments, no_color=no_color) for no_color in (True, False)}
+        assert not re.search(rb"\x1b\[[\d;]*3[0-7]|\x1b\[[\d;]*9[0-7]", colours[True]), arguments
+        assert b"\x1b[" in colours[False], arguments
+
+
+def _on_a_terminal(arguments: list[str], *, no_color: bool) -> bytes:
+    """What the command writes to a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "80"} | ({"NO_COLOR": "1"} if no_color else {})
+    command = [sys.executable, "-m", "kedge.cli", *arguments]
+    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    text = b""
+    with suppress(OSError):  # the terminal is gone when the command has ended
+        while more := os.read(ours, 65536):
+            text += more
+    os.close(ours)
+    child.wait()
+    return text

@@ -113,3 +113,12 @@ def test_a_missing_web_package_names_the_command(run: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(PluginError, match=r"pip install 'kedge\[web\]'"):
         watching.serve(watching.open_feeds([run]), port=0, say=print)
+
+
+def test_a_damaged_run_beside_is_no_reason_to_say_nothing(run: Path) -> None:
+    (run.parent / "broken").mkdir()
+    (run.parent / "broken" / "run.json").write_text("{]")
+    with pytest.raises(ConfigError, match="did you mean 'small'"):
+        run_folder(run.parent / "smal")
+    with pytest.raises(ConfigError, match="holds 2: name one of broken, small"):
+        run_folder(run.parent)

@@ -30,5 +30,6 @@ def compare(
     if as_json:
         print_json(found.as_dict())
         return
-    for line in (*found.lines(), *([f"wrote {to}"] if to else [])):
-        out().print(line, markup=False, soft_wrap=True)
+    console = out()
+    for line in (*found.lines(console.width if console.is_terminal else None), *([f"wrote {to}"] if to else [])):
+        console.print(line, markup=False, soft_wrap=True)

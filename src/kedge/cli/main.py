@@ -10,6 +10,7 @@ import typer
 
 from kedge import __version__
 from kedge.cli import check, compare, data, demo, doctor, models, new, plugins, report, run, sample, score, watch
+from kedge.cli.flags import show_flags
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
@@ -36,6 +37,7 @@ app.command(rich_help_panel=WORK)(score.score)
 app.add_typer(data.app, rich_help_panel=PARTS)
 app.add_typer(models.app, rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(plugins.plugins)
+show_flags(app)
 
 
 def _print_version(is_asked: bool) -> None:

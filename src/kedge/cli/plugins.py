@@ -21,7 +21,8 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Machine-readab
     if as_json:
         print_json([asdict(part) for part in parts])
         return
-    table = Table("kind", "name", "package", "from", box=None, pad_edge=False)
+    table = Table("kind", "name", "package", box=None, pad_edge=False)
+    table.add_column("from", overflow="fold")
     for part in parts:
         name, target = Text(part.name, style="bold"), Text(part.target, style="dim")
         table.add_row(part.kind, name, Text(part.package), target)

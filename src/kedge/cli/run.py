@@ -20,7 +20,11 @@ def run(
     runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
     no_check: Annotated[bool, typer.Option("--no-check", help="Start without what kedge check does first.")] = False,
 ) -> None:
-    """Run a recipe; everything it makes is in runs/NAME."""
+    """Run a recipe; everything it makes is in runs/NAME.
+
+    Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 stopped by a contract of the recipe, everything is
+    saved; 130 interrupted (Ctrl-C, SIGTERM), everything is saved and --resume goes on.
+    """
     from kedge.commands.check import refuse_unfit
     from kedge.recipe.runner import run_recipe
     from kedge.recipe.schema import load_recipe

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from kedge.core.files import write_text
@@ -18,10 +19,11 @@ from kedge.report.writing import run_folder
 class Comparison:
     entries: tuple[Entry, ...]
 
-    def lines(self) -> list[str]:
-        """The table, and below it what it cannot say by itself."""
+    def lines(self, width: int | None = None) -> list[str]:
+        """The table, and below it what it cannot say by itself. On a screen of `width` letters no line is broken."""
         table = table_of(rows_of(self.entries), self.entries, with_intervals=False)
-        return [*table_lines(table), *(f"  {note}" for note in table.notes)]
+        notes = [wrap(f"  {note}", width, subsequent_indent="    ") if width else [f"  {note}"] for note in table.notes]
+        return [*table_lines(table, width), *(line for note in notes for line in note)]
 
     def as_dict(self) -> dict[str, Any]:
         """Every number with its interval and source, and the lines of the charts as (KL, score)."""

@@ -15,6 +15,7 @@ from kedge.report.run.run_records import REWARD_REPORT
 from kedge.report.writing import run_folder
 from kedge.runs.folder import Run, runs_in
 from kedge.runs.manifest import read_manifest
+from kedge.runs.reading import read_metrics, read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +68,9 @@ def history_of(folder: Path) -> History:
     run = Run.open(folder, for_writing=False)
     return History(
         kind=run.manifest.kind,
-        metrics=run.read_metrics(),
-        events=run.read_events(),
-        samples=run.read_samples(),
+        metrics=read_metrics(run.metrics.path).table,
+        events=list(read_records(run.events.path).records),
+        samples=read_records(run.samples.path).records,
         settings=run.manifest.settings,
         status=run.status,
         reward_report=_reward_report(folder),

@@ -16,10 +16,11 @@ from kedge.report.live.feed import RunFeed
 from kedge.report.live.terminal import PlainLines, view
 from kedge.report.writing import run_folder
 from kedge.runs.manifest import MANIFEST_NAME
-from kedge.stages.shared.context import Say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from kedge.stages.shared.context import Say
 
 LOOK_EVERY_S = 1.0
 ADDRESS = "127.0.0.1"

@@ -6,6 +6,7 @@ Everything that comes from data is escaped. What a page says is in its own templ
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -13,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from kedge.core.quoting import escaped
+from kedge.report.chat import Turn
 
 _QUOTED = re.compile(r"`([^`]+)`")
 
@@ -22,8 +24,23 @@ def render_page(package: str, template: str, **values: Any) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["marked"] = marked
     style = asset("kedge.report", "page.css") + asset("kedge.report.charts", "chart.css")
-    page = environment.from_string(_text(package, template)).render(style=style, **values)
+    body = environment.from_string(_text(package, template))
+    page = body.render(style=style, conversation=conversation, **values)
     return escaped(page)  # names and answers of others turn no line around, and a browser drops no control character
+
+
+def conversation(turns: Iterable[Turn]) -> Markup:
+    """The turns of a conversation, each with who speaks.
+
+    >>> str(conversation([Turn(role="user", text="a < b?")]))
+    '<div class="turns"><p class="turn user"><b>user</b> a &lt; b?</p></div>'
+    """
+    turn_of = Markup('<p class="turn {}">{}{}</p>')
+    lines = [
+        turn_of.format(turn.role, Markup("<b>{}</b> ").format(turn.role) if turn.role else "", turn.text)
+        for turn in turns
+    ]
+    return Markup('<div class="turns">{}</div>').format(Markup("").join(lines))
 
 
 def asset(package: str, name: str) -> Markup:

@@ -10,7 +10,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.report.card import last_values, model_card
 from kedge.report.run.page import render_run
 from kedge.report.run.run_records import read_run
-from kedge.runs.folder import Run, runs_in
+from kedge.runs.folder import Run
 from kedge.runs.manifest import MANIFEST_NAME
 
 REPORT_NAME = "report.html"
@@ -35,9 +35,15 @@ def run_folder(path: Path) -> Path:
     """The path itself where it is a run's folder; else an error that names the runs that were probably meant."""
     if (path / MANIFEST_NAME).is_file():
         return path
-    if inside := [child.name for child in runs_in(path)]:
+    if inside := _runs_below(path):
         raise ConfigError(f"{path} is not a run but holds {len(inside)}: name one of {', '.join(inside[:8])}")
-    beside = [child.name for child in runs_in(path.parent)]
     if path.exists():
         raise ConfigError(f"{path} is not a run: it has no {MANIFEST_NAME}. Name a folder below runs/.")
-    raise ConfigError(f"{path}: there is no such folder{did_you_mean(path.name, beside)}. Name a folder below runs/.")
+    nearest = did_you_mean(path.name, _runs_below(path.parent))
+    raise ConfigError(f"{path}: there is no such folder{nearest}. Name a folder below runs/.")
+
+
+def _runs_below(folder: Path) -> list[str]:
+    """Names alone: a run whose manifest is damaged is no reason to say nothing of the others."""
+    children = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [child.name for child in children if (child / MANIFEST_NAME).is_file()]

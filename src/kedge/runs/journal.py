@@ -24,6 +24,7 @@ from typing import Any, cast
 from kedge.core.errors import RunError
 from kedge.core.files import atomic_open, run_errors
 from kedge.runs.chain import Alteration, Chain, first_alteration
+from kedge.runs.lines import JournalReader
 
 _BLOCK_BYTES = 1 << 16
 
@@ -66,8 +67,8 @@ class Journal:
         self._num_lines += 1
 
     def read(self) -> JournalContents:
-        _, records, rest = self._scan()
-        return JournalContents(records=records, is_cut_off=bool(rest))
+        _, records, is_cut_off = self._scan()
+        return JournalContents(records=records, is_cut_off=is_cut_off)
 
     def num_lines(self) -> int:
         """How many whole lines there are."""
@@ -87,9 +88,9 @@ class Journal:
 
         The file is replaced as a whole: a kill leaves the old one or the new one.
         """
-        lines, records, rest = self._scan()
+        lines, records, is_cut_off = self._scan()
         is_kept_at = [is_kept(place, record) for place, record in enumerate(records)]
-        if all(is_kept_at) and not rest:
+        if all(is_kept_at) and not is_cut_off:
             return 0
         self.close()
         with run_errors("rewind", self.path):
@@ -145,37 +146,33 @@ class Journal:
         # A lone surrogate has no UTF-8; what backslashreplace makes of it is its escape in JSON.
         return f"{text}\n".encode(errors="backslashreplace")
 
-    def _scan(self) -> tuple[list[bytes], list[dict[str, Any]], bytes]:
-        lines, rest = self._lines()
-        return lines, [self._parse(line, number) for number, line in enumerate(lines, start=1)], rest
+    def _scan(self) -> tuple[list[bytes], list[dict[str, Any]], bool]:
+        lines, is_cut_off = self._lines()
+        return lines, [parse_line(line, self.path, number) for number, line in enumerate(lines, start=1)], is_cut_off
 
-    def _lines(self) -> tuple[list[bytes], bytes]:
-        """The whole lines, and what stands behind the last newline."""
-        try:
-            with self.path.open("rb") as file:
-                # No more than its size: a device that stands in its place may have no end.
-                *lines, rest = file.read(os.fstat(file.fileno()).st_size).split(b"\n")
-        except FileNotFoundError:
-            return [], b""
-        except OSError as error:
-            raise RunError(f"Cannot read {self.path}: {error.strerror}.") from error
-        return lines, rest
+    def _lines(self) -> tuple[list[bytes], bool]:
+        """The whole lines, and whether a cut-off one stands behind them."""
+        reader = JournalReader(self.path)
+        return [line for block in reader.blocks() for line in block.lines], reader.is_cut_off
 
-    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            record = load_exact(line)
-        except ValueError as error:
-            raise self._bad_line(line, number, str(error)) from error
-        if not isinstance(record, dict):
-            raise self._bad_line(line, number, f"a {type(record).__name__}, not an object")
-        return cast(dict[str, Any], record)
 
-    def _bad_line(self, line: bytes, number: int, reason: str) -> RunError:
-        return RunError(
-            f"{self.path}:{number}: this line is not a JSON object ({reason}). Found: {line[:80]!r}. "
-            "Only a last line can be cut off by a kill, so the file was changed or the disk is at fault: "
-            "remove the line, or restore the file."
-        )
+def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """The record of a line; an error names the file and the line's number."""
+    try:
+        record = load_exact(line)
+    except ValueError as error:
+        raise _bad_line(line, path, number, str(error)) from error
+    if not isinstance(record, dict):
+        raise _bad_line(line, path, number, f"a {type(record).__name__}, not an object")
+    return cast(dict[str, Any], record)
+
+
+def _bad_line(line: bytes, path: Path, number: int, reason: str) -> RunError:
+    return RunError(
+        f"{path}:{number}: this line is not a JSON object ({reason}). Found: {line[:80]!r}. "
+        "Only a last line can be cut off by a kill, so the file was changed or the disk is at fault: "
+        "remove the line, or restore the file."
+    )
 
 
 def _end_of_last_line(handle: int, size: int) -> int:

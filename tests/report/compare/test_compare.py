@@ -12,7 +12,7 @@ import pytest
 from kedge.core.errors import ConfigError
 from kedge.report.compare.entries import Entry, read_entries
 from kedge.report.compare.page import MOST_POINTS, course, frontier, plots, render_comparison
-from kedge.report.compare.table import Number, rows_of, table_lines, table_of
+from kedge.report.compare.table import Number, Table, rows_of, table_lines, table_of
 
 
 def other_pipeline(pipeline: Path, name: str, *, prompts: str = "bb") -> Path:
@@ -157,3 +157,14 @@ def test_the_page_stands_alone_and_escapes(pipeline: Path) -> None:
     assert '75.0 %<br><span class="soft small">[62.5, 81.2]' in page
     for colour in ("fourth", "eighth", "ink"):
         assert f".{colour} {{ --s:" in page
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 30])
+def test_a_narrow_screen_gets_a_table_that_fits_and_is_whole(width: int) -> None:
+    head = ("run", "method", "reward", "KL", "wins", "wins, equal length", "length", "time", "tokens", "memory")
+    row = ("ppo", "1.319", "9.09", "98.6 %", "98.6 %", "35.7", "1 min 18 s", "371 k", "0.67 GiB")
+    table = Table(head=head, rows=(("loop/ppo", *row), ("loop2/ppo", *row)), notes=())
+    lines = table_lines(table, width)
+    assert all(len(line) <= width for line in lines)
+    assert all(cell in "\n".join(lines) for cell in (*head, "loop/ppo", "loop2/ppo", *row))
+    assert len(table_lines(table)) == 3  # a file or a pipe gets a row a run

@@ -1,74 +1,13 @@
-"""Following files: only what is new is read, half lines wait, rewinds are noticed."""
+"""Following the folder of a run; `tests/runs/test_reading.py` has its files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from kedge.core.errors import RunError
-from kedge.report.live.feed import RunFeed, Tail
+from kedge.report.live.feed import RunFeed
 from kedge.runs.folder import Run
 
 MakeRun = Callable[..., Run]
-
-
-def steps(tail: Tail) -> list[Any]:
-    return [record["step"] for record in tail.read().records]
-
-
-def test_only_new_lines_are_read(begin: MakeRun) -> None:
-    run = begin("a")
-    tail = Tail(run.metrics.path)
-    assert steps(tail) == []
-    run.log({"x": 1.0}, 1)
-    run.log({"x": 2.0}, 2)
-    assert steps(tail) == [1, 2]
-    assert steps(tail) == []
-    with run.metrics.path.open("r+b") as file:
-        file.write(b"what was read is not read again")
-    run.log({"x": float("nan")}, 3)
-    news = tail.read()
-    assert [record["step"] for record in news.records] == [3]
-    assert str(news.records[0]["x"]) == "nan"
-    assert not news.is_rewound
-
-
-def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    tail = Tail(path)
-    path.write_bytes(b'{"step": 1}\n{"ste')
-    assert steps(tail) == [1]
-    with path.open("ab") as file:
-        file.write(b'p": 2}\n')
-    assert steps(tail) == [2]
-
-
-def test_a_rewound_journal_starts_again(begin: MakeRun) -> None:
-    run = begin("a")
-    tail = Tail(run.metrics.path)
-    for step in (1, 2, 3):
-        run.log({"x": 1.0}, step)
-    assert steps(tail) == [1, 2, 3]
-    run.resume_at(1)
-    for step in (2, 3, 4, 5):  # longer than before: its size tells nothing
-        run.log({"x": 2.0}, step)
-    news = tail.read()
-    assert news.is_rewound
-    assert [record["step"] for record in news.records] == [1, 2, 3, 4, 5]
-    run.metrics.close()
-    run.metrics.path.unlink()
-    assert tail.read().is_rewound
-    assert not tail.read().is_rewound
-
-
-def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_bytes(b"{]\n")
-    with pytest.raises(RunError, match=r"m\.jsonl: a line is not a JSON object"):
-        Tail(path).read()
 
 
 def test_a_feed_gives_what_a_report_reads(begin: MakeRun) -> None:

@@ -31,7 +31,7 @@ def client(run: Run) -> TestClient:
     return TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True)
 
 
-@pytest.mark.parametrize("path", ["/", "/live", "/samples", "/docs", "/openapi.json", "/nothing"])
+@pytest.mark.parametrize("path", ["/", "/live", "/overlay", "/samples", "/docs", "/openapi.json", "/nothing"])
 @pytest.mark.parametrize("token", [None, "", "s3cret-toke", "s3cret-token2", "S3CRET-TOKEN", "ünicode"])
 def test_nothing_without_the_token(client: TestClient, path: str, token: str | None) -> None:
     answer = client.get(path, params={} if token is None else {"token": token})
@@ -104,3 +104,34 @@ def test_samples_are_searched_escaped_and_paged(client: TestClient, run: Run) ->
     assert "21 to 30 shown" in second
     assert 'data-first="0"' in second
     assert client.get("/samples", params={"token": TOKEN, "run": 5}).status_code == 404
+
+
+def test_picked_metrics_are_drawn_in_one_chart(run: Run, begin: MakeRun) -> None:
+    other = begin("b")
+    fill(other, 30, every=10, seed=1)
+    app = make_app([RunFeed(run.folder), RunFeed(other.folder)], token=TOKEN, hosts=(HOST,))
+    client = TestClient(app, base_url=f"http://{HOST}")
+    news = client.get("/live", params={"token": TOKEN}).json()
+    assert {"reward/mean", "kl/mean"} <= set(news["metrics"])
+    assert not {"step", "at"} & set(news["metrics"])
+
+    def overlay(**values: object) -> str:
+        return client.get("/overlay", params={"token": TOKEN, **values}).text  # type: ignore[dict-item]
+
+    both = overlay(metric=["reward/mean", "kl/mean"])
+    assert both.count('class="curve') == 4  # two metrics of two runs
+    assert overlay(metric=["kl/mean"], smoothing=10) != overlay(metric=["kl/mean"])
+    scaled = overlay(metric=["reward/mean", "kl/mean"], is_scaled=True)
+    assert " to " in scaled
+    assert "Pick a metric" in overlay()
+    assert "Pick a metric" in overlay(metric=["no/such"])
+    assert "<script>" not in overlay(metric=["<script>"])
+    assert client.get("/overlay", params={"token": TOKEN, "smoothing": 0}).status_code == 422
+
+
+def test_smoothing_draws_the_values_faintly_behind(client: TestClient) -> None:
+    plain = client.get("/live", params={"token": TOKEN}).json()["html"]
+    smooth = client.get("/live", params={"token": TOKEN, "smoothing": 5}).json()["html"]
+    assert "faint" not in plain
+    assert smooth.count(" faint") * 2 == smooth.count('class="curve')
+    assert smooth.count('<p class="key') == plain.count('<p class="key')  # faint lines have no name

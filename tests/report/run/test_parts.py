@@ -53,7 +53,7 @@ def test_samples_are_compared_at_three_steps_and_prompts_met_once_come_last() ->
     samples = [{"step": step, "prompt": "p", "answer": f"a{step}"} for step in (0, 5, 10, 15, 20)]
     samples += [{"step": step, "prompt": f"once {step}", "answer": "x"} for step in (3, 9)]
     found = compare(samples)
-    assert [(one.prompt, [answer.when for answer in one.answers]) for one in found.comparisons] == [
+    assert [(one.title, [answer.when for answer in one.answers]) for one in found.comparisons] == [
         ("p", ["before", "during", "after"]),
         ("once 9", ["seen once"]),
         ("once 3", ["seen once"]),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kedge.core.findings import Level
+from kedge.core.metric_table import as_table
 from kedge.monitor.alarms import Alarm
 from kedge.monitor.doctor import ppo, supervised
 from kedge.monitor.doctor.diagnosis import Cause, Diagnosis, History, Moment
@@ -33,7 +34,7 @@ _INFO_CODES = ("run.resumed",)
 
 def diagnose(history: History) -> Diagnosis:
     """Healthy or not, what happened when, why most likely, and what to change."""
-    is_rl = any("kl/mean" in row for row in history.metrics)
+    is_rl = "kl/mean" in as_table(history.metrics).names
     alarms = ppo.replay_detectors(history) if is_rl else []
     ranked = ppo.causes(history, alarms) if is_rl else supervised.causes(history)
     ranked.sort(key=lambda pair: -pair[0].weight)
@@ -97,7 +98,8 @@ def _timeline(history: History, alarms: Sequence[Alarm], causes: Sequence[Cause]
             moments.append(Moment(step=_step(event), level=event["level"], what=_one_line(event.get("message"))))
     moments += [Moment(step=cause.since, level="warning", what=cause.title) for cause in causes]
     moments.sort(key=lambda moment: (moment.step is None, moment.step or 0))
-    last = max((step for row in history.metrics if (step := _step(row)) is not None), default=None)
+    steps = as_table(history.metrics).finite("step")
+    last = int(steps.max()) if len(steps) else None
     level, what = _ENDINGS.get(history.status, ("info", "the run is done"))
     return (*moments, Moment(step=last, level=level, what=what))
 

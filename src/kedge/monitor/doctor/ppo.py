@@ -12,13 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kedge.core.metric_table import as_table
 from kedge.monitor.alarms import Alarm
-from kedge.monitor.detectors import CATALOGUE, READ, DetectorSettings, Watchdog
+from kedge.monitor.detectors import CATALOGUE, DetectorSettings, Watchdog
 from kedge.monitor.detectors.policy_rules import EXPLAINED, MISMATCH
 from kedge.monitor.detectors.watchdog import noise_of
 from kedge.monitor.doctor.diagnosis import Cause, Change, History
 from kedge.monitor.doctor.ppo_causes import SUSPECTS, Suspect
 from kedge.monitor.doctor.ppo_changes import Facts
+from kedge.monitor.doctor.replay import replay
 from kedge.monitor.doctor.settings_changes import number_at, value_at
 from kedge.monitor.overoptimisation import Fit, NoFit, fit
 
@@ -27,6 +29,9 @@ ENOUGH_STEPS = 20
 
 ROUNDING = 1e-4
 """Nats a token by which log-probs of a half precision always differ, and those of float32 never need to."""
+_CODES = frozenset(detector.code for detector in CATALOGUE)
+_MOST_LOGGED = 200
+"""Alarms of a long run whose steps are looked at again: the later ones are mostly the earlier ones come back."""
 
 EVENT_SIGNS = ("dropped.reward", "dropped.other", "failed.reward", "kl.limit")
 """Signs that no metric shows, read from the run's events: a batch dropped for a score, or for another number, that was
@@ -44,7 +49,8 @@ def replay_detectors(history: History) -> list[Alarm]:
         score_std=1.0 if is_normalised else None,
         precision=_precision(history),
     )
-    return [alarm for row in history.metrics for alarm in watchdog.observe(int(row.get("step") or 0), _numbers(row))]
+    logged = [event["step"] for event in history.events if event.get("code") in _CODES and event.get("step")]
+    return replay(watchdog, history.metrics, logged[:_MOST_LOGGED])
 
 
 def causes(history: History, alarms: Iterable[Alarm]) -> list[tuple[Cause, list[Change]]]:
@@ -174,19 +180,15 @@ def _precision(history: History) -> str:
     return "float32" if min(_values(history, MISMATCH), default=1.0) < ROUNDING else "bfloat16"
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in row.items() if name in READ and isinstance(value, int | float)}
-
-
 def _values(history: History, name: str) -> list[float]:
     """The finite values of one metric, in order."""
-    column = (row.get(name) for row in history.metrics)
-    return [float(value) for value in column if isinstance(value, int | float) and math.isfinite(value)]
+    return as_table(history.metrics).finite(name).tolist()
 
 
 def _fit_gold(history: History) -> Fit | NoFit:
-    rows = [row for row in map(_numbers, history.metrics) if "gold/mean" in row and "kl/mean" in row]
-    return fit([row["kl/mean"] for row in rows], [row["gold/mean"] for row in rows], kind="rl")
+    table = as_table(history.metrics)
+    rows = table.present("gold/mean") & table.present("kl/mean")
+    return fit(table.values("kl/mean")[rows].tolist(), table.values("gold/mean")[rows].tolist(), kind="rl")
 
 
 def _gold_peak(history: History) -> float | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
+import numpy as np
+
+from kedge.core.metric_table import as_table
 from kedge.monitor.doctor.diagnosis import Cause, Change, History
 from kedge.monitor.doctor.settings_changes import changed, number_at, rounded, scaled, value_at
 
@@ -229,18 +231,19 @@ def notes(history: History) -> list[str]:
 
 def _points(history: History, name: str) -> list[Point]:
     """The finite values of one metric, with their steps."""
-    column = ((row.get("step"), row.get(name)) for row in history.metrics)
-    return [
-        (step, float(value))
-        for step, value in column
-        if isinstance(step, int) and isinstance(value, int | float) and math.isfinite(value)
-    ]
+    table = as_table(history.metrics)
+    steps, values = table.values("step"), table.values(name)
+    usable = np.isfinite(steps) & np.isfinite(values)
+    return list(zip(steps[usable].astype(int).tolist(), values[usable].tolist(), strict=True))
 
 
 def _smoothed(points: Sequence[Point]) -> list[Point]:
     """Means over windows of a twentieth of the run (5 steps at least), each at its last step."""
     width = max(5, len(points) // 20)
-    return [
-        (points[end - 1][0], fmean(value for _, value in points[end - width : end]))
-        for end in range(width, len(points) + 1)
-    ]
+    if len(points) < width:
+        return []
+    values = np.array([value for _, value in points])
+    centre = values.mean()  # sums of what is left are small, so their differences keep their digits
+    sums = np.cumsum(np.concatenate([[0.0], values - centre]))
+    means = centre + (sums[width:] - sums[:-width]) / width
+    return list(zip((step for step, _ in points[width - 1 :]), means.tolist(), strict=True))

@@ -42,5 +42,12 @@
     const last = JSON.parse(svg.dataset.hover).x.length - 1;
     point(svg, svg.place === undefined ? (move < 0 ? last : 0) : svg.place + move);
   });
+  // A link to a part that is folded unfolds it.
+  const unfold = () => {
+    const part = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (part?.tagName === "DETAILS") part.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
   document.addEventListener("focusout", (event) => { const svg = chart(event); if (svg) clear(svg); });
 })();

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from kedge.core.findings import Level
+from kedge.core.metric_table import Flags, Floats, Rows, as_table
 from kedge.report.charts.axes import Axis
 
 MOST_POINTS = 500
@@ -28,6 +30,10 @@ class Series:
     colour: Colour
     values: Column
     spread: Column | None = None
+    is_named: bool = True
+    """Whether the legend has it: the points of a line that is named need no name of their own."""
+    is_faint: bool = False
+    """What a smoothed line was made of: in its colour, behind it, without a name."""
     is_dotted: bool = False
     """Single dots, not a line: for points that have no order."""
 
@@ -111,7 +117,7 @@ class Plot:
 
 
 def over_steps(
-    records: Sequence[Mapping[str, float]],
+    records: Rows,
     names: Mapping[str, str],
     *,
     title: str,
@@ -119,32 +125,64 @@ def over_steps(
     spread: str | None = None,
     thresholds: tuple[Threshold, ...] = (),
     marks: tuple[Mark, ...] = (),
+    smoothing: int = 1,
 ) -> Plot | None:
-    """The plot of some metrics, by their names in the records and in the legend; None where none was ever logged."""
-    logged = [name for name in names if any(name in record for record in records)]
-    rows = [record for record in records if any(name in record for name in logged)]
-    if not logged or not rows:
+    """The plot of some metrics, by their names in the records and in the legend; None where none was ever logged.
+
+    `smoothing` is the number of steps that a mean is taken over; above 1, the values themselves are drawn faintly.
+    """
+    table = as_table(records)
+    logged = [name for name in names if name in table.names]
+    if not logged:
         return None
-    columns = {name: [record.get(name) for record in rows] for name in logged}
-    shown = decimated_rows(list(columns.values()))
-    around = [rows[row].get(spread) for row in shown] if spread else None
+    rows = np.flatnonzero(np.any([table.present(name) for name in logged], axis=0))
+    columns = [(table.values(name)[rows], table.present(name)[rows]) for name in logged]
+    shown = rows[decimated(columns, MOST_POINTS)]
+    around = _as_column(table.values(spread)[shown], table.present(spread)[shown]) if spread else None
+    series = [
+        Series(
+            name=names[name],
+            colour=COLOURS[place % len(COLOURS)],
+            values=_as_column(table.values(name)[shown], table.present(name)[shown]),
+            spread=around if place == 0 and around and any(value is not None for value in around) else None,
+            is_faint=smoothing > 1,
+        )
+        for place, name in enumerate(logged)
+    ]
+    if smoothing > 1:
+        means = [smoothed(table.values(name), smoothing)[shown] for name in logged]
+        series += [
+            replace(line, values=_as_column(mean, table.present(name)[shown]), spread=None, is_faint=False)
+            for line, mean, name in zip(series, means, logged, strict=True)
+        ]
     return Plot(
         title=title,
         note=note,
         x_name="step",
-        x=[rows[row]["step"] for row in shown],
-        series=tuple(
-            Series(
-                name=names[name],
-                colour=COLOURS[place % len(COLOURS)],
-                values=[columns[name][row] for row in shown],
-                spread=around if place == 0 and around and any(value is not None for value in around) else None,
-            )
-            for place, name in enumerate(logged)
-        ),
+        x=[int(step) if step.is_integer() else step for step in table.values("step")[shown].tolist()],
+        series=tuple(series),
         thresholds=thresholds,
         marks=marks,
     )
+
+
+def smoothed(values: Floats, width: int) -> Floats:
+    """Means of the last `width` finite values, the first ones of as many as there are; what is not finite stays.
+
+    >>> smoothed(np.array([1.0, 3.0, np.nan, 8.0]), 2).tolist()
+    [1.0, 2.0, nan, 5.5]
+    """
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    if width <= 1 or not len(finite):
+        return values
+    centre = finite.mean()
+    sums = np.cumsum(np.concatenate([[0.0], finite - centre]))
+    ends = np.arange(1, len(finite) + 1)
+    starts = np.maximum(0, ends - width)
+    means = values.copy()
+    means[is_finite] = centre + (sums[ends] - sums[starts]) / (ends - starts)
+    return means
 
 
 def decimated_rows(columns: Sequence[Column], most: int = MOST_POINTS) -> list[int]:
@@ -156,21 +194,41 @@ def decimated_rows(columns: Sequence[Column], most: int = MOST_POINTS) -> list[i
     >>> decimated_rows([[0.0, 5.0, 1.0, 2.0, -7.0, 3.0, 2.0, 2.5, 2.0, 4.0]], most=8)
     [0, 1, 4, 6, 9]
     """
-    num_rows = len(columns[0]) if columns else 0
+    given = [[np.nan if value is None else value for value in column] for column in columns]
+    has_value = [[value is not None for value in column] for column in columns]
+    arrays = [
+        (np.array(values, dtype=np.float64), np.array(flags, dtype=np.bool_))
+        for values, flags in zip(given, has_value, strict=True)
+    ]
+    return decimated(arrays, most)
+
+
+def decimated(columns: Sequence[tuple[Floats, Flags]], most: int) -> list[int]:
+    """`decimated_rows` of values with whether there is one."""
+    num_rows = len(columns[0][0]) if columns else 0
     if num_rows <= most:
         return list(range(num_rows))
     rows_to_keep = {0, num_rows - 1}
     num_stretches = max(1, (most - 2) // (3 * len(columns)))
-    for stretch in range(num_stretches):
-        rows = range(stretch * num_rows // num_stretches, (stretch + 1) * num_rows // num_stretches)
-        for column in columns:
-            rows_to_keep.update(_extreme_rows(column, rows))
+    width = -(-num_rows // num_stretches)
+    for values, present in columns:
+        is_finite = np.isfinite(values)
+        for line, has_value in (
+            (np.where(is_finite, -values, -np.inf), is_finite),
+            (np.where(is_finite, values, -np.inf), is_finite),
+            (present & ~is_finite, present & ~is_finite),
+        ):
+            rows_to_keep.update(_highest_rows(line, has_value, width))
     return sorted(rows_to_keep)
 
 
-def _extreme_rows(column: Column, rows: range) -> list[int]:
-    """The rows of the lowest and the highest value, and the first one whose value is not finite."""
-    given = [(value, row) for row in rows if (value := column[row]) is not None]
-    finite = [(value, row) for value, row in given if math.isfinite(value)]
-    bad = [row for value, row in given if not math.isfinite(value)][:1]
-    return [min(finite)[1], max(finite)[1], *bad] if finite else bad
+def _highest_rows(line: Floats | Flags, has_value: Flags, width: int) -> list[int]:
+    """The row of the highest value in each stretch of so many rows, where it has any."""
+    padding = (0, -len(line) % width)
+    stretches = np.pad(line, padding, constant_values=line.dtype.type(-np.inf if line.dtype.kind == "f" else 0))
+    rows = stretches.reshape(-1, width).argmax(axis=1) + width * np.arange(len(stretches) // width)
+    return rows[has_value[rows]].tolist()
+
+
+def _as_column(values: Floats, present: Flags) -> Column:
+    return [value if is_there else None for value, is_there in zip(values.tolist(), present.tolist(), strict=True)]

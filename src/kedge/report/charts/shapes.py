@@ -16,6 +16,8 @@ _LETTER = 6.2
 """Width of a digit in labels."""
 _MARK_WIDTH = 7.0
 """Events nearer to each other than this are one mark."""
+_MOST_TITLES = 5
+"""Events that one mark names; the list of events has them all."""
 _WORST_FIRST: tuple[Level, ...] = ("fatal", "warning", "info", "ok")
 _DOT = Markup('<circle class="{}" cx="{}" cy="{}" r="{}"/>')
 
@@ -48,7 +50,7 @@ def line(x: Sequence[float], series: Series, plane: Plane) -> Markup:
     shapes = [
         _DOT.format(series.colour, *piece[0], 2.6)  # a line of one point cannot be seen
         if len(piece) == 1 and piece[0]
-        else _path(f"curve {series.colour}", [place for place in piece if place])
+        else _path(f"curve {series.colour}{' faint' if series.is_faint else ''}", [place for place in piece if place])
         for piece in pieces
     ]
     return Markup("").join(shapes)
@@ -125,11 +127,15 @@ def events(marks: Sequence[Mark], plane: Plane) -> Iterable[Markup]:
         worst = next(level for level in _WORST_FIRST if any(mark.level == level for mark in group))
         yield Markup('<g class="event {}"><title>{}</title>{}<path d="M{},{}l4,-7l-8,0z"/></g>').format(
             worst,
-            "\n".join(mark.title for mark in group),
+            "\n".join([mark.title for mark in group[:_MOST_TITLES]] + _more(len(group) - _MOST_TITLES)),
             _line("", x, top, x, plane.frame.bottom),
             x,
             top + 1,
         )
+
+
+def _more(count: int) -> list[str]:
+    return [f"and {count:,} more"] if count > 0 else []
 
 
 def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> Markup:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from kedge.report.charts import shapes
 from kedge.report.charts.axes import Frame, Plane, tight_axis, value_axis
-from kedge.report.charts.plot import Column, Plot
+from kedge.report.charts.plot import Column, Plot, Series
 from kedge.report.words import short
 
 CARD = Frame(width=360.0, height=210.0, left=44.0, right=348.0, top=14.0, bottom=172.0)
@@ -95,6 +95,11 @@ def _drawing(plot: Plot, plane: Plane) -> Markup:
     return Markup("").join(parts)
 
 
+def _named(plot: Plot) -> list[Series]:
+    """The lines that a reader is told of; faint ones only show what these were made of."""
+    return [series for series in plot.series if not series.is_faint]
+
+
 def _curve_places(plot: Plot) -> tuple[tuple[float, float], ...]:
     return plot.curve.places if plot.curve else ()
 
@@ -116,7 +121,8 @@ def _heights(plot: Plot) -> list[float]:
 def _legend(plot: Plot) -> Markup:
     """Names beside the sign that a reader looks for: a line, a dot or a box."""
     entry = Markup('<b class="{}{}">{}</b>')
-    entries = [entry.format(series.colour, " dots" if series.is_dotted else "", series.name) for series in plot.series]
+    lines = [series for series in _named(plot) if series.is_named]
+    entries = [entry.format(series.colour, " dots" if series.is_dotted else "", series.name) for series in lines]
     entries += [entry.format(bars.colour, " boxes", bars.name) for bars in plot.bars]
     if plot.curve:
         entries.append(entry.format(plot.curve.colour, " fit", plot.curve.name))
@@ -159,6 +165,6 @@ def _readings(plot: Plot, plane: Plane) -> dict[str, Any]:
         "at": [f"{plot.x_name} {short(x)}" for x in plot.x],
         "lines": [
             {"name": series.name, "values": [None if value is None else short(value) for value in series.values]}
-            for series in plot.series
+            for series in _named(plot)
         ],
     }

@@ -16,6 +16,14 @@ from kedge.report.run.run_records import Record, StageRecord, read_run
 from kedge.runs.folder import runs_in
 
 BEST_OF = "best-of.json"
+METRICS = frozenset(
+    {
+        *("step", "at", "train/loss", "heldout/loss", "heldout/accuracy", "entropy/mean", "memory/peak_gib"),
+        *("reward/mean", "gold/mean", "kl/mean", "length/mean", "tokens/per_second"),
+        *("time/step", "time/generate", "time/judge", "time/update"),
+    }
+)
+"""What tables, charts and sentences of a comparison read: of a long run, the rest would be read for nothing."""
 _NO_POLICY = ("data", "reward", "evaluate")
 
 
@@ -66,13 +74,13 @@ def read_entries(folders: Sequence[Path]) -> list[Entry]:
 
 def _stages(folder: Path) -> tuple[StageRecord, Sequence[StageRecord]]:
     """The stage to compare, and all stages of its pipeline."""
-    run = read_run(folder)
+    run = read_run(folder, only=METRICS)
     if not run.is_pipeline:
         stage = run.stages[0]
         if stage.kind in _NO_POLICY:
             raise ConfigError(f"{folder} is a stage of kind {stage.kind}, which trains no policy; name one that does")
         beside = [child for child in runs_in(folder.resolve().parent) if child != folder.resolve()]
-        return stage, [stage, *(other for child in beside for other in read_run(child).stages)]
+        return stage, [stage, *(other for child in beside for other in read_run(child, only=()).stages)]
     trained = [stage for stage in run.stages if stage.kind not in _NO_POLICY]
     if not trained:
         raise ConfigError(f"{folder}: no stage of this pipeline has trained a policy yet; run it first")

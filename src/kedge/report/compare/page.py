@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
+
+from kedge.core.metric_table import as_table
 from kedge.report.charts import svg
 from kedge.report.charts.plot import COLOURS, Colour, Curve, Plot, Series
+from kedge.report.chat import Turn
 from kedge.report.compare.entries import Entry
 from kedge.report.compare.table import Row, rows_of, table_of
 from kedge.report.pages import asset, render_page
 from kedge.report.run.methods import what_was_run
-from kedge.report.run.run_records import is_number
+from kedge.report.run.run_records import Record
+from kedge.report.run.samples import answer_facts, shown_answer, shown_turns
 from kedge.report.run.summary import what_happened
 
 Source = Literal["reward", "gold"]
 Point = tuple[float, float]
 MOST_POINTS = 20
+_MOST_SAMPLES = 6
 _TITLES = {"reward": "Reward against KL", "gold": "Gold against KL"}
 _NOTES = {
     "reward": "Up and to the left is better: more reward at less distance from the start. The reward is what was "
@@ -44,9 +50,39 @@ def render_comparison(entries: Sequence[Entry]) -> str:
             (entry, what_was_run(entry.stage.kind, entry.stage.settings), list(what_happened(entry.stage)))
             for entry in entries
         ],
+        samples=shared_samples(entries),
+        facts=answer_facts,
+        answer=shown_answer,
         own_style=asset("kedge.report.run", "page.css") + asset("kedge.report.compare", "page.css"),
         script=asset("kedge.report.charts", "chart.js"),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSample:
+    """The last answers of several runs to one prompt."""
+
+    turns: tuple[Turn, ...]
+    answers: tuple[tuple[str, Record], ...]
+    """Labels of runs, and their samples."""
+
+
+def shared_samples(entries: Sequence[Entry]) -> list[SharedSample]:
+    """Prompts that at least two runs were sampled on, those of most runs first."""
+    last: dict[str, dict[str, int]] = {}
+    """By prompt and run, where its last sample is."""
+    for entry in entries:
+        for place, sample in enumerate(entry.stage.samples):
+            last.setdefault(str(sample.get("prompt", "")), {})[entry.label] = place
+    shared = sorted((prompt for prompt in last if len(last[prompt]) > 1), key=lambda prompt: -len(last[prompt]))
+    stages = {entry.label: entry.stage for entry in entries}
+    return [
+        SharedSample(
+            turns=shown_turns(prompt),
+            answers=tuple((label, stages[label].samples[place]) for label, place in last[prompt].items()),
+        )
+        for prompt in shared[:_MOST_SAMPLES]
+    ]
 
 
 def plots(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Plot]:
@@ -60,6 +96,7 @@ class _Line:
     colour: Colour
     points: Sequence[Point]
     is_dotted: bool = False
+    is_named: bool = True
 
 
 def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source) -> Plot | None:
@@ -71,7 +108,7 @@ def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source) -> P
         trained, evaluated = course(entry, source), _evaluated(by_label[entry.label], source)
         name = f"{entry.label}, evaluated" if trained else entry.label
         lines.append(_Line(name=entry.label, colour=colour, points=trained))
-        lines.append(_Line(name=name, colour=colour, points=evaluated, is_dotted=True))
+        lines.append(_Line(name=name, colour=colour, points=evaluated, is_dotted=True, is_named=not trained))
     starts = [point for row in rows if row.method == "baseline" for point in _evaluated(row, source)]
     lines.append(_Line(name="start, evaluated", colour="ink", points=starts, is_dotted=True))
     lines = [line for line in lines if line.points]
@@ -81,7 +118,7 @@ def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source) -> P
     x = sorted({kl for line in lines for kl, _ in line.points})
     return Plot(
         title=_TITLES[source],
-        note=_NOTES[source],
+        note=f"Lines are the course of training, dots are evaluations on held-out prompts. {_NOTES[source]}",
         x_name="KL from the start, nats a sequence",
         x=x,
         series=tuple(
@@ -90,6 +127,7 @@ def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source) -> P
                 colour=line.colour,
                 values=[dict(line.points).get(kl) for kl in x],
                 is_dotted=line.is_dotted,
+                is_named=line.is_named,
             )
             for line in lines
         ),
@@ -99,11 +137,10 @@ def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source) -> P
 
 def course(entry: Entry, source: Source) -> list[Point]:
     """The course of training as (KL, score), by KL. A KL that sampling noise made negative stays, as measured."""
-    points = [
-        (float(record["kl/mean"]), float(record[f"{source}/mean"]))
-        for record in entry.stage.metrics
-        if is_number(record.get("kl/mean")) and is_number(record.get(f"{source}/mean"))
-    ]
+    table = as_table(entry.stage.metrics)
+    kl, score = table.values("kl/mean"), table.values(f"{source}/mean")
+    is_measured = np.isfinite(kl) & np.isfinite(score)
+    points = list(zip(kl[is_measured].tolist(), score[is_measured].tolist(), strict=True))
     count = min(MOST_POINTS, len(points))
     parts = (points[len(points) * at // count : len(points) * (at + 1) // count] for at in range(count))
     return sorted((fmean(kl for kl, _ in part), fmean(score for _, score in part)) for part in parts)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kedge.core.metric_table import as_table
 from kedge.report.compare.entries import Entry, Evaluated
 from kedge.report.run.summary import ends
 from kedge.report.run.tables import cost_of
@@ -117,9 +118,9 @@ def _interval(name: str, estimate: Mapping[str, Any] | None, middle: str) -> Ite
 
 def _last(entry: Entry, metric: str) -> float | None:
     """The end of training: the mean of its last steps as in the report, or its only value."""
-    given = [record[metric] for record in entry.stage.metrics if record.get(metric) is not None]
+    _, values = as_table(entry.stage.metrics).column(metric)
     both = ends(entry.stage.metrics, metric)
-    return both[1] if both else given[-1] if given else None
+    return both[1] if both else float(values[-1]) if len(values) else None
 
 
 def _costs(entry: Entry) -> Iterator[tuple[str, Number]]:
@@ -128,7 +129,8 @@ def _costs(entry: Entry) -> Iterator[tuple[str, Number]]:
     yield "seconds", Number(value=cost.seconds or cost.elapsed, source="training")
     if cost.tokens:
         yield "tokens", Number(value=cost.tokens, source="training")
-    if peaks := [record[MEMORY] for record in (*entry.stage.metrics, *_memory_evidence(entry)) if MEMORY in record]:
+    measured = as_table(entry.stage.metrics).finite(MEMORY).tolist()
+    if peaks := [*measured, *(evidence[MEMORY] for evidence in _memory_evidence(entry))]:
         yield "memory", Number(value=max(peaks), source="training")
 
 
@@ -178,16 +180,39 @@ def table_of(rows: Sequence[Row], entries: Sequence[Entry], *, with_intervals: b
     )
 
 
-def table_lines(table: Table) -> list[str]:
-    """Plain text in columns, numbers to the right."""
+def table_lines(table: Table, width: int | None = None) -> list[str]:
+    """Plain text in columns, numbers to the right; where `width` letters are too few, a column a run, or a block a run.
+
+    >>> table = Table(head=("run", "method", "reward"), rows=(("a", "ppo", "1.5"), ("b", "dpo", "12.0")), notes=())
+    >>> for line in table_lines(table, width=17):
+    ...     print(line)
+    run       a     b
+    method  ppo   dpo
+    reward  1.5  12.0
+    """
     whole = [table.head, *table.rows]
-    widths = [max(len(row[at]) for row in whole) for at in range(len(table.head))]
+    lines = _in_columns(whole, num_left=2)
+    if width is None or _fits(lines, width):
+        return lines
+    across = _in_columns(list(zip(*whole, strict=True)), num_left=1)
+    if _fits(across, width):
+        return across
+    blocks = [_in_columns(list(zip(table.head, row, strict=True)), num_left=2) for row in table.rows]
+    return [line for block in blocks for line in (*block, "")][:-1]
+
+
+def _fits(lines: Sequence[str], width: int) -> bool:
+    return all(len(line) <= width for line in lines)
+
+
+def _in_columns(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
+            cell.ljust(width) if at < num_left else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in whole
+        for row in rows
     ]
 
 

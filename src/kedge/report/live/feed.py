@@ -7,75 +7,12 @@ A resumed run replaces its journals by shorter ones; the reader notices and star
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from kedge.core.errors import RunError
 from kedge.report.run.run_records import RunRecord, StageRecord
 from kedge.runs.folder import runs_in, status_of
-from kedge.runs.journal import load_exact
 from kedge.runs.manifest import MANIFEST_NAME, Manifest, Status, read_manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """New records of a journal since the last read."""
-
-    records: list[dict[str, Any]]
-    is_rewound: bool
-    """The journal was replaced: the records are all that there are."""
-
-
-class Tail:
-    """Reads one journal from where it stopped the last time, however long the file is."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._file: tuple[int, int] | None = None
-        """Device and number of the file that the offset belongs to."""
-
-    def read(self) -> News:
-        try:
-            with self.path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                identity = (status.st_dev, status.st_ino)
-                is_rewound = self._file is not None and (identity != self._file or status.st_size < self._offset)
-                if is_rewound:
-                    self._offset = 0
-                self._file = identity
-                file.seek(self._offset)
-                appended = file.read()
-        except FileNotFoundError:
-            is_rewound, self._file, self._offset = self._file is not None, None, 0
-            return News(records=[], is_rewound=is_rewound)
-        end = appended.rfind(b"\n") + 1
-        records = [self._parsed(line) for line in appended[:end].splitlines()]
-        self._offset += end
-        return News(records=records, is_rewound=is_rewound)
-
-    def _parsed(self, line: bytes) -> dict[str, Any]:
-        try:
-            return dict(load_exact(line))
-        except (ValueError, TypeError) as error:
-            raise RunError(f"{self.path}: a line is not a JSON object ({error}). Found: {line[:80]!r}.") from error
-
-
-@dataclass(slots=True)
-class _Lines:
-    """The records of one journal up to now."""
-
-    tail: Tail
-    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-    def poll(self) -> bool:
-        news = self.tail.read()
-        if news.is_rewound:
-            self.records = []
-        self.records.extend(news.records)
-        return bool(news.records) or news.is_rewound
+from kedge.runs.reading import MetricFeed, RecordFeed
 
 
 class StageFeed:
@@ -85,9 +22,9 @@ class StageFeed:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         self.status: Status = status_of(folder)
-        self._metrics = _Lines(Tail(folder / "metrics.jsonl"))
-        self._events = _Lines(Tail(folder / "events.jsonl"))
-        self._samples = _Lines(Tail(folder / "samples.jsonl"))
+        self._metrics = MetricFeed(folder / "metrics.jsonl")
+        self._events = RecordFeed(folder / "events.jsonl")
+        self._samples = RecordFeed(folder / "samples.jsonl")
 
     def poll(self) -> bool:
         """Read new records; True where anything has changed."""
@@ -95,7 +32,7 @@ class StageFeed:
         self.status = status_of(self.folder)
         self.manifest = read_manifest(self.folder)
         # all three are read, whatever the first one returns
-        is_new = [lines.poll() for lines in (self._metrics, self._events, self._samples)]
+        is_new = [journal.poll() for journal in (self._metrics, self._events, self._samples)]
         return any(is_new) or before != (self.status, self.manifest)
 
     def record(self) -> StageRecord:
@@ -103,7 +40,7 @@ class StageFeed:
             folder=self.folder,
             manifest=self.manifest,
             status=self.status,
-            metrics=self._metrics.records,
+            metrics=self._metrics.table,
             events=self._events.records,
             samples=self._samples.records,
             reward_report=None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from kedge.core.metric_table import as_table
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import duration, short
 
@@ -62,10 +63,11 @@ class Progress:
 
 def headline_metrics(stage: StageRecord) -> list[HeadlineMetric]:
     """Those of the headline metrics that this stage logs."""
+    table = as_table(stage.metrics)
     return [
-        HeadlineMetric(name=label, values=values)
+        HeadlineMetric(name=label, values=tuple(table.column(name)[1].tolist()))
         for name, label in HEADLINE_NAMES.items()
-        if (values := tuple(record[name] for record in stage.metrics if name in record))
+        if name in table.names
     ]
 
 

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from kedge.report.chat import answer_text, in_one_line
 from kedge.report.live.headline_metrics import HEADLINE_NAMES, current_stage, headline_metrics, progress, sparkline
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import short
@@ -28,6 +29,8 @@ _LEVEL_STYLES = {"fatal": "bold red", "warning": "yellow", "info": "dim", "ok": 
 _SPARKLINE_WIDTH = 40
 _LAST_EVENTS = 5
 _SAMPLE_CHARACTERS = 300
+_MOST_STEPS = 1000
+"""Steps that plain lines write out at once: the history of a long run is in its journal."""
 
 
 def view(runs: Sequence[RunRecord]) -> RenderableType:
@@ -69,8 +72,8 @@ def _stage(stage: StageRecord) -> Iterator[RenderableType]:
 
 def _sample(sample: Record) -> Iterator[Text]:
     yield Text(f"newest sample, step {sample['step']}", style="dim")
-    for field, style in (("prompt", "dim"), ("answer", "")):
-        text = " ".join(str(sample.get(field, "")).split())
+    answer = " ".join(answer_text(str(sample.get("answer", ""))).split())
+    for text, style in ((in_one_line(str(sample.get("prompt", ""))), "dim"), (answer, "")):
         yield Text(f"  {text[:_SAMPLE_CHARACTERS]}{'…' if len(text) > _SAMPLE_CHARACTERS else ''}", style=style)
 
 
@@ -93,7 +96,10 @@ class PlainLines:
             yield from (f"{place} {line}" for line in self._of_stage(stage))
 
     def _of_stage(self, stage: StageRecord) -> Iterator[str]:
-        yield from map(_step_line, self._unwritten(f"{stage.folder}/metrics", stage.metrics))
+        steps = self._unwritten(f"{stage.folder}/metrics", stage.metrics)
+        if len(steps) > _MOST_STEPS:
+            yield f"{len(steps) - _MOST_STEPS:,} earlier steps are not written out here: metrics.jsonl has them"
+        yield from map(_step_line, steps[-_MOST_STEPS:])
         yield from map(_event_line, self._unwritten(f"{stage.folder}/events", stage.events))
         if self._status.get(str(stage.folder)) != stage.status:
             self._status[str(stage.folder)] = stage.status

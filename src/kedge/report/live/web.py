@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
@@ -16,16 +17,20 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from markupsafe import Markup
 
+from kedge.core.quoting import escaped
 from kedge.report.charts import svg
 from kedge.report.live.feed import RunFeed
 from kedge.report.live.headline_metrics import current_stage, headline_metrics, progress
+from kedge.report.live.overlay import Picked, metric_names
+from kedge.report.live.overlay import overlay as overlay_plot
 from kedge.report.pages import asset, render_page
 from kedge.report.run.curves import plots
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
-from kedge.report.run.samples import answer_facts, cut
+from kedge.report.run.samples import answer_facts, shown_answer, shown_turns
 
 PAGE_SIZE = 20
 """Samples on one page of search results."""
+Smoothing = Annotated[int, Query(ge=1, le=1000)]
 _CHARTS = 6
 _LAST_EVENTS = 30
 
@@ -42,19 +47,37 @@ def make_app(feeds: Sequence[RunFeed], *, token: str, hosts: Sequence[str]) -> F
 
     @app.get("/live")
     async def live(  # pyright: ignore[reportUnusedFunction]
-        since: int = -1, stage: Annotated[Sequence[str], Query()] = ()
+        since: int = -1, stage: Annotated[Sequence[str], Query()] = (), smoothing: Smoothing = 1
     ) -> Response:
         for feed in feeds:
             feed.poll()
         revision = sum(feed.revision for feed in feeds)
-        return Response(status_code=204) if revision == since else JSONResponse(_news(feeds, revision, stage))
+        if revision == since:
+            return Response(status_code=204)
+        return JSONResponse(_news(feeds, revision, stage, smoothing))
+
+    @app.get("/overlay")
+    async def overlay(  # pyright: ignore[reportUnusedFunction]
+        metric: Annotated[Sequence[str], Query()] = (),
+        stage: Annotated[Sequence[str], Query()] = (),
+        smoothing: Smoothing = 1,
+        is_scaled: bool = False,
+    ) -> Response:
+        picked = Picked(metrics=tuple(metric), smoothing=smoothing, is_scaled=is_scaled)
+        return HTMLResponse(_overlay(feeds, stage, picked))
 
     @app.get("/samples")
     async def samples(run: int = 0, q: str = "", first: int = 0) -> Response:  # pyright: ignore[reportUnusedFunction]
         if not 0 <= run < len(feeds):
             return PlainTextResponse("there is no such run", status_code=404)
         results = search(feeds[run].record(), q, first=max(0, first))
-        values = {"results": results, "size": PAGE_SIZE, "facts": answer_facts, "cut": cut}
+        values = {
+            "results": results,
+            "size": PAGE_SIZE,
+            "facts": answer_facts,
+            "turns": shown_turns,
+            "answer": shown_answer,
+        }
         return HTMLResponse(render_page("kedge.report.live", "samples.html.j2", **values))
 
     return app
@@ -97,25 +120,41 @@ def _page(feeds: Sequence[RunFeed], *, nonce: str) -> str:
     )
 
 
-def _news(feeds: Sequence[RunFeed], revision: int, stage_names: Sequence[str]) -> dict[str, object]:
+def _shown(runs: Sequence[RunRecord], stage_names: Sequence[str]) -> list[StageRecord | None]:
     """`stage_names` has one for each run, in their order; where it is empty or missing, `current_stage` chooses."""
-    runs = [feed.record() for feed in feeds]
     names = [*stage_names, *("" for _ in runs)]
-    shown = [current_stage(run, name) for run, name in zip(runs, names, strict=False)]
+    return [current_stage(run, name) for run, name in zip(runs, names, strict=False)]
+
+
+def _overlay(feeds: Sequence[RunFeed], stage_names: Sequence[str], picked: Picked) -> str:
+    runs = [feed.record() for feed in feeds]
+    named = [(run.manifest.name, stage) for run, stage in zip(runs, _shown(runs, stage_names), strict=True) if stage]
+    plot = overlay_plot(named, picked)
+    return escaped(str(svg.figure(plot))) if plot else '<p class="soft">Pick a metric that these stages log.</p>'
+
+
+def _news(feeds: Sequence[RunFeed], revision: int, stage_names: Sequence[str], smoothing: int) -> dict[str, object]:
+    runs = [feed.record() for feed in feeds]
+    shown = _shown(runs, stage_names)
     html = render_page(
         "kedge.report.live",
         "runs.html.j2",
         runs=list(zip(runs, shown, strict=True)),
         progress=progress,
         headline_metrics=headline_metrics,
-        figures=_figures,
+        figures=partial(_figures, smoothing=smoothing),
         last_events=_LAST_EVENTS,
     )
-    return {"revision": revision, "html": html, "is_running": any(run.status == "running" for run in runs)}
+    return {
+        "revision": revision,
+        "html": html,
+        "is_running": any(run.status == "running" for run in runs),
+        "metrics": metric_names([stage for stage in shown if stage]),
+    }
 
 
-def _figures(stage: StageRecord) -> list[Markup]:
-    return [svg.figure(plot) for plot in islice(plots(stage), _CHARTS)]
+def _figures(stage: StageRecord, *, smoothing: int) -> list[Markup]:
+    return [svg.figure(replace(plot, note="")) for plot in islice(plots(stage, smoothing=smoothing), _CHARTS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

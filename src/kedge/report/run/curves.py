@@ -9,10 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from kedge.core.findings import Level
+from kedge.core.metric_table import as_table
 from kedge.report.charts.plot import Mark, Plot, Threshold, over_steps
 from kedge.report.run.members import MEMBER, MEMBER_STEP, names_of_members, side_by_side
 from kedge.report.run.run_records import Record, StageRecord
 
+_MOST_MARKS = 120
+"""More would cover a chart; the list of events has them all."""
+_SEVERITY: tuple[Level, ...] = ("fatal", "warning", "info", "ok")
 _SETTINGS_AND_COSTS = ("time/", "tokens/", "policy/lr", "value/lr", "train/lr")
 
 
@@ -107,8 +112,11 @@ _SUPERVISED_WORDS = {
 }
 
 
-def plots(stage: StageRecord) -> Iterator[Plot]:
-    """Every curve of the stage's metrics, the main ones first; each is made when the iterator comes to it."""
+def plots(stage: StageRecord, *, smoothing: int = 1) -> Iterator[Plot]:
+    """Every curve of the stage's metrics, the main ones first; each is made when the iterator comes to it.
+
+    `smoothing` is the number of steps that a mean is taken over.
+    """
     marks = marks_of(stage.events)
     curves = [*(_PPO if _is_ppo(stage.metrics) else ()), *_supervised(stage.metrics)]
     curves += _others(stage.metrics, curves)
@@ -116,13 +124,14 @@ def plots(stage: StageRecord) -> Iterator[Plot]:
     marks = () if members else marks  # events have the steps of the run, not those of a member
     drawn = (
         over_steps(
-            cast(Sequence[Mapping[str, float]], metrics),
+            metrics,
             names_of_members(curve.names, members),
             title=curve.title,
             note=curve.note,
             spread=curve.spread,
             thresholds=kl_thresholds(stage.settings) if "kl/mean" in curve.names else (),
             marks=marks,
+            smoothing=smoothing,
         )
         for curve in curves
     )
@@ -130,12 +139,18 @@ def plots(stage: StageRecord) -> Iterator[Plot]:
 
 
 def marks_of(events: Sequence[Record]) -> tuple[Mark, ...]:
-    """Events that have a place on the x axis."""
-    return tuple(
+    """Events that have a place on the x axis; of very many, the worst of each stretch of steps."""
+    marks = [
         Mark(x=event["step"], level=event["level"], title=f"step {event['step']}, {event['level']}: {event['message']}")
         for event in events
         if event.get("step") is not None and event["level"] != "ok"
-    )
+    ]
+    if len(marks) <= _MOST_MARKS:
+        return tuple(marks)
+    width = (max(mark.x for mark in marks) + 1) / _MOST_MARKS
+    worst_first = sorted(marks, key=lambda mark: _SEVERITY.index(mark.level))
+    worst = {int(mark.x / width): mark for mark in reversed(worst_first)}
+    return tuple(worst[stretch] for stretch in sorted(worst))
 
 
 def kl_thresholds(settings: Mapping[str, Any]) -> tuple[Threshold, ...]:
@@ -154,14 +169,9 @@ def _is_ppo(records: Sequence[Record]) -> bool:
     return any("reward/mean" in record or "kl/mean" in record for record in records[:3])
 
 
-def _logged(records: Sequence[Record]) -> list[str]:
-    """Names in the order in which they first occur."""
-    return list(dict.fromkeys(name for record in records for name in record))
-
-
 def _supervised(records: Sequence[Record]) -> Iterator[_Curve]:
     """Training and held-out values of the same quantity share a chart."""
-    names = _logged(records)
+    names = as_table(records).names
     quantities = dict.fromkeys(name.split("/", 1)[1] for name in names if name.startswith(("train/", "heldout/")))
     for name in sorted(quantities, key=lambda name: (name not in _SUPERVISED_WORDS, list(quantities).index(name))):
         if f"train/{name}".startswith(_SETTINGS_AND_COSTS) or f"train/{name}" in (MEMBER, MEMBER_STEP):
@@ -176,6 +186,6 @@ _SHOWN_ELSEWHERE = ("step", "at", MEMBER, MEMBER_STEP, "reward/std", "gold/mean"
 def _others(records: Sequence[Record], shown: Sequence[_Curve]) -> Iterator[_Curve]:
     """A chart for each metric that is in no other."""
     covered = {name for curve in shown for name in curve.names}
-    for name in _logged(records):
+    for name in as_table(records).names:
         if name not in covered and name not in _SHOWN_ELSEWHERE and not name.startswith(_SETTINGS_AND_COSTS):
             yield _Curve(title=name, note="", names={name: name})

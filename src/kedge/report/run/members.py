@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kedge.report.run.run_records import Record, is_number
+from kedge.core.metric_table import as_table
+from kedge.report.run.run_records import Record
 
 MEMBER, MEMBER_STEP = "train/member", "train/member_step"
 """Which member a record is of, from 1, and the step of its own; only where there are several."""
@@ -17,12 +18,12 @@ def side_by_side(records: Sequence[Record]) -> tuple[Sequence[Record], tuple[int
     >>> side_by_side([{"step": 9, "train/member": 2, "train/member_step": 1, "train/loss": 0.5}])
     ([{'step': 1, 'train/loss of 2': 0.5}], (2,))
     """
-    members = tuple(sorted({int(record[MEMBER]) for record in records if is_number(record.get(MEMBER))}))
+    members = tuple(sorted({int(member) for member in as_table(records).finite(MEMBER).tolist()}))
     if not members:
         return records, ()
     rows: dict[int, dict[str, float]] = {}
     for record in records:
-        if not is_number(record.get(MEMBER)) or not is_number(record.get(MEMBER_STEP)):
+        if MEMBER not in record or MEMBER_STEP not in record:
             continue
         row = rows.setdefault(int(record[MEMBER_STEP]), {})
         row |= {

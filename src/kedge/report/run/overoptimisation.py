@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite, log10, sqrt
 
+import numpy as np
+
+from kedge.core.metric_table import as_table
 from kedge.monitor.overoptimisation import LOOKS, Fit, NoFit, fit
 from kedge.report.charts.plot import Curve, Plot, Series, decimated_rows
-from kedge.report.run.run_records import Record, is_number
+from kedge.report.run.run_records import Record
 from kedge.report.words import short
 
 _CURVE_POINTS = 60
@@ -15,18 +19,16 @@ _CURVE_POINTS = 60
 
 def gold_plot(metrics: Sequence[Record]) -> Plot | None:
     """None where no gold source was given, or it was never measured."""
-    rows = [
-        (sqrt(record["kl/mean"]), record.get("reward/mean"), record["gold/mean"])
-        for record in metrics
-        if is_number(record.get("gold/mean")) and is_number(record.get("kl/mean")) and record["kl/mean"] >= 0
-    ]
-    if not rows:
+    measured = [row for row in _measured(metrics) if row.kl >= 0]
+    if not measured:
         return None
-    fitted = fit([d * d for d, _, _ in rows], [gold for _, _, gold in rows], kind="rl")
-    distance, proxy, gold = (list(column) for column in zip(*sorted(rows, key=lambda row: row[0]), strict=True))
+    fitted = fit([row.kl for row in measured], [row.gold for row in measured], kind="rl")
+    by_distance = sorted(measured, key=lambda row: row.kl)
+    distance = [sqrt(row.kl) for row in by_distance]
+    proxy, gold = [row.reward for row in by_distance], [row.gold for row in by_distance]
     factor = _factor(proxy, gold)
     shown = decimated_rows([gold, proxy])
-    scaled = [None if proxy[row] is None else proxy[row] * factor for row in shown]
+    scaled = [None if (value := proxy[row]) is None else value * factor for row in shown]
     return Plot(
         title="Gold against proxy",
         note=" ".join(
@@ -46,6 +48,27 @@ def gold_plot(metrics: Sequence[Record]) -> Plot | None:
         ),
         curve=_curve(fitted, distance[-1]) if isinstance(fitted, Fit) else None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """A step at which gold was measured, with a finite KL."""
+
+    step: int
+    kl: float
+    gold: float
+    reward: float | None
+
+
+def _measured(metrics: Sequence[Record]) -> list[_Measured]:
+    table = as_table(metrics)
+    rows = np.isfinite(table.values("kl/mean")) & np.isfinite(table.values("gold/mean"))
+    columns = (table.values(name)[rows].tolist() for name in ("step", "kl/mean", "gold/mean", "reward/mean"))
+    has_reward = table.present("reward/mean")[rows].tolist()
+    return [
+        _Measured(step=int(step), kl=kl, gold=gold, reward=reward if is_there else None)
+        for step, kl, gold, reward, is_there in zip(*columns, has_reward, strict=True)
+    ]
 
 
 def _observed_in_words(fitted: Fit | NoFit) -> list[str]:

@@ -6,7 +6,7 @@ The files beside this one make its parts; here they only come together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -24,7 +24,8 @@ from kedge.report.run.samples import Samples, compare
 from kedge.report.run.tables import Cost, cost_of
 from kedge.report.words import amount, duration
 
-_CURVES_IN_SIGHT = 8
+_CURVES_IN_SIGHT = 6
+_MOST_NOTES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +38,20 @@ class StagePage:
     diagnosis: Diagnosis
     figures: tuple[Markup, ...]
     more_figures: tuple[Markup, ...]
+    notes: tuple[tuple[str, str], ...]
+    """How to read the curves, by their titles."""
     samples: Samples
     cost: Cost
-    notable: tuple[Record, ...]
-    """Warnings and worse."""
+    notable: tuple[tuple[Record, int], ...]
+    """Warnings and worse: of each code the first, and how often it came."""
     infos: tuple[Record, ...]
+    is_open: bool = True
 
 
 def render_run(run: RunRecord) -> str:
     """The whole page."""
     pages = [stage_page(stage) for stage in run.stages]
+    pages = [replace(page, is_open=_is_open(page, pages)) for page in pages]
     return render_page(
         "kedge.report.run",
         "page.html.j2",
@@ -65,14 +70,16 @@ def render_run(run: RunRecord) -> str:
         status_words=summary.STATUS_WORDS,
         duration=duration,
         amount=amount,
+        event_counts=_event_counts,
+        most_notes=_MOST_NOTES,
     )
 
 
 def stage_page(stage: StageRecord) -> StagePage:
-    shown = list(plots(stage))
+    curves = list(plots(stage))
+    figures = [svg.figure(replace(plot, note="")) for plot in curves]
     if gold := gold_plot(stage.metrics):
-        shown.insert(1, gold)  # beside the reward
-    figures = [svg.figure(plot) for plot in shown]
+        figures.insert(1, svg.figure(gold))  # beside the reward; its words are about this run
     return StagePage(
         record=stage,
         what=what_was_run(stage.kind, stage.settings),
@@ -80,11 +87,37 @@ def stage_page(stage: StageRecord) -> StagePage:
         diagnosis=diagnosis_of(stage),
         figures=tuple(figures[:_CURVES_IN_SIGHT]),
         more_figures=tuple(figures[_CURVES_IN_SIGHT:]),
+        notes=tuple((plot.title, plot.note) for plot in curves if plot.note),
         samples=compare(stage.samples),
         cost=cost_of(stage),
-        notable=tuple(event for event in stage.events if event["level"] in ("warning", "fatal")),
+        notable=tuple(_by_code(stage.events)),
         infos=tuple(event for event in stage.events if event["level"] == "info"),
     )
+
+
+def _by_code(events: Sequence[Record]) -> list[tuple[Record, int]]:
+    """Warnings and worse, of each code and level the first with its count, the worst first."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for event in events:
+        if event["level"] in ("warning", "fatal"):
+            groups.setdefault((event["level"], event["code"]), []).append(event)
+    return [(group[0], len(group)) for _, group in sorted(groups.items(), key=lambda item: item[0][0] != "fatal")]
+
+
+def _event_counts(page: StagePage) -> str:
+    counts = {"fatal": 0, "warning": 0}
+    for event, times in page.notable:
+        counts[event["level"]] += times
+    names = [("fatal", counts["fatal"]), ("warning", counts["warning"]), ("note", len(page.infos))]
+    return ", ".join(
+        f"{count:,} {name}{'s' if count > 1 and name != 'fatal' else ''}" for name, count in names if count
+    )
+
+
+def _is_open(page: StagePage, pages: Sequence[StagePage]) -> bool:
+    """Open are stages that need a look, and the one that everything led to; the others take a click."""
+    needs_look = not page.diagnosis.is_healthy or page.record.status in ("failed", "running")
+    return needs_look or page is pages[-1]
 
 
 def diagnosis_of(stage: StageRecord) -> Diagnosis:
@@ -118,7 +151,7 @@ def _verdict(pages: Sequence[StagePage]) -> list[tuple[str, str]]:
 def _tiles(run: RunRecord, pages: Sequence[StagePage]) -> list[tuple[str, str]]:
     """The numbers at the top: text and what it counts."""
     tokens = sum(page.cost.tokens for page in pages)
-    warnings = sum(len(page.notable) for page in pages)
+    warnings = sum(times for page in pages for _, times in page.notable)
     done = sum(page.record.status == "done" for page in pages)
     return [
         (duration(sum(page.cost.elapsed for page in pages)), "time"),

@@ -6,16 +6,16 @@ A pipeline and a single stage are read alike; running, interrupted and finished 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import RunError
+from kedge.core.metric_table import as_table
 from kedge.runs.folder import Run, runs_in, status_of
-from kedge.runs.journal import Journal
 from kedge.runs.manifest import Manifest, Status
+from kedge.runs.reading import MetricFeed, RecordFeed
 
 Record = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ class StageRecord:
     folder: Path
     manifest: Manifest
     status: Status
-    metrics: Sequence[dict[str, Any]]
+    metrics: Sequence[Record]
     events: Sequence[Record]
     samples: Sequence[Record]
     reward_report: Record | None
@@ -51,7 +51,8 @@ class StageRecord:
 
     @property
     def last_step(self) -> int | None:
-        return max((int(record["step"]) for record in self.metrics), default=None)
+        steps = as_table(self.metrics).finite("step")
+        return int(steps.max()) if len(steps) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +72,16 @@ class RunRecord:
         return self.manifest.kind == "pipeline"
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Everything that a report needs, from disk."""
+def read_run(folder: Path, *, only: Collection[str] | None = None) -> RunRecord:
+    """Everything that a report needs, from disk. `only` names the metrics to read: None reads all, and an empty one
+    no journal."""
     run = Run.open(folder, for_writing=False)
     if run.manifest.kind != "pipeline":
-        stage = _read_stage(folder)
+        stage = _read_stage(folder, only)
         return RunRecord(
             folder=folder, manifest=stage.manifest, status=stage.status, events=(), stages=(stage,), unstarted=()
         )
-    stages = tuple(_read_stage(child) for child in runs_in(folder))
+    stages = tuple(_read_stage(child, only) for child in runs_in(folder))
     begun = {stage.manifest.stage for stage in stages}
     return RunRecord(
         folder=folder,
@@ -91,21 +93,25 @@ def read_run(folder: Path) -> RunRecord:
     )
 
 
-def _read_stage(folder: Path) -> StageRecord:
+def _read_stage(folder: Path, only: Collection[str] | None) -> StageRecord:
     run = Run.open(folder, for_writing=False)
-    journals = {name: journal.read() for name, journal in _journals(run).items()}
+    metrics = MetricFeed(run.metrics.path, only=only)
+    events, samples = RecordFeed(run.events.path), RecordFeed(run.samples.path)
+    if only is None or only:
+        for journal in (metrics, events, samples):
+            journal.poll()
     half = [
         f"{name}.jsonl ends in half a line, which is left out: its writer was killed, or is at work just now"
-        for name, journal in journals.items()
+        for name, journal in {"metrics": metrics, "events": events, "samples": samples}.items()
         if journal.is_cut_off
     ]
     record = StageRecord(
         folder=folder,
         manifest=run.manifest,
         status=status_of(folder),
-        metrics=journals["metrics"].records,
-        events=journals["events"].records,
-        samples=journals["samples"].records,
+        metrics=metrics.table,
+        events=list(events.records),
+        samples=samples.records,
         reward_report=_json(folder / REWARD_REPORT),
         evaluation=_json(folder / EVALUATION),
         missing=(),
@@ -116,13 +122,10 @@ def _read_stage(folder: Path) -> StageRecord:
 def _altered(run: Run) -> Iterator[str]:
     """Journals that are not as they were written, or that were written without a chain by which that could be known."""
     yield from (f"{alteration} (its journal was altered after it had been written)" for alteration in run.alterations())
-    unchained = [name for name, journal in _journals(run).items() if not journal.has_chain and journal.path.exists()]
+    journals = (run.metrics, run.events, run.samples)
+    unchained = [journal.path.name for journal in journals if not journal.has_chain and journal.path.exists()]
     if unchained:
         yield f"whether {', '.join(unchained)} were altered cannot be checked: an older version wrote them"
-
-
-def _journals(run: Run) -> dict[str, Journal]:
-    return {"metrics": run.metrics, "events": run.events, "samples": run.samples}
 
 
 def _missing(record: StageRecord) -> Iterator[str]:
@@ -137,11 +140,6 @@ def _missing(record: StageRecord) -> Iterator[str]:
         yield f"there is no {EVALUATION}: it is written when the evaluation ends"
     if trains and record.status == "done" and not (record.folder / "model").is_dir():
         yield "there is no model/ folder: it was moved or removed after the run"
-
-
-def is_number(value: object) -> bool:
-    """Whether a value of a record is a finite number: what was not finite is written down as it was."""
-    return isinstance(value, (int, float)) and isfinite(value)
 
 
 def _json(path: Path) -> Record | None:

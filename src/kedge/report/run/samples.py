@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from kedge.report import words
+from kedge.report.chat import Turn, answer_text, turns
 from kedge.report.run.run_records import Record
 from kedge.report.words import short
 
@@ -19,8 +20,6 @@ _TEXT_CHARACTERS = 2400
 _TITLE_CHARACTERS = 110
 _WORDS = re.compile(r"\S+\s*|^\s+")
 """Blanks belong to the word before them."""
-_TEMPLATE_MARKS = re.compile(r"<\|[^|>]*\|>|</?s>|\[/?INST\]")
-_ROLE = re.compile(r"^\s*(system|user|assistant)\s*(\n|$)")
 _MANY_LINES = re.compile(r"\n\s*\n\s*\n\s*")
 
 
@@ -45,8 +44,9 @@ class Answer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     title: str
-    """The last message of the prompt in one line, without the marks of a chat template."""
-    prompt: str
+    """The last message of the prompt in one line."""
+    turns: tuple[Turn, ...]
+    """All of them, where there are more than the title says."""
     answers: tuple[Answer, ...]
 
 
@@ -60,25 +60,27 @@ class Samples:
 
 def compare(samples: Sequence[Record]) -> Samples:
     """Prompts that were answered at several steps first; then the others, those of the last steps first."""
-    by_prompt: dict[str, dict[int, Record]] = {}
-    for sample in samples:
-        by_prompt.setdefault(str(sample.get("prompt", "")), {}).setdefault(int(sample["step"]), sample)
-    repeated = [prompt for prompt, by_step in by_prompt.items() if len(by_step) > 1]
-    once = [prompt for prompt in by_prompt if prompt not in set(repeated)]
-    once.sort(key=lambda prompt: -max(by_prompt[prompt]))
+    places: dict[str, dict[int, int]] = {}
+    """By prompt and step, where the sample is: a long run has more of them than fit into memory with ease."""
+    for place, sample in enumerate(samples):
+        places.setdefault(str(sample.get("prompt", "")), {}).setdefault(int(sample["step"]), place)
+    repeated = [prompt for prompt, by_step in places.items() if len(by_step) > 1]
+    once = [prompt for prompt, by_step in places.items() if len(by_step) == 1]
+    once.sort(key=lambda prompt: -max(places[prompt]))
     order = [*repeated, *once]
     shown = tuple(
-        Comparison(title=_title(prompt), prompt=cut(prompt), answers=_answers(by_prompt[prompt]))
+        Comparison(title=_title(prompt), turns=shown_turns(prompt), answers=_answers(samples, places[prompt]))
         for prompt in order[:MOST_PROMPTS]
     )
     return Samples(comparisons=shown, left_out=len(order) - len(shown))
 
 
-def _answers(by_step: Mapping[int, Record]) -> tuple[Answer, ...]:
-    steps = sorted(by_step)
+def _answers(samples: Sequence[Record], places: Mapping[int, int]) -> tuple[Answer, ...]:
+    steps = sorted(places)
     chosen = list(dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1])))
     names = {1: ("seen once",), 2: ("before", "after"), 3: ("before", "during", "after")}[len(chosen)]
-    texts = [cut(str(by_step[step].get("answer", ""))) for step in chosen]
+    by_step = {step: samples[places[step]] for step in chosen}
+    texts = [shown_answer(by_step[step]) for step in chosen]
     return tuple(
         Answer(
             when=when,
@@ -111,9 +113,17 @@ def _title(prompt: str) -> str:
     >>> _title("plain text, " + "x" * 200)[-9:]
     'xxxxxxxx…'
     """
-    turns = [" ".join(_ROLE.sub("", part).split()) for part in _TEMPLATE_MARKS.split(prompt)]
-    last = next((turn for turn in reversed(turns) if turn), "(empty)")
+    last = next((" ".join(turn.text.split()) for turn in reversed(turns(prompt))), "(empty)")
     return last if len(last) <= _TITLE_CHARACTERS else f"{last[:_TITLE_CHARACTERS]}…"
+
+
+def shown_turns(prompt: str) -> tuple[Turn, ...]:
+    """The turns of a prompt, long ones with their middle left out."""
+    return tuple(Turn(role=turn.role, text=cut(turn.text)) for turn in turns(prompt))
+
+
+def shown_answer(sample: Mapping[str, Any]) -> str:
+    return cut(answer_text(str(sample.get("answer", ""))))
 
 
 def cut(text: str) -> str:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from statistics import fmean
 from typing import Any
 
+from kedge.core.metric_table import as_table
 from kedge.report.run.methods import what_was_run
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import listed, number, percent, short
@@ -87,7 +87,7 @@ def ends(metrics: Sequence[Record], name: str) -> tuple[float, float] | None:
     >>> ends([{"a": 1.0}, {"a": 2.0}, {"b": 5.0}, {"a": 4.0}], "a")
     (1.0, 4.0)
     """
-    values = [value for record in metrics if (value := record.get(name)) is not None and isfinite(value)]
+    values = as_table(metrics).finite(name).tolist()
     if len(values) < 2:
         return None
     size = min(_MOST_AT_ENDS, max(1, round(_ENDS_SHARE * len(values))))

@@ -9,6 +9,9 @@ from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
+import numpy as np
+
+from kedge.core.metric_table import MetricTable, as_table
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import NONE, number, percent, short
 from kedge.runs.lineage import Link, lineage
@@ -129,21 +132,17 @@ class Extent:
 
 def extents(stage: StageRecord) -> list[Extent]:
     """The table of all metrics of a stage."""
-    names = dict.fromkeys(name for record in stage.metrics for name in record if name not in ("step", "at"))
-    rows: list[Extent] = []
-    for name in names:
-        values = [float(record[name]) for record in stage.metrics if record.get(name) is not None]
-        finite = [value for value in values if abs(value) < float("inf")] or [float("nan")]
-        rows.append(
-            Extent(
-                name=name,
-                first=short(values[0]),
-                last=short(values[-1]),
-                low=short(min(finite)),
-                high=short(max(finite)),
-            )
-        )
-    return rows
+    table = as_table(stage.metrics)
+    return [_extent(table, name) for name in table.names if name not in ("step", "at")]
+
+
+def _extent(table: MetricTable, name: str) -> Extent:
+    _, values = table.column(name)
+    finite = table.finite(name)
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (float("nan"), float("nan"))
+    return Extent(
+        name=name, first=short(float(values[0])), last=short(float(values[-1])), low=short(low), high=short(high)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +157,9 @@ class Cost:
 
 def cost_of(stage: StageRecord) -> Cost:
     """Seconds by phase, and tokens; from the metrics alone, so a resumed run counts its steps once."""
-    metrics = stage.metrics
+    metrics = as_table(stage.metrics)
     seconds = _sum(metrics, "time/step")
-    tokens = sum(record.get("tokens/per_second", 0.0) * record.get("time/step", 0.0) for record in metrics)
+    tokens = float(np.nansum(metrics.values("tokens/per_second") * metrics.values("time/step")))
     phases = [(name, _sum(metrics, key)) for key, name in _PHASES.items()]
     known = [(name, spent) for name, spent in phases if spent]
     other = seconds - sum(spent for _, spent in known)
@@ -178,8 +177,8 @@ def _elapsed(stage: StageRecord) -> float:
     return max(0.0, max(written, default=begun) - begun)
 
 
-def _sum(metrics: Sequence[Record], name: str) -> float:
-    return sum(record.get(name, 0.0) for record in metrics)
+def _sum(metrics: MetricTable, name: str) -> float:
+    return float(np.nansum(metrics.values(name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
