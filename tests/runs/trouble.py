@@ -164,11 +164,11 @@ def _loop_as_input(home: Path) -> str | None:
 
 
 def _long_name(home: Path) -> str | None:
-    fault = expect(_run(home, "--set", "name=" + "a" * 300), 2, "name: has 300 characters|at most")
+    fault = expect(_run(home, "--set", "name=" + "a" * 300), 2, "name: .*at most")
     if fault or (home / "runs").exists():
         return fault or "something was written"
     (home / "a.yaml").write_text(RECIPE.replace("prepare:", "b" * 300 + ":"))
-    return expect(_run(home), 2, "300|at most")
+    return expect(_run(home), 2, "at most|100|characters")
 
 
 def _long_path(home: Path) -> str | None:

@@ -37,7 +37,6 @@ from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, environment, ne
 from kedge.stages.shared.context import Context, Say
 from kedge.stages.shared.interrupt import StopRequest
 
-_LONGEST_NAME: Final = 200
 _FIRST_LAYOUT: Final = (0, 2)
 """The first version whose checkpoints this one reads."""
 
@@ -121,7 +120,6 @@ def _refuse_what_cannot_run(recipe: Recipe) -> None:
 
 def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool, say: Say) -> Run:
     resolved = recipe.resolved()
-    _refuse_long_names(recipe)
     if not (folder / MANIFEST_NAME).exists():
         if is_resumed:
             raise ConfigError(f"{folder}: there is no run to resume; leave out --resume to start one")
@@ -151,17 +149,6 @@ def _open_pipeline(recipe: Recipe, folder: Path, *, is_resumed: bool, say: Say) 
         run.event("info", "versions.changed", message, versions=versions)
         say(message)
     return run
-
-
-def _refuse_long_names(recipe: Recipe) -> None:
-    """Names become folders, and disks have a limit; what is written beside them has longer names still."""
-    names = {"name": recipe.settings.name, **{f"stages.{name}": name for name in recipe.stages}}
-    for where, name in names.items():
-        if (length := len(name.encode())) > _LONGEST_NAME:
-            raise ConfigError(
-                f"{recipe.file}: {where}: has {length} characters, at most {_LONGEST_NAME} can name a folder: "
-                f"{name[:40]}…"
-            )
 
 
 def _refuse_older_layout(folder: Path) -> None:

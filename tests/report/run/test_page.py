@@ -121,11 +121,16 @@ def test_what_is_missing_is_named(tmp_path: Path, ppo_run: MakeRun) -> None:
     (folder / "metrics.jsonl").unlink()
     (folder / "samples.jsonl").write_bytes((folder / "samples.jsonl").read_bytes()[:-5])
     record = read_run(folder).stages[0]
-    assert record.missing == (
-        "samples.jsonl ends in half a line, which is left out: its writer was killed, or is at work just now",
+    half, metrics, samples, *others = record.missing
+    assert half == (
+        "samples.jsonl ends in half a line, which is left out: its writer was killed, or is at work just now"
+    )
+    assert "metrics.jsonl: 10 lines are missing from line 1 on" in metrics
+    assert "samples.jsonl: 1 line is missing" in samples
+    assert others == [
         "there are no metrics: no step was finished",
         "there is no model/ folder: it was moved or removed after the run",
-    )
+    ]
     text = Page(render_run(read_run(folder))).text
     assert all(gap in text for gap in record.missing)
 
