@@ -54,7 +54,6 @@ def gold_plot(metrics: Sequence[Record]) -> Plot | None:
 class _Measured:
     """A step at which gold was measured, with a finite KL."""
 
-    step: int
     kl: float
     gold: float
     reward: float | None
@@ -63,11 +62,11 @@ class _Measured:
 def _measured(metrics: Sequence[Record]) -> list[_Measured]:
     table = as_table(metrics)
     rows = np.isfinite(table.values("kl/mean")) & np.isfinite(table.values("gold/mean"))
-    columns = (table.values(name)[rows].tolist() for name in ("step", "kl/mean", "gold/mean", "reward/mean"))
+    columns = (table.values(name)[rows].tolist() for name in ("kl/mean", "gold/mean", "reward/mean"))
     has_reward = table.present("reward/mean")[rows].tolist()
     return [
-        _Measured(step=int(step), kl=kl, gold=gold, reward=reward if is_there else None)
-        for step, kl, gold, reward, is_there in zip(*columns, has_reward, strict=True)
+        _Measured(kl=kl, gold=gold, reward=reward if is_there else None)
+        for kl, gold, reward, is_there in zip(*columns, has_reward, strict=True)
     ]
 
 
