@@ -28,10 +28,13 @@ class FakeServer:
     requests: list[Any] = field(default_factory=list)
     sent: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    connections: int = 0
 
 
 class Listening(ThreadingHTTPServer):
     request_queue_size = 64  # a client that is turned away tries again a second later
+    daemon_threads = True
+    block_on_close = False  # clients keep their connections
 
 
 @pytest.fixture
@@ -39,6 +42,12 @@ def server() -> Iterator[FakeServer]:
     fake = FakeServer()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            fake.connections += 1
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             fake.requests.append(body)

@@ -13,7 +13,7 @@ from kedge.core.answers import Answer
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import RewardError
 from kedge.rewards.settings import UnitTestsSource
-from kedge.rewards.unit_tests import make
+from kedge.rewards.unit_tests import make, read_tests
 
 Make = Callable[..., Answer]
 
@@ -88,3 +88,14 @@ def test_a_machine_in_trouble_is_no_fault_of_the_answer(
     assert result.reason.startswith("the sandbox did not start")
     with pytest.raises(RewardError, match="unit_tests: the sandbox did not start"):
         make(UnitTestsSource(kind="unit_tests"), context)
+
+
+@pytest.mark.parametrize("field", [5, 1.5, True, 0, False, {1, 2}, object])
+def test_tests_that_are_no_list_have_words(field: Any) -> None:
+    problem = read_tests(field)
+    assert isinstance(problem, str)
+    assert f"a {type(field).__name__}; expected a list of them" in problem
+
+
+def test_a_field_without_tests_is_said_as_such() -> None:
+    assert read_tests(None) == read_tests([]) == read_tests(()) == "the prompt has no tests"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import kedge
-from kedge.core.errors import ConfigError, ContractStop
+from kedge.core.errors import ConfigError, ContractStop, RunError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
@@ -249,6 +249,13 @@ def _finished(run: Run, tracker: Tracker) -> Generator[list[Artefact]]:
         raise
     except Exception as error:
         tracker.event({"level": "fatal", "code": "run.failed", "message": f"{type(error).__name__}: {error}"})
+        raise
+    except SystemExit as exit:
+        # Code of the user's, in a callback or a plugin, must not end a run that is not done as if it were.
+        message = f"code that the run called ended the program (SystemExit: {exit.code})"
+        tracker.event({"level": "fatal", "code": "run.failed", "message": message})
+        if not exit.code:
+            raise RunError(message) from exit
         raise
     finally:
         run.finish(ending, outputs=outputs if ending == "done" else ())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kedge.rewards.failures import FailureCounter, ScoreResult
+from kedge.rewards.failures import FailureCounter
+from kedge.rewards.results import ScoreResult
 from kedge.rewards.settings import FailureSettings
 from kedge.stages.rl.reward import report_unscored
 
