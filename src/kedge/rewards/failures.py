@@ -70,7 +70,7 @@ class FailureCounter:
             self._announce(f"{self.source}: answer {first[0]:,} is the first without a score: {first[1]}")
         # Against the full window: one failure among the first three rows is no reason to stop.
         if sum(self._window) > self._settings.max_share * self._settings.window:
-            raise RewardError(self._message())
+            raise _source_failed([self], self._rows) if self.never_scored else RewardError(self._message())
 
     @property
     def never_scored(self) -> bool:
