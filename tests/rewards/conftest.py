@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ import pytest
 
 from kedge.core.answers import Answer
 from kedge.rewards.context import RewardContext
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the collections of cases beside the tests
 
 Reply = tuple[int, bytes]
 
