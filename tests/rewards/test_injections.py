@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from injections import CASES, Case, attempt
 
@@ -26,7 +28,7 @@ def test_the_trial_notices_a_fence_that_can_be_guessed(monkeypatch: pytest.Monke
 
 def test_the_trial_notices_a_reader_that_takes_the_first_score_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     def first_score(text: str, **_: object) -> float:
-        return float(text.split('"score": ')[1].split("}")[0].split(",")[0])
+        return float(re.findall(r'"score": (\d+)', text)[0])
 
     monkeypatch.setattr(judge, "read_score", first_score)
     (case,) = (case for case in CASES if case.name == "json")

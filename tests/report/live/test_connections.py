@@ -106,6 +106,7 @@ def test_who_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         assert received < len(BIG)
 
 
+@pytest.mark.slow
 def test_a_page_that_asks_again_and_again_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit begins anew with each answer: the connection as such may live."""
     monkeypatch.setattr(connections, "REQUEST_S", 1.0)

@@ -83,7 +83,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("field", ["reward", "gold"])
+@pytest.mark.parametrize("field", ["reward", pytest.param("gold", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -131,6 +131,7 @@ def test_ppo_learns_from_every_iteration_of_a_mended_run(ppo_home: Path, tmp_pat
     assert [line["step"] for line in Run.open(stage, for_writing=False).read_metrics()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_gold_source_that_fails_leaves_a_checkpoint_of_whole_iterations(ppo_home: Path, tmp_path: Path) -> None:
     """The policy has learnt from the iteration when gold is asked: it is saved as of the step after it."""
     file = write(tmp_path, ppo_home, "ppo", reward=FINE, gold=ONE)

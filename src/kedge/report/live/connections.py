@@ -8,8 +8,8 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_S = 10.0
-"""For a whole request, from the moment it may begin: the connection, or the end of the answer before, which must be read
-by then."""
+"""For a whole request, from the moment it may begin: the connection, or the end of the answer before, which must be
+read by then."""
 ANSWER_S = 120.0
 """For the making of an answer."""
 
