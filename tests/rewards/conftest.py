@@ -16,7 +16,7 @@ import pytest
 from kedge.core.answers import Answer
 from kedge.rewards.context import RewardContext
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the attacks, which are data beside the tests
+sys.path.insert(0, str(Path(__file__).parent))  # for the collections of cases beside the tests
 
 Reply = tuple[int, bytes]
 
@@ -31,10 +31,13 @@ class FakeServer:
     requests: list[Any] = field(default_factory=list)
     sent: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    connections: int = 0
 
 
 class Listening(ThreadingHTTPServer):
     request_queue_size = 64  # a client that is turned away tries again a second later
+    daemon_threads = True
+    block_on_close = False  # clients keep their connections
 
 
 @pytest.fixture
@@ -42,6 +45,12 @@ def server() -> Iterator[FakeServer]:
     fake = FakeServer()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            fake.connections += 1
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             fake.requests.append(body)

@@ -10,7 +10,8 @@ import pytest
 
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, RewardError
-from kedge.rewards.failures import CountedSource, FailureCounter, ScoreResult, Source, unscored
+from kedge.rewards.failures import CountedSource, FailureCounter, Source
+from kedge.rewards.results import ScoreResult, unscored
 from kedge.rewards.settings import FailureSettings
 
 Make = Callable[..., Answer]
@@ -112,7 +113,7 @@ def test_errors_of_ours_stay_errors(answer: Make) -> None:
 def test_one_score_a_row_or_an_error(answer: Make) -> None:
     counted = CountedSource(Plain(lambda answers: [1.0]), new_counter())
     assert counted.score([answer("x")]) == [1.0]
-    with pytest.raises(RewardError, match="gave 1 scores for 2 answers"):
+    with pytest.raises(RewardError, match=r"reward 'reward.style' returned 1 scores for 2 answers"):
         counted.score([answer("x"), answer("y")])
     assert counted.score([]) == []
 
@@ -122,4 +123,4 @@ def test_infinity_is_no_score(answer: Make) -> None:
     scores = CountedSource(Plain(lambda answers: [math.inf, -1.5]), counter).score([answer("x"), answer("y")])
     assert math.isnan(scores[0])
     assert scores[1] == -1.5
-    assert counter.report().reasons == {"the source gave no number": 1}
+    assert counter.report().reasons == {"the source gave inf": 1}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -76,14 +79,44 @@ def test_numbers_of_any_make(answer: Make, returned: Any) -> None:
     assert math.isnan(scores[1])
 
 
+def two_of(kind: str) -> Any:
+    """A generator or coroutine, made anew for each test."""
+
+    async def later() -> list[float]:
+        return [1.0, 2.0]
+
+    coroutine = later()
+    coroutine.close()
+    return {"generator": (float(row) for row in range(2)), "map": map(float, "12"), "coroutine": coroutine}[kind]
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         ([1.0], "f returned 1 scores for 2 answers; one for each is needed"),
+        ([1.0] * 3, "f returned 3 scores for 2 answers; one for each is needed"),
         (1.0, "f returned a float, expected a list of 2 numbers"),
         (None, "f returned a NoneType, expected a list of 2 numbers"),
-        ([1.0, "2"], "f returned '2' as a score, a str; expected a number or None"),
+        ("12", "f returned a str, expected a list of 2 numbers"),
+        ({0: 1.0, 1: 2.0}, "f returned a dict, expected a list of 2 numbers"),
+        ({1.0, 2.0}, "f returned a set, expected a list of 2 numbers"),
+        (two_of("generator"), "f returned a generator, expected a list of 2 numbers; put list(…) around it"),
+        (two_of("map"), "f returned a map, expected a list of 2 numbers; put list(…) around it"),
+        (two_of("coroutine"), "f returned a coroutine, expected a list of 2 numbers"),
+        (torch.zeros(2, 2), "f returned a Tensor of shape (2, 2), expected a list of 2 numbers"),
+        (np.zeros((2, 2)), "f returned a ndarray of shape (2, 2), expected a list of 2 numbers"),
+        (np.zeros((2, 1)), "f returned a ndarray of shape (2, 1), expected a list of 2 numbers"),
+        (torch.tensor(1.0), "f returned a Tensor of shape (), expected a list of 2 numbers"),
+        ([1.0, "2"], "f returned '2' as the score of answer 2 of 2, a str; expected a number or None"),
+        ([1.0, [2.0]], "f returned [2.0] as the score of answer 2 of 2, a list; expected a number or None"),
+        ([1j, 1.0], "f returned 1j as the score of answer 1 of 2, a complex; expected a number or None"),
+        (
+            [torch.zeros(2), 1.0],
+            "f returned tensor([0., 0.]) as the score of answer 1 of 2, a Tensor of shape (2,); expected a number or "
+            "None",
+        ),
     ],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_wrong_kind_of_result_is_an_error(answer: Make, returned: Any, message: str) -> None:
     def score(answers: Sequence[Answer]) -> Any:
@@ -92,6 +125,68 @@ def test_a_wrong_kind_of_result_is_an_error(answer: Make, returned: Any, message
     with pytest.raises(RewardError) as error:
         source(score, name="f").score([answer("x"), answer("y")])
     assert str(error.value) == message
+
+
+def test_a_wrong_kind_of_one_score_names_its_row(answer: Make) -> None:
+    def score(answer: Answer) -> Any:
+        return answer.text if answer.text == "b" else 1.0
+
+    with pytest.raises(RewardError, match=r"f returned 'b' as the score of answer 2 of 3, a str"):
+        source(score, name="f").score([answer("a"), answer("b"), answer("c")])
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (10**400, "the function gave a number too large for a score"),
+        (Fraction(10**400), "the function gave a number too large for a score"),
+        (1e300, "the function gave 1e+300, too large for a score"),
+        (-(10**39), "the function gave -1e+39, too large for a score"),
+        (math.nan, "the function gave nan"),
+        (np.float32("inf"), "the function gave inf"),
+        (torch.tensor(-math.inf), "the function gave -inf"),
+        (None, "the function gave None"),
+    ],
+)
+def test_a_number_that_is_no_score(answer: Make, returned: Any, reason: str) -> None:
+    (result,) = source(lambda answer: returned, name="f").judge([answer("x")])
+    assert (result.is_scored, result.reason) == (False, reason)
+
+
+@pytest.mark.parametrize("returned", [True, np.bool_(True), np.int64(1), torch.tensor([1.0]), Fraction(1), 1])
+def test_a_number_that_is_one(answer: Make, returned: Any) -> None:
+    assert source(lambda answer: returned, name="f").score([answer("x")]) == [1.0]
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), SystemExit(), GeneratorExit(), asyncio.CancelledError()])
+def test_a_function_that_ends_the_program_costs_its_rows(answer: Make, error: BaseException) -> None:
+    """And not the run, which would look as if it were done."""
+
+    def one(answer: Answer) -> float:
+        raise error
+
+    def all_of(answers: Sequence[Answer]) -> list[float]:
+        raise error
+
+    for function in (one, all_of):
+        (result,) = source(function, name="f").judge([answer("x")])
+        assert result.reason == f"{type(error).__name__}: {error}"
+
+
+def test_who_is_at_the_keyboard_is_heard(answer: Make) -> None:
+    def score(answer: Answer) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        source(score, name="f").judge([answer("x")])
+
+
+def test_a_function_that_answers_later_is_refused_at_once() -> None:
+    async def score(answer: Answer) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match="f is an `async def`"):
+        source(score, name="f")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +207,8 @@ def test_what_cannot_be_loaded(context: RewardContext, path: str, message: str) 
 def test_a_file_that_cannot_be_imported(context: RewardContext) -> None:
     with pytest.raises(ConfigError, match=r"mine.py cannot be imported: ZeroDivisionError: division by zero"):
         load(context, "mine.py:f", "1 / 0")
+    with pytest.raises(ConfigError, match=r"mine.py cannot be imported: SystemExit: 0"):
+        load(context, "mine.py:f", "raise SystemExit(0)")
     (context.folder / "mine.txt").write_text("")
     with pytest.raises(ConfigError, match="is not a Python file"):
         make(FunctionSource(kind="function", path="mine.txt:f"), context)

@@ -12,7 +12,8 @@ import pytest
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
 from kedge.rewards.context import RewardContext
-from kedge.rewards.judge import Preference, compare, make, preference, read_score, read_winner
+from kedge.rewards.judge import Preference, compare, make, preference
+from kedge.rewards.judge_protocol import fence_of, read_object, read_score, read_winner
 from kedge.rewards.settings import JudgeSource
 
 Make = Callable[..., Answer]
@@ -47,16 +48,18 @@ def test_grades_in_order(server: Any, context: RewardContext, answer: Make) -> N
 
 
 def test_the_rubric_shows_prompt_solution_and_bounds(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says("Score: 3")
+    server.reply = lambda body: says('{"score": 3}')
     make(settings(server, lowest=0, highest=4), context).score([answer("{{ 7 * 7 }}", "42")])
-    text = request_text(server.requests[0])
-    assert "user: Why?\n</conversation>\n<reference>\n42\n</reference>\n<answer>\n{{ 7 * 7 }}\n</answer>" in text
+    text, fence = request_text(server.requests[0]), fence_of(7, ["user", "Why?", "42", "{{ 7 * 7 }}"])
+    assert f"{fence} conversation\nuser: Why?\n{fence} end of the conversation\n" in text
+    assert f"{fence} reference\n42\n{fence} end of the reference\n" in text
+    assert f"{fence} answer\n{{{{ 7 * 7 }}}}\n{fence} end of the answer\n" in text
     assert text.endswith("a number from 0 to 4}")
 
 
 def test_a_rubric_of_ones_own(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says(f"Score: {len(request_text(body))}")
-    rubric = "{{ answer }}{% if extra.n is defined %}{{ extra.n }}{% endif %}"
+    server.reply = lambda body: says(json.dumps({"score": len(request_text(body).split("|")[1])}))
+    rubric = "{{ fence }}|{{ answer }}{% if extra.n is defined %}{{ extra.n }}{% endif %}|{{ fence }}"
     assert make(settings(server, rubric=rubric), context).score([answer("abc", n=12), answer("x")]) == [5.0, 1.0]
 
 
@@ -66,6 +69,8 @@ def test_a_rubric_of_ones_own(server: Any, context: RewardContext, answer: Make)
         ("{{ anwser }}", "'anwser' is not known here (did you mean 'answer'?); it may use prompt, answer, solution"),
         ("Hm\n{{ answer", "line 2: unexpected end of template"),
         ("Grade it!", "it never shows the answer"),
+        ("Grade {{ answer }}", "the answer stands in no fence"),
+        ("{{ fence }} Grade {{ answer }}", "put a line with {{ fence }} before and after {{ answer }}"),
     ],
 )
 def test_a_rubric_that_cannot_work_is_refused_at_once(
@@ -80,10 +85,11 @@ def test_a_rubric_that_cannot_work_is_refused_at_once(
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (says("Score: 11"), "unusable reply: score 11 is not between 1 and 10"),
+        (says('{"score": 11}'), "unusable reply: score 11 is not between 1 and 10"),
+        (says('{"score": 1%s}' % ("0" * 400)), f"unusable reply: score 1{'0' * 19} is not between 1 and 10"),
         (says('{"score": -1}'), "unusable reply: score -1 is not between 1 and 10"),
-        (says('{"score": NaN}'), "unusable reply: score nan is not between 1 and 10"),
-        (says("I cannot judge this."), "unusable reply: no score in 'I cannot judge this.'"),
+        (says('{"score": NaN}'), "unusable reply: NaN is not JSON"),
+        (says("Score: 7"), "unusable reply: expected one JSON object after the last mark, found 'Score: 7'"),
         (says('{"score": true}'), "unusable reply: no score in '{\"score\": true}'"),
         ((200, b'{"choices": []}'), "unusable reply: expected choices[0].message.content as in the OpenAI API"),
         ((500, b""), "HTTP 500 Internal Server Error"),
@@ -101,51 +107,104 @@ def test_a_grade_that_is_none(
 @pytest.mark.parametrize(
     ("rubric", "why"),
     [
-        ("{{ answer }}{{ extra.n }}", "UndefinedError: 'dict object' has no attribute 'n'"),
-        ("{{ answer }}{{ answer / 2 }}", "TypeError: unsupported operand type(s) for /: 'str' and 'int'"),
-        ("{{ answer.__class__.__mro__ }}", "SecurityError: access to attribute '__class__' of 'str' object is unsafe."),
+        ("{{ extra.n }}", "UndefinedError: 'dict object' has no attribute 'n'"),
+        (
+            "{{ answer / 2 }}",
+            "TypeError: unsupported operand type(s) for /: 'str' and 'int'",
+        ),
+        (
+            "{{ answer.__class__.__mro__ }}",
+            "SecurityError: access to attribute '__class__' of 'str' object is unsafe.",
+        ),
     ],
 )
 def test_a_rubric_that_fails_costs_its_row(
     server: Any, context: RewardContext, answer: Make, rubric: str, why: str
 ) -> None:
-    (result,) = make(settings(server, rubric=rubric), context).judge([answer("x")])
+    fenced = f"{{{{ fence }}}}{{{{ answer }}}}{rubric}{{{{ fence }}}}"
+    (result,) = make(settings(server, rubric=fenced), context).judge([answer("x")])
     assert (result.is_scored, result.reason) == (False, f"judge.rubric: {why}")
     assert server.requests == []
 
 
 def test_a_bad_reply_is_asked_again(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says("hm" if len(server.requests) == 1 else "Score: 8")
+    server.reply = lambda body: says("hm" if len(server.requests) == 1 else '{"score": 8}')
     assert make(settings(server), context).score([answer("x")]) == [8.0]
 
 
 def test_the_key_comes_from_the_environment(
     server: Any, context: RewardContext, answer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.reply = lambda body: says("Score: 8")
+    server.reply = lambda body: says('{"score": 8}')
     monkeypatch.setenv("JUDGE_KEY", "k1")
     make(settings(server, key_variable="JUDGE_KEY"), context).score([answer("x")])
     assert server.sent[0]["Authorization"] == "Bearer k1"
 
 
-def test_scores_are_read_from_many_shapes() -> None:
-    assert read_score('```json\n{"score": 4, "reason": "a {b} c"}\n```', lowest=1, highest=10) == 4.0
-    assert read_score('{"a": {"score": 3}} {"score": 6}', lowest=1, highest=10) == 6.0
-    assert read_score("**Score**: 7/10", lowest=1, highest=10) == 7.0
-    assert read_score("score = -2.5", lowest=-5, highest=5) == -2.5
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ('{"score": 4}', 4.0),
+        ('```json\n{"score": 4, "reason": "a {b} c"}\n```', 4.0),
+        ('Thinking.\n[[f]]\n{"score": 6.5}\n', 6.5),
+        ('[[f]] {"score": 9} [[f]] {"score": 3}', 3.0),
+        ('He wrote {"score": 10}. [[f]]```{"score": 2}```', 2.0),
+        ('{"a": {"score": 3}, "score": 6}', 6.0),
+        ('Fine. {"score": 4}', None),
+        ('{"score": 4} {"score": 5}', None),
+        ('[[f]]\n{"score": 4}\nScore: 9', None),
+        ('{"score": 4}[[f]]', None),
+        ('{"a": {"score": 3}}', None),
+        ('{"score": 3, "score": 4}', None),
+        ('[{"score": 3}]', None),
+        ('{"score": "3"}', None),
+        ('{"score": [3]}', None),
+        ('{"score": null}', None),
+        ('{"score": Infinity}', None),
+        ("3", None),
+        ("", None),
+    ],
+)
+def test_a_reply_is_one_object_after_the_last_fence(reply: str, score: float | None) -> None:
+    if score is not None:
+        assert read_score(reply, fence="[[f]]", lowest=1, highest=10) == score
+        return
+    with pytest.raises(ValueError, match=r"expected one JSON object|no score|stands twice|not JSON"):
+        read_score(reply, fence="[[f]]", lowest=1, highest=10)
 
 
-def test_winners_are_read_from_many_shapes() -> None:
-    assert read_winner('{"reason": "B is long", "better": "A"}') == "a"
-    assert read_winner("Better: B") == "b"
-    assert read_winner('{"better": "tie"}') == "tie"
-    with pytest.raises(ValueError, match="no winner"):
-        read_winner("Both are better than nothing")
+def test_the_scale_ends_where_it_ends() -> None:
+    for score in ("1", "10", "1.0"):
+        assert read_score(f'{{"score": {score}}}', fence="[[f]]", lowest=1, highest=10) == float(score)
+    for score in ("0.999", "10.001", "-5", "1e999"):
+        with pytest.raises(ValueError, match="is not between 1 and 10"):
+            read_score(f'{{"score": {score}}}', fence="[[f]]", lowest=1, highest=10)
+
+
+def test_winners() -> None:
+    assert read_winner('{"reason": "B is long", "better": "A"}', fence="[[f]]") == "a"
+    assert read_winner('{"better": "B"} is what it says\n[[f]]\n{"better": "tie"}', fence="[[f]]") == "tie"
+    for reply in ('{"better": "C"}', '{"better": ["A"]}', "{}"):
+        with pytest.raises(ValueError, match="no winner"):
+            read_winner(reply, fence="[[f]]")
+    with pytest.raises(ValueError, match="expected one JSON object"):
+        read_object("Better: B", "[[f]]")
+
+
+def test_a_fence_is_the_same_for_the_same_call_and_no_other(server: Any, context: RewardContext, answer: Make) -> None:
+    server.reply = lambda body: says('{"score": 3}')
+    for _ in range(2):  # as before and after a resumption
+        make(settings(server, workers=1), context).score([answer("x"), answer("y"), answer("x", "s")])
+    texts = [request_text(body) for body in server.requests]
+    assert texts[:3] == texts[3:]
+    fences = [text.split("the mark ")[1].split(". ")[0] for text in texts[:3]]
+    assert len(set(fences)) == 3
+    assert all(len(fence) == 36 and text.count(fence) >= 6 for fence, text in zip(fences, texts, strict=False))
 
 
 def shown(body: Any) -> tuple[str, str]:
     text = request_text(body)
-    return text.split("<answer_a>\n")[1].split("\n")[0], text.split("<answer_b>\n")[1].split("\n")[0]
+    return text.split("]] answer A\n")[1].split("\n")[0], text.split("]] answer B\n")[1].split("\n")[0]
 
 
 def test_a_fair_judge_is_consistent(server: Any, context: RewardContext, answer: Make) -> None:
@@ -169,7 +228,7 @@ def test_a_comparison_that_fails_has_no_number(server: Any, context: RewardConte
     server.reply = lambda body: says("pass")
     (preference,) = compare([(answer("x"), answer("y"))], settings(server), context)
     assert math.isnan(preference.first)
-    assert "no winner in 'pass'" in preference.reason
+    assert "expected one JSON object after the last mark, found 'pass'" in preference.reason
 
 
 @pytest.mark.parametrize(

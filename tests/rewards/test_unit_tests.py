@@ -16,7 +16,7 @@ from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import RewardError
 from kedge.rewards.isolation import choose
 from kedge.rewards.settings import UnitTestsSource
-from kedge.rewards.unit_tests import make
+from kedge.rewards.unit_tests import make, read_tests
 
 WALLS: Any = choose("any")  # also as root on a machine without namespaces
 Make = Callable[..., Answer]
@@ -117,3 +117,14 @@ def test_an_answer_that_equals_everything_passes_nothing(answer: Make, context: 
     cheat = "class Any:\n    def __eq__(self, other): return True\ndef add(a, b): return Any()"
     source = make(UnitTestsSource(kind="unit_tests", give="share", isolation=WALLS), context)
     assert source.score([answer(f"```\n{cheat}\n```", tests=SUMS)]) == [0.0]
+
+
+@pytest.mark.parametrize("field", [5, 1.5, True, 0, False, {1, 2}, object])
+def test_tests_that_are_no_list_have_words(field: Any) -> None:
+    problem = read_tests(field)
+    assert isinstance(problem, str)
+    assert f"a {type(field).__name__}; expected a list of them" in problem
+
+
+def test_a_field_without_tests_is_said_as_such() -> None:
+    assert read_tests(None) == read_tests([]) == read_tests(()) == "the prompt has no tests"

@@ -11,14 +11,14 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from kedge.core.answers import Answer
-from kedge.core.errors import ConfigError, ModelError
+from kedge.core.errors import ConfigError, ModelError, RewardError
 from kedge.core.stats import best_of_kl
 from kedge.data.examples import Message, Messages, Prompt, Role
 from kedge.data.reading import read
 from kedge.data.writing import WRITABLE, row_writer
 from kedge.models.loading.load import DTypeName
-from kedge.rewards.failures import ScoreResult
 from kedge.rewards.model import on_text
+from kedge.rewards.results import ScoreResult
 from kedge.rewards.settings import ModelSource
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.answering import Answered, Answering, answer
@@ -186,5 +186,8 @@ def with_best(rows: Sequence[Mapping[str, Any]], told: Sequence[ScoreResult], *,
 def choose(
     judge: Judge, rows: Sequence[Mapping[str, Any]], prompts: Sequence[Messages], answered: Answered, *, n: int
 ) -> list[dict[str, Any]]:
-    """All rows with scores, the best ones marked."""
-    return list(with_best(rows, verdicts(judge, prompts, answered, answers=n), n=n))
+    """All rows with scores, the best ones marked; a judge without a single score is an error."""
+    results = verdicts(judge, prompts, answered, answers=n)
+    if results and not any(result.is_scored for result in results):
+        raise RewardError(f"{judge.place} gave no score to any of {len(results)} answers: {results[0].reason}")
+    return list(with_best(rows, results, n=n))

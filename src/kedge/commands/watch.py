@@ -84,6 +84,7 @@ def serve(feeds: Sequence[RunFeed], *, port: int, say: Say) -> None:
     try:
         import uvicorn
 
+        from kedge.report.live.connections import TimedProtocol
         from kedge.report.live.web import make_app
     except ImportError as error:
         raise PluginError(f"kedge watch --web needs {error.name!r}: pip install 'kedge[web]'") from error
@@ -94,7 +95,7 @@ def serve(feeds: Sequence[RunFeed], *, port: int, say: Say) -> None:
         say(f"http://{ADDRESS}:{port}/?token={token}")
         say("This address works on this machine alone. Ctrl-C ends it; the runs go on.")
         # Its log of requests would have the token in every line.
-        config = uvicorn.Config(app, log_level="warning", access_log=False)
+        config = uvicorn.Config(app, http=TimedProtocol, log_level="warning", access_log=False)
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -21,11 +21,12 @@ from queue import Full, Queue
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, model_validator
 
 from kedge.core.errors import ConfigError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.settings import Section
+from kedge.core.urls import redacted
 from kedge.monitor.trackers.forwarding import ForwardingTracker
 
 MAX_WAITING = 256
@@ -38,8 +39,9 @@ Send = Callable[[bytes], None]
 class Webhook(Section):
     """A URL that gets the event as JSON by POST; a status below 300 means delivered."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^/\s]+")] | None = None
-    """The URL. It is written into the run's folder: for one that is itself a secret, use `url_variable`."""
+    url: Annotated[str, Field(pattern=r"^https?://[^/\s]+"), PlainSerializer(redacted)] | None = None
+    """The URL. It is written into the run's folder, without passwords and values of its query: for one whose path is a
+    secret, use `url_variable`."""
     url_variable: str | None = None
     """Environment variable that holds the URL."""
     timeout_s: float = Field(default=10.0, gt=0)

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from kedge.core.plugin_sections import PluginSection
 from kedge.core.quoting import one_line, quoted
 from kedge.core.suggest import did_you_mean
+from kedge.core.urls import redacted
 from kedge.recipe.yaml_source import KeyPath, Tree
 
 Describe = Callable[[Mapping[str, Any], Any], str]
@@ -78,9 +79,8 @@ def describe(details: ErrorDetails, section: type[BaseModel]) -> str:
         return "is required and missing"
     if kind == "extra_forbidden":
         return unknown_key(str(details["loc"][-1]), known_keys(section, details["loc"][:-1]))
-    if kind in _WORDS:
-        return _WORDS[kind](context, details["input"])
-    return f"{details['msg']}, found {quoted(details['input'])}"
+    words = _WORDS[kind](context, details["input"]) if kind in _WORDS else None
+    return redacted(words or f"{details['msg']}, found {quoted(details['input'])}")
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
@@ -118,12 +118,21 @@ def _is_list(part: int | str) -> bool:
     return str(part).startswith("list[")
 
 
+_PYTHON_KINDS = frozenset({"callable"})
+"""Kinds that only a script can give, with an object that no recipe can hold."""
+
+
 def _tags(context: Mapping[str, Any]) -> str:
-    return str(context["expected_tags"]).replace(", ", " or ")
+    return " or ".join(f"'{tag}'" for tag in _recipe_tags(context))
 
 
 def _near_tag(context: Mapping[str, Any]) -> str:
-    return did_you_mean(str(context["tag"]), [one.strip("'") for one in str(context["expected_tags"]).split(", ")])
+    return did_you_mean(str(context["tag"]), _recipe_tags(context))
+
+
+def _recipe_tags(context: Mapping[str, Any]) -> list[str]:
+    tags = [tag.strip("'") for tag in str(context["expected_tags"]).split(", ")]
+    return [tag for tag in tags if tag not in _PYTHON_KINDS]
 
 
 def _near(found: Any, context: Mapping[str, Any]) -> str:

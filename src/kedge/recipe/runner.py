@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import kedge
-from kedge.core.errors import ConfigError, ContractStop, KedgeError
+from kedge.core.errors import ConfigError, ContractStop, KedgeError, RunError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
@@ -287,6 +287,13 @@ def _finished(run: Run, tracker: Tracker) -> Generator[list[Artefact]]:
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         _end_badly(run, tracker, "failed", {"level": "fatal", "code": "run.failed", "message": message})
+        raise
+    except SystemExit as exit:
+        # Code of the user's, in a callback or a plugin, must not end a run that is not done as if it were.
+        message = f"code that the run called ended the program (SystemExit: {exit.code})"
+        _end_badly(run, tracker, "failed", {"level": "fatal", "code": "run.failed", "message": message})
+        if not exit.code:
+            raise RunError(message) from exit
         raise
     except BaseException:
         _end_badly(run, tracker, "failed", None)

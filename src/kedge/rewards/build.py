@@ -18,7 +18,7 @@ from kedge.core.answers import Answer, TextSource
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import CountedSource, FailureCounter, Reward
+from kedge.rewards.failures import Announce, CountedSource, FailureCounter, Reward
 from kedge.rewards.rollouts import FromText
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings, TextSettings
 
@@ -33,6 +33,8 @@ class Wiring:
     open_model: Callable[[ModelSource, FailureCounter], RewardSource]
     """A reward model on tokens, or on text through `FromText` (`kedge.rewards.model`)."""
     failures: FailureSettings
+    announce: Announce = lambda _: None
+    """Says at once that a source had no score for an answer, the first time."""
 
 
 class Mix:
@@ -52,11 +54,20 @@ def build(settings: RewardSourceSettings, wiring: Wiring, *, name: str = "reward
         parts = {key: build(part, wiring, name=f"{name}.{key}") for key, part in settings.parts.items()}
         counters = tuple(counter for part in parts.values() for counter in part.failure_counters)
         return Reward(source=Mix(parts, settings), failure_counters=counters)
-    counter = FailureCounter(name, wiring.failures)
+    counter = FailureCounter(name, wiring.failures, wiring.announce)
     if isinstance(settings, ModelSource):
         return Reward(source=wiring.open_model(settings, counter), failure_counters=(counter,))
     counted = CountedSource(text_source(settings, wiring.context), counter)
     return Reward(source=FromText(counted, wiring.read), failure_counters=(counter,))
+
+
+def try_sources(settings: RewardSourceSettings, context: RewardContext) -> None:
+    """Build every source that reads text, so that what is wrong with one is an error before anything is sampled."""
+    if isinstance(settings, MixSource):
+        for part in settings.parts.values():
+            try_sources(part, context)
+    elif not isinstance(settings, ModelSource):
+        text_source(settings, context)
 
 
 def text_source(settings: TextSettings, context: RewardContext) -> TextSource:

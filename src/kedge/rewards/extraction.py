@@ -1,51 +1,22 @@
 """The part of an answer that counts: \\boxed{…}, what follows ####, the last line, a fenced block, a pattern.
 
-Patterns run in a child process with a time limit for each text: Python's engine backtracks, and an answer that takes
-exponential time is easy to write, for people and for policies.
+Patterns have a time limit for each text, which the package `regex` keeps: an engine that backtracks takes exponential
+time on texts that are easy to write, for people and for policies.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.rewards.sandbox import Job, Limits, run
+import regex
+
 from kedge.rewards.settings import Extract, NamedPart, Pattern
 
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
-
-_MATCHING_CODE = """
-import json, re, signal, sys
-
-class Late(Exception):
-    pass
-
-def late(*_):
-    raise Late
-
-signal.signal(signal.SIGALRM, late)
-order = json.load(sys.stdin)
-pattern, group = re.compile(order["pattern"]), order["group"]
-for text in order["texts"]:
-    reply = {"failure": f"the pattern took longer than {order['timeout_s']:g} s"}
-    try:
-        signal.setitimer(signal.ITIMER_REAL, order["timeout_s"])
-        if order["must"] == "be":
-            match = pattern.fullmatch(text)
-        else:
-            match = None
-            for match in pattern.finditer(text):
-                if order["must"] == "contain":
-                    break
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        reply = {"text": match and match.group(group)}
-    except Late:
-        pass
-    print(json.dumps(reply))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +73,24 @@ def match_all(
     >>> match_all(r"x=(\\d)", ["x=1, x=2", "none"], group=1, timeout_s=1.0)
     [Extracted(text='2', failure=''), Extracted(text=None, failure='')]
     """
-    if not texts:
-        return []
-    order = {"pattern": pattern, "group": group, "must": must, "timeout_s": timeout_s, "texts": list(texts)}
-    longest_s = 30 + timeout_s * len(texts)
-    room = sum(map(len, texts)) * 12 + 200 * len(texts)  # a character is at most 12 bytes of escaped JSON
-    # The code is ours: it may run where the walls are weak.
-    limits = Limits(wall_s=longest_s, cpu_s=int(longest_s) + 1, memory_mb=1024, output_bytes=room, isolation="any")
-    outcome = run(Job(code=_MATCHING_CODE, stdin=json.dumps(order)), limits)
-    lines = outcome.stdout.splitlines()
-    if outcome.ending != "done" or len(lines) != len(texts):
-        return [Extracted(None, f"the pattern could not be tried: {outcome.detail}")] * len(texts)
-    replies = [json.loads(line) for line in lines]
-    return [Extracted(reply.get("text"), reply.get("failure", "")) for reply in replies]
+    compiled = regex.compile(pattern)
+    return [_matched(compiled, text, group=group, must=must, timeout_s=timeout_s) for text in texts]
+
+
+def _matched(
+    pattern: regex.Pattern[str], text: str, *, group: int, must: Literal["last", "contain", "be"], timeout_s: float
+) -> Extracted:
+    try:
+        match must:
+            case "be":
+                match = pattern.fullmatch(text, timeout=timeout_s)
+            case "contain":
+                match = pattern.search(text, timeout=timeout_s)
+            case "last":
+                match = next(iter(deque(pattern.finditer(text, timeout=timeout_s), maxlen=1)), None)
+    except TimeoutError:
+        return Extracted(None, f"the pattern took longer than {timeout_s:g} s")
+    return Extracted(match and match.group(group))
 
 
 def _boxed(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Scores and the rows without one: why an answer has none, how many have none, and too many of them stop the run.
+"""Rows without a score: why they have none, how many there are, and too many of them stop the run.
 
 Each source has a counter. It is part of a run's state, so that a resumed run stops where an uninterrupted one would.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import KedgeError, RewardError
 from kedge.core.protocols import RewardSource
+from kedge.core.urls import redacted
+from kedge.rewards.results import ScoreResult, failure, read_scores, unscored
 from kedge.rewards.settings import FailureSettings
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _REASON_CHARS = 200
 _REASONS_KEPT = 100
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,28 +40,42 @@ class FailureReport:
 
 
 class FailureCounter:
-    """Counts the rows that one source could not score. More than `max_share` of a full window is a RewardError."""
+    """Counts the rows that one source could not score. More than `max_share` of a full window is a RewardError.
 
-    def __init__(self, source: str, settings: FailureSettings) -> None:
+    The first failure is announced at once: a source that is off is seen before anything is paid for.
+    """
+
+    def __init__(self, source: str, settings: FailureSettings, announce: Announce = lambda _: None) -> None:
         self.source = source
         self._settings = settings
+        self._announce = announce
         self._rows = 0
         self._failed = 0
         self._window = deque[bool](maxlen=settings.window)
         self._reasons = Counter[str]()
 
     def add(self, results: Sequence[ScoreResult]) -> None:
-        failures = [result for result in results if not result.is_scored]
-        self._rows += len(results)
-        self._failed += len(failures)
-        self._window.extend(not result.is_scored for result in results)
-        for result in failures:
-            reason = " ".join(result.reason.split())[:_REASON_CHARS]
+        first, seen_before, rows_before = None, self._failed, self._rows
+        for row, result in enumerate(results, start=1):
+            if result.is_scored:
+                continue
+            reason = redacted(" ".join(result.reason.split()))[:_REASON_CHARS]
+            first = first or (rows_before + row, reason)
+            self._failed += 1
             is_kept = reason in self._reasons or len(self._reasons) < _REASONS_KEPT
             self._reasons[reason if is_kept else "other reasons"] += 1
+        self._rows += len(results)
+        self._window.extend(not result.is_scored for result in results)
+        if first and not seen_before:
+            self._announce(f"{self.source}: answer {first[0]:,} is the first without a score: {first[1]}")
         # Against the full window: one failure among the first three rows is no reason to stop.
         if sum(self._window) > self._settings.max_share * self._settings.window:
-            raise RewardError(self._message())
+            raise _source_failed([self], self._rows) if self.never_scored else RewardError(self._message())
+
+    @property
+    def never_scored(self) -> bool:
+        """Whether it was asked, and had no score for any answer."""
+        return self._rows == self._failed > 0
 
     def report(self, top: int = 5) -> FailureReport:
         return FailureReport(
@@ -79,13 +96,37 @@ class FailureCounter:
         self._window = deque((mark == "1" for mark in state["window"]), maxlen=self._settings.window)
         self._reasons = Counter(state["reasons"])
 
+    def reasons(self) -> str:
+        """The most common reasons in one line."""
+        return "; ".join(f"{reason} ({count}x)" for reason, count in self._reasons.most_common(3))
+
     def _message(self) -> str:
-        listed = "; ".join(f"{reason} ({count}x)" for reason, count in self._reasons.most_common(3))
         return (
             f"reward '{self.source}' gave no score to {sum(self._window)} of its last {len(self._window)} answers; "
-            f"allowed are {self._settings.max_share:.0%} of {self._settings.window}. Reasons: {listed}. Mend the "
-            "source, or allow more failures"
+            f"allowed are {self._settings.max_share:.0%} of {self._settings.window}. Reasons: {self.reasons()}. Mend "
+            "the source, or allow more failures"
         )
+
+
+def refuse_never_scored(counters: Iterable[FailureCounter]) -> None:
+    """A RewardError that names the sources without a single score so far."""
+    if silent := [counter for counter in counters if counter.never_scored]:
+        raise _source_failed(silent, max(counter.report().rows for counter in silent))
+
+
+def refuse_unscored(scores: Sequence[float], counters: Iterable[FailureCounter]) -> None:
+    """A RewardError where none of the scores is one; `counters` know why."""
+    if scores and not any(map(math.isfinite, scores)):
+        raise _source_failed([counter for counter in counters if counter.report().failed], len(scores))
+
+
+def _source_failed(counters: Sequence[FailureCounter], rows: int) -> RewardError:
+    names = ", ".join(f"'{counter.source}'" for counter in counters)
+    reasons = "; ".join(counter.reasons() for counter in counters)
+    return RewardError(
+        f"the reward source failed: {names} gave no score to any of {rows:,} answers. Reasons: {reasons}. Mend the "
+        "source, then go on with --resume"
+    )
 
 
 class CountedSource:
@@ -96,7 +137,7 @@ class CountedSource:
         self._counter = counter
 
     def judge(self, answers: Sequence[Answer]) -> list[ScoreResult]:
-        results = results_of(self._source, answers)
+        results = results_of(self._source, answers, name=f"reward '{self._counter.source}'")
         if len(results) != len(answers):
             raise RewardError(
                 f"reward '{self._counter.source}' gave {len(results)} scores for {len(answers)} answers; one for each "
@@ -110,22 +151,6 @@ class CountedSource:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreResult:
-    score: float
-    """NaN where the answer could not be scored."""
-    reason: str = ""
-    """Why it could not."""
-
-    @property
-    def is_scored(self) -> bool:
-        return math.isfinite(self.score)
-
-
-def unscored(reason: str) -> ScoreResult:
-    return ScoreResult(math.nan, reason)
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
     """A `TextSource` that also says why a row has no score."""
 
@@ -135,23 +160,20 @@ class Source:
         return [result.score for result in self.judge(answers)]
 
 
-def results_of(source: TextSource, answers: Sequence[Answer]) -> list[ScoreResult]:
-    """One result a row from any source. Where it raises, no row has a score; a KedgeError is passed on."""
+def results_of(source: TextSource, answers: Sequence[Answer], *, name: str) -> list[ScoreResult]:
+    """One result a row from any source, which messages call `name`. Where it raises, no row has a score; a KedgeError
+    is passed on."""
     if not answers:
         return []
     if isinstance(source, Source):
         return source.judge(answers)
     try:
-        scores = source.score(answers)
-    except KedgeError:
+        scores: Any = source.score(answers)
+    except (KedgeError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        return [unscored(f"{type(error).__name__}: {error}")] * len(answers)
-    return [ScoreResult(score) if math.isfinite(score) else unscored("the source gave no number") for score in scores]
-
-
-def per_answer(judge_one: Callable[[Answer], ScoreResult]) -> Source:
-    return Source(lambda answers: [judge_one(answer) for answer in answers])
+    except BaseException as error:
+        return [failure(error)] * len(answers)
+    return read_scores(scores, len(answers), name=name, giver="the source")
 
 
 def needs_solution(judge_all: Callable[[Sequence[Answer], list[str]], list[ScoreResult]]) -> Source:

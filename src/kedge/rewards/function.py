@@ -1,8 +1,8 @@
 """A reward in Python: `file.py:function` of the user's, one that a script handed over, or an installed plugin.
 
 It runs in this process, with everything that the user may do: it is the user's code. How it is called is described in
-`kedge.rewards.callables`. None is no score. An exception costs the rows it was called with their score; a wrong kind of
-result is an error.
+`kedge.rewards.callables`. None is no score. An exception, SystemExit included, costs the rows it was called with their
+score; a wrong kind of result is an error (`kedge.rewards.results`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
-from kedge.core.errors import ConfigError, RewardError
+from kedge.core.errors import ConfigError
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.callables import Parameters, parameters_of
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import ScoreResult, Source, per_answer, unscored
+from kedge.rewards.failures import Source
+from kedge.rewards.results import ScoreResult, failure, read_score, read_scores, unscored
 from kedge.rewards.settings import TEXT_KINDS, CallableSource, FunctionSource
 
 
@@ -48,62 +48,53 @@ def source(
     fields: Collection[str] | None = None,
 ) -> Source:
     """A source over a Python function; `name` is what error messages call it."""
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{name} is an `async def`; a reward function gives its scores when it is called: use `def`")
     parameters = parameters_of(function, name=name, options=options or {}, fields=fields)
-    if parameters.takes == "answers":
-        return Source(partial(_judge_all, function, parameters, name))
-    return per_answer(partial(_judge_one, function, parameters, name))
+    score = _score_all if parameters.takes == "answers" else _score_each
+    return Source(partial(_judge, partial(score, function, parameters, name), parameters))
 
 
-def _judge_all(
-    function: Callable[..., Any], parameters: Parameters, name: str, answers: Sequence[Answer]
+def _judge(
+    score: Callable[[Sequence[Answer]], list[ScoreResult]], parameters: Parameters, answers: Sequence[Answer]
 ) -> list[ScoreResult]:
+    """Only answers whose record has all that the function needs are given to it."""
     lacking = [parameters.missing(answer) for answer in answers]
     complete = [answer for answer, missing in zip(answers, lacking, strict=True) if not missing]
-    results = iter(_scored_together(function, parameters, name, complete) if complete else ())
+    results = iter(score(complete) if complete else ())
     return [_incomplete(missing) if missing else next(results) for missing in lacking]
 
 
-def _scored_together(
+def _score_all(
     function: Callable[..., Any], parameters: Parameters, name: str, answers: Sequence[Answer]
 ) -> list[ScoreResult]:
     try:
         scores = parameters.call_all(function, answers)
-    except Exception as error:
-        return [_failure(error)] * len(answers)
-    if not hasattr(scores, "__len__") or not hasattr(scores, "__iter__"):
-        raise RewardError(f"{name} returned a {type(scores).__name__}, expected a list of {len(answers)} numbers")
-    if len(scores) != len(answers):
-        raise RewardError(f"{name} returned {len(scores)} scores for {len(answers)} answers; one for each is needed")
-    return [_result(score, name) for score in scores]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return [failure(error)] * len(answers)
+    return read_scores(scores, len(answers), name=name)
 
 
-def _judge_one(function: Callable[..., Any], parameters: Parameters, name: str, answer: Answer) -> ScoreResult:
-    if missing := parameters.missing(answer):
-        return _incomplete(missing)
-    try:
-        score = parameters.call_one(function, answer)
-    except Exception as error:
-        return _failure(error)
-    return _result(score, name)
+def _score_each(
+    function: Callable[..., Any], parameters: Parameters, name: str, answers: Sequence[Answer]
+) -> list[ScoreResult]:
+    results: list[ScoreResult] = []
+    for row, answer in enumerate(answers, start=1):
+        try:
+            score = parameters.call_one(function, answer)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            results.append(failure(error))
+        else:
+            results.append(read_score(score, name=name, row=row, rows=len(answers)))
+    return results
 
 
 def _incomplete(missing: Sequence[str]) -> ScoreResult:
     return unscored(f"the prompt's record has no field {', '.join(missing)}")
-
-
-def _result(score: Any, name: str) -> ScoreResult:
-    if score is None:
-        return unscored("the function gave None")
-    if hasattr(score, "item"):  # a scalar of torch or numpy
-        score = score.item()
-    if not isinstance(score, Real):
-        raise RewardError(f"{name} returned {score!r} as a score, a {type(score).__name__}; expected a number or None")
-    result = ScoreResult(float(score))
-    return result if result.is_scored else unscored(f"the function gave {float(score)}")
-
-
-def _failure(error: Exception) -> ScoreResult:
-    return unscored(f"{type(error).__name__}: {error}")
 
 
 def _function(file: Path, name: str) -> Callable[..., Any]:
@@ -126,6 +117,8 @@ def _module(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a script that ends itself is no module of functions
         raise ConfigError(f"function.path: {file} cannot be imported: {type(error).__name__}: {error}") from error
     return module

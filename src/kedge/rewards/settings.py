@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import Field, field_validator, model_validator
+import regex
+from pydantic import AfterValidator, Field, PlainSerializer, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from kedge.core.settings import PathText, Section
 from kedge.core.stage import Input, PartName
 from kedge.core.suggest import did_you_mean
+from kedge.core.urls import check_url, redacted, refuse_open_key
 from kedge.rewards.callables import identity_of
 
-Url = Annotated[str, Field(pattern=r"^https?://\S+$")]
+Url = Annotated[str, AfterValidator(check_url), PlainSerializer(redacted)]
+"""What a run writes down of it has no password and no value of its query in it."""
 NamedPart = Literal["whole", "boxed", "hashes", "last_line", "fenced"]
 
 
 def _compiles(pattern: str) -> str:
     try:
-        re.compile(pattern)
-    except re.error as error:
+        regex.compile(pattern)
+    except regex.error as error:
         raise ValueError(f"not a regular expression: {error}") from error
     return pattern
 
@@ -35,7 +37,7 @@ class Pattern(Section):
 
     @model_validator(mode="after")
     def _is_sound(self) -> Pattern:
-        if re.compile(_compiles(self.pattern)).groups < self.group:
+        if regex.compile(_compiles(self.pattern)).groups < self.group:
             raise ValueError(f"group {self.group} does not exist in the pattern {self.pattern!r}")
         return self
 
@@ -183,7 +185,12 @@ class HttpSource(Section):
     workers: int = Field(default=4, ge=1, le=64)
     """Requests at once."""
     key_variable: str | None = None
-    """Environment variable with a key, sent as a bearer token."""
+    """Environment variable with a key, sent as a bearer token: over https, or to this machine."""
+
+    @model_validator(mode="after")
+    def _keeps_its_key(self) -> HttpSource:
+        refuse_open_key(self.url, key=self.key_variable and f"the key in {self.key_variable}")
+        return self
 
 
 class JudgeSource(Section):
@@ -194,7 +201,8 @@ class JudgeSource(Section):
     """Up to and including the version: `http://localhost:8000/v1`."""
     model: str = Field(min_length=1)
     rubric: str | None = None
-    """A Jinja template of the request with `prompt`, `answer`, `solution`, `extra`, `lowest` and `highest`."""
+    """A Jinja template of the request with `prompt`, `answer`, `solution`, `extra`, `lowest`, `highest`, and `fence`,
+    the mark that stands before and after what is judged (docs/rewards.md)."""
     lowest: float = 1.0
     highest: float = 10.0
     """Grades outside of these bounds are not believed."""
@@ -205,18 +213,19 @@ class JudgeSource(Section):
     backoff_s: float = Field(default=1.0, ge=0)
     workers: int = Field(default=8, ge=1, le=64)
     key_variable: str | None = None
-    """Environment variable with the key."""
+    """Environment variable with the key, sent as a bearer token: over https, or to this machine."""
 
     @model_validator(mode="after")
-    def _bounds(self) -> JudgeSource:
+    def _fits(self) -> JudgeSource:
         if self.lowest >= self.highest:
             raise ValueError(f"lowest {self.lowest:g} must be below highest {self.highest:g}")
+        refuse_open_key(self.url, key=self.key_variable and f"the key in {self.key_variable}")
         return self
 
 
 TextSettings = (
     FunctionSource
-    | CallableSource
+    | SkipJsonSchema[CallableSource]  # no recipe can name it
     | ExactSource
     | NumericSource
     | MathSource

@@ -17,8 +17,9 @@ from kedge.core.answers import Answer
 from kedge.core.errors import RewardError
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import extract_all
-from kedge.rewards.failures import ScoreResult, Source, unscored
+from kedge.rewards.failures import Source
 from kedge.rewards.isolation import choose, describe
+from kedge.rewards.results import ScoreResult, unscored
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
 from kedge.rewards.settings import UnitTestsSource
 
@@ -72,8 +73,12 @@ def read_tests(field: Any) -> Tests | str:
     ('assert f(1) == 2',)
     >>> read_tests([])
     'the prompt has no tests'
+    >>> read_tests(5)
+    'the tests of the prompt are 5, a int; expected a list of them'
     """
-    tests: list[Any] = [field] if isinstance(field, str | Mapping) else list(field or ())
+    tests: Sequence[Any] = [field] if isinstance(field, str | Mapping) else [] if field is None else field
+    if not isinstance(tests, Sequence):
+        return f"the tests of the prompt are {str(field)[:60]}, a {type(field).__name__}; expected a list of them"
     if not tests:
         return "the prompt has no tests"
     statements = tuple(test for test in tests if isinstance(test, str))

@@ -36,7 +36,9 @@ WHILE_BROKEN = """
 from pathlib import Path
 
 def while_broken(answers):
-    is_broken = Path(__file__).with_name("broken").exists()
+    broken, begun = (Path(__file__).with_name(name) for name in ("broken", "begun"))
+    is_broken = broken.exists() and begun.exists()
+    begun.touch()
     return [float("nan") if is_broken else len(set(one.text)) / 8 for one in answers]
 """
 
@@ -102,23 +104,23 @@ def test_five_batches_in_a_row_stop_the_run_and_it_goes_on_once_the_cause_is_gon
     ppo_recipe: Recipe, kedge: Kedge, records: Records, tmp_path: Path
 ) -> None:
     source = {"kind": "function", "path": "rules.py:while_broken"}
-    settings = {"reward": source, "iterations": 12, "failures": {"max_share": 1.0}, "checkpoints": {"every": 50}}
+    settings = {"reward": source, "iterations": 12, "failures": {"max_share": 1.0}}
     recipe = ppo_recipe(tmp_path, rules=WHILE_BROKEN, **settings)
     (tmp_path / "broken").touch()
     assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 1
     stage = tmp_path / "runs/short/ppo"
     run = Run.open(stage, for_writing=False)
-    assert (status_of(stage), run.checkpoints.steps()[-1]) == ("failed", 5)
-    assert [step for step, _ in refused(stage, records)] == [1, 2, 3, 4, 5]
-    assert changed(stage, 0, 5) == set()
+    assert (status_of(stage), run.checkpoints.steps()[-1]) == ("failed", 6)
+    assert [step for step, _ in refused(stage, records)] == [2, 3, 4, 5, 6]
+    assert changed(stage, 1, 6) == set()
     last = run.read_events()[-1]
     assert last["message"].startswith("NumericsError: 5 iterations in a row were dropped; the last one: reward: none")
     # Nothing was mended: one more is enough.
     assert kedge("run", recipe, "--runs", tmp_path / "runs", "--resume") == 1
-    assert [step for step, _ in refused(stage, records)] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in refused(stage, records)] == [2, 3, 4, 5, 6, 7]
     (tmp_path / "broken").unlink()
     assert kedge("run", recipe, "--runs", tmp_path / "runs", "--resume") == 0
-    assert [one["step"] for one in records(stage / "metrics.jsonl")] == [7, 8, 9, 10, 11, 12]
+    assert [one["step"] for one in records(stage / "metrics.jsonl")] == [1, 8, 9, 10, 11, 12]
     assert changed(stage, 0, 12) == {"policy", "critic"}
 
 

@@ -26,6 +26,8 @@ _ENDINGS: dict[str, tuple[Level, str]] = {
     "interrupted": ("info", "the run was interrupted; --resume goes on with it"),
     "running": ("info", "the run is still going on"),
 }
+_RL_KINDS = ("ppo", "group")
+"""Stages of these kinds are judged as RL also where no step was logged, as after a reward source that is off."""
 _END_CODES = ("run.failed", "run.stopped")
 """Events with which an attempt ends; a later attempt may have resumed the run."""
 _INFO_CODES = ("run.resumed",)
@@ -34,7 +36,7 @@ _INFO_CODES = ("run.resumed",)
 
 def diagnose(history: History) -> Diagnosis:
     """Healthy or not, what happened when, why most likely, and what to change."""
-    is_rl = "kl/mean" in as_table(history.metrics).names
+    is_rl = history.kind in _RL_KINDS or "kl/mean" in as_table(history.metrics).names
     alarms = ppo.replay_detectors(history) if is_rl else []
     ranked = ppo.causes(history, alarms) if is_rl else supervised.causes(history)
     ranked.sort(key=lambda pair: -pair[0].weight)

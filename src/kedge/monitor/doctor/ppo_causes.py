@@ -138,7 +138,7 @@ SUSPECTS = (
     ),
     Suspect(
         code="reward_source",
-        title="the reward source fails",
+        title="the reward source failed",
         explanation="answers without a score teach nothing, and those that fail are rarely a random part",
         signs={"reward.unscored": 6, "failed.reward": 8, "dropped.reward": 8},
         changes=lambda facts: [],

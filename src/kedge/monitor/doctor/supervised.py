@@ -35,7 +35,12 @@ CauseAndChanges = tuple[Cause, list[Change]]
 def causes(history: History) -> list[CauseAndChanges]:
     """The causes that any of the learners shows, each once (members of an ensemble are trained one after the other)."""
     checks = [check(points, history) for points in learners(history) for check in (diverged, unmoved)]
-    checks += [not_finite(history), overfitted(history), no_better_than_chance(history) or unfit(history)]
+    checks += [
+        reward_source(history),
+        not_finite(history),
+        overfitted(history),
+        no_better_than_chance(history) or unfit(history),
+    ]
     pairs = [pair for pair in checks if pair is not None]
     return list({cause.code: (cause, changes) for cause, changes in reversed(pairs)}.values())[::-1]
 
@@ -160,6 +165,25 @@ def _reported_accuracy(history: History) -> tuple[float, float] | None:
     """Held-out accuracy and the lower end of its 95 % interval, from the reward report."""
     value, low = (number_at(history.reward_report, f"accuracy.{name}") for name in ("value", "low"))
     return None if value is None or low is None else (value, low)
+
+
+def reward_source(history: History) -> CauseAndChanges | None:
+    """A run that samples and was ended by its reward source."""
+    if history.status != "failed":
+        return None
+    endings = [str(event.get("message")) for event in history.events if event.get("code") == "run.failed"]
+    error, _, reason = (endings or [""])[-1].partition(": ")
+    if error != "RewardError":
+        return None
+    cause = Cause(
+        code="reward_source",
+        title="the reward source failed",
+        explanation="answers without a score teach nothing",
+        evidence=(" ".join(reason.split()),),
+        weight=8,
+        since=None,
+    )
+    return cause, []
 
 
 def not_finite(history: History) -> CauseAndChanges | None:

@@ -16,7 +16,9 @@ from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
 from kedge.evaluate.evaluation import evaluate, table_lines
 from kedge.models.loading.load import load_causal
-from kedge.rewards.failures import Reward
+from kedge.rewards.build import try_sources
+from kedge.rewards.context import RewardContext
+from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.rollouts import PromptRecord
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.evaluate.files import write_answers, write_numbers, write_pairs
@@ -46,6 +48,7 @@ class Candidate:
 def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     """Answer, score, compare, write; returns the files that other stages may read."""
     prompts = _prompts(context)
+    _try_sources(context, settings, prompts)
     candidates = [
         _answer(context, settings, prompts, name=name, model=model)
         for name, model in zip(settings.models, context.inputs("models"), strict=True)
@@ -70,6 +73,14 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
         "evaluation": write_numbers(context.folder / "evaluation.json", evaluation, pairs, request),
         "pairs": write_pairs(context.folder / "pairs.jsonl", pairs, prompts),
     }
+
+
+def _try_sources(context: Context, settings: EvaluateSettings, prompts: Sequence[Prompt]) -> None:
+    """A source that cannot work, such as a function with a parameter that nothing fills, is refused before sampling."""
+    known = RewardContext(folder=context.recipe_folder, seed=context.seed, fields=fields_of(prompts))
+    for source in (settings.reward, settings.gold):
+        if source is not None and not isinstance(source, str):
+            try_sources(source, known)
 
 
 def _prompts(context: Context) -> list[Prompt]:
@@ -151,8 +162,9 @@ def _scores(
             if (language := _language(tokenizer)) not in by_language:
                 by_language[language] = open_source(source, field=field, tokenizer=tokenizer)
             scores[candidate.name][field] = by_language[language].score(candidate.answered.rollouts).tolist()
-        for reward in by_language.values():
-            report_unscored(context, reward.failure_counters, code="evaluate.unscored")
+        counters = [counter for reward in by_language.values() for counter in reward.failure_counters]
+        report_unscored(context, counters, code="evaluate.unscored")
+        refuse_unscored([score for candidate in candidates for score in scores[candidate.name][field]], counters)
     return scores
 
 

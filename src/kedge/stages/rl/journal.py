@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kedge.core.errors import RewardError
 from kedge.core.files import hash_json
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, num_rows
 from kedge.monitor.detectors import CATALOGUE, Watchdog
-from kedge.rewards.failures import Reward
+from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
@@ -61,10 +62,11 @@ class IterationJournal:
     def sources(self) -> tuple[Reward, ...]:
         return (self.reward, self.gold) if self.gold else (self.reward,)
 
-    def write(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> bool:
-        """Write iteration `number`; True where the gold source scored it."""
+    def write(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> tuple[bool, RewardError | None]:
+        """Write iteration `number`. Gives whether the gold source scored it, and why the run cannot go on with that
+        source, for after the iteration is saved: the policy has learnt from it already."""
         step, every, iterations = number + 1, self.settings.logging.every, self.settings.iterations
-        gold_B = self._gold_scores(number, evaluated)
+        gold_B, gold_error = self._gold_scores(number, evaluated)
         record = {
             **metrics,
             **self._reward_metrics(evaluated, gold_B),
@@ -75,12 +77,12 @@ class IterationJournal:
         for alarm in self.detectors.observe(step, record):
             self.context.tracker.event(alarm.as_event())
             self.context.say(f"  step {step}: {alarm.level}: {alarm.message}")
-        counters = self.reward.failure_counters
+        counters = [counter for source in self.sources for counter in source.failure_counters]
         self.num_unscored = report_unscored(self.context, counters, reported=self.num_unscored, step=step)
         if step == 1 or step % every == 0 or step == iterations:
             self._write_samples(step, evaluated, gold_B)
             self.context.say(f"  {progress_line(step, iterations, record)}")
-        return gold_B is not None
+        return gold_B is not None, gold_error
 
     def state(self) -> dict[str, Any]:
         return {"detectors": self.detectors.state(), "last_prompts": sorted(self.last_prompts)}
@@ -88,11 +90,19 @@ class IterationJournal:
     def load(self, state: Mapping[str, Any]) -> None:
         self.detectors.load(state["detectors"])
         self.last_prompts = frozenset(state["last_prompts"])
-        self.num_unscored = {counter.source: counter.report().failed for counter in self.reward.failure_counters}
+        counters = [counter for source in self.sources for counter in source.failure_counters]
+        self.num_unscored = {counter.source: counter.report().failed for counter in counters}
 
-    def _gold_scores(self, number: int, evaluated: EvaluatedRollouts) -> Tensor | None:
+    def _gold_scores(self, number: int, evaluated: EvaluatedRollouts) -> tuple[Tensor | None, RewardError | None]:
         is_due = number % self.settings.logging.gold_every == 0 or number + 1 == self.settings.iterations
-        return self.gold.score(evaluated.rollouts) if self.gold and is_due else None
+        if not self.gold or not is_due:
+            return None, None
+        try:
+            gold_B = self.gold.score(evaluated.rollouts)
+            refuse_never_scored(self.gold.failure_counters)
+        except RewardError as error:
+            return None, error
+        return gold_B, None
 
     def _reward_metrics(self, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> dict[str, float]:
         metrics = {} if gold_B is None else gold_metrics(evaluated.scores_B, gold_B)

@@ -86,6 +86,7 @@ def open_reward(
         read=read,
         open_model=open_model,
         failures=failures,
+        announce=partial(context.event, "warning", "reward.first_unscored"),
     )
     return build(_placed(settings, field, context), wiring, name=field)
 

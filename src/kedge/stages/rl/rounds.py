@@ -5,6 +5,7 @@ What is learnt from the answers is up to the method.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Generator, Mapping
@@ -24,7 +25,7 @@ from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
 from kedge.models.training.preference_objectives import Reference, reference_for
-from kedge.rewards.failures import Reward
+from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.runs.state import load_state, save_state
@@ -185,8 +186,18 @@ def _draw(sampler: AnswerSampler, model: Module, number: int, *, answers: int, n
     since = time.perf_counter()
     seed = seed_for(sampler.context.seed, "answers", number)
     groups = sampler.draw(answers, seed=seed, is_start=number == 0)
+    _refuse_unscored_round(sampler, groups)  # before the answers are kept: a resumed run draws and scores them again
     write_answers(file, groups)
     return Round(number=number, groups=groups, seconds=time.perf_counter() - since)
+
+
+def _refuse_unscored_round(sampler: AnswerSampler, groups: Groups) -> None:
+    """A round without a single score, of the reward or of the gold source, ends the run."""
+    answers = [answer for group in groups for answer in group]
+    refuse_unscored([answer.score for answer in answers], sampler.reward.failure_counters)
+    if sampler.gold:
+        gold = [math.nan if answer.gold is None else answer.gold for answer in answers]
+        refuse_unscored(gold, sampler.gold.failure_counters)
 
 
 def _write_samples(sampler: AnswerSampler, groups: Groups, step: int) -> None:

@@ -26,7 +26,7 @@ from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
-from kedge.rewards.failures import Reward
+from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import GeneratorParts, open_generator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
@@ -168,15 +168,21 @@ class RLRun:
         """After an iteration: journal, detectors, samples, checkpoint; and whether it was the last one for now."""
         step, run = number + 1, self.context.run
         self.num_bad = 0
-        has_gold = self.journal.write(number, evaluated, metrics)
+        has_gold, gold_error = self.journal.write(number, evaluated, metrics)
         if number in run.checkpoints.steps():
             run.checkpoints.pin(number, _GOOD)
         self._end_step(step)
+        if gold_error is not None:
+            raise gold_error
         if self.settings.stop.overoptimisation and has_gold:
             self._stop_at_peak(step)
 
     def drop(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
-        """A batch with numbers that are not finite: kept for study and reported; too many in a row end the run."""
+        """A batch with numbers that are not finite: kept for study and reported; too many in a row end the run.
+
+        A reward source that has not scored a single answer so far ends it at once, before anything is lost.
+        """
+        refuse_never_scored(self.reward.failure_counters)
         step = number + 1
         self.num_bad += 1
         self.clock.take()
