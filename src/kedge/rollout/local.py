@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from kedge.core.errors import ConfigError, DataError, ModelError
 from kedge.core.records import Prompts, Rollouts
 from kedge.models.forward import heads
+from kedge.models.loading.describe import window_of
 from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding
 from kedge.rollout.families import unsupported_reason
@@ -170,7 +171,7 @@ class LocalGenerator:
         self.version = version
 
     def _check_room(self, prompts: Prompts) -> None:
-        window, new = _window(self._model), self._settings.max_new_tokens
+        window, new = window_of(self._model.config) or 2**62, self._settings.max_new_tokens
         too_long = [row for row, tokens in enumerate(prompts.tokens) if len(tokens) + new > window]
         if too_long:
             named = ", ".join(
@@ -207,10 +208,3 @@ def bucket_sizes(max_rows: int) -> tuple[int, ...]:
     while sizes[-1] < max_rows:
         sizes.append(sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 3)))
     return (*(size for size in sizes if size < max_rows), max_rows)
-
-
-def _window(model: PreTrainedModel) -> int:
-    """How many tokens a row may have: the positions of the model, or its sliding window where that is shorter."""
-    config = model.config
-    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-    return min(cast(int, limit) for limit in (getattr(config, "max_position_embeddings", None), slides, 2**62) if limit)

@@ -77,7 +77,7 @@ def test_prompts_that_are_too_long_are_refused_by_place(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         book(tmp_path, max_tokens=length - 1)
     message = str(refused.value)
-    assert f"7 of 7 prompts are longer than max_prompt_tokens {length - 1}: " in message
+    assert f"7 of 7 prompts are longer than max_prompt_tokens {length - 1}; the longest has {length} (" in message
     assert f"letters.jsonl:1 ({length} tokens), " in message
     assert f"raise max_prompt_tokens (the longest has {length})" in message
 
