@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from kedge.commands.check_records import Asked, Checked, Outcome, fatal
+from kedge.commands.check_reward_models import check_reward_model
 from kedge.core.answers import Answer
 from kedge.core.errors import KedgeError
 from kedge.core.findings import Finding
 from kedge.core.stage import PromptUse
-from kedge.core.suggest import did_you_mean
 from kedge.data.examples import Prompt
 from kedge.rewards.context import RewardContext
 from kedge.rewards.settings import (
@@ -30,12 +30,10 @@ from kedge.rewards.settings import (
     TextSettings,
     UnitTestsSource,
 )
-from kedge.stages.reward.settings import RewardSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from kedge.models.reward.inspect import InspectedReward
     from kedge.recipe.schema import Recipe
     from kedge.recipe.wiring import Link
 
@@ -46,51 +44,13 @@ _DUMMY_TEXT: Final = "This is an answer."
 _DUMMY_PROMPT: Final = (("user", "Is this a question?"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """One line of the table of what was checked."""
-
-    what: str
-    subject: str
-    result: str
-    used_by: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The prompts whose answers a source scores, as far as they are known before anything runs."""
-
-    prompts: Sequence[Prompt] | None
-    """None where another stage makes them."""
-    total: int
-    longest: int | None
-    """Tokens of the longest prompt that is asked."""
-
-    @property
-    def fields(self) -> frozenset[str] | None:
-        if self.prompts is None:
-            return None
-        solution = {"solution"} if any(prompt.answer is not None for prompt in self.prompts) else set[str]()
-        return frozenset(solution.union(*(prompt.extra for prompt in self.prompts)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """What was found of one source: the line of the table, and findings that do not name a stage yet."""
-
-    what: str
-    subject: str
-    result: str
-    findings: tuple[Finding, ...] = ()
-
-
 @dataclass(slots=True, kw_only=True)
 class RewardChecks:
     """Looks at the reward sources of a recipe's stages; keeps what it found by what was looked at."""
 
     recipe: Recipe
     offline: bool
-    _outcomes: dict[str, _Outcome] = field(default_factory=dict[str, _Outcome])
+    _outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
 
     def check(
         self,
@@ -118,16 +78,16 @@ class RewardChecks:
         asked: Asked,
         use: PromptUse,
         tokenizer: PreTrainedTokenizerBase | None,
-    ) -> _Outcome:
+    ) -> Outcome:
         if isinstance(leaf, ModelSource):
             link = next(link for link in links if link.field == place)
-            return _model(leaf, link, self.recipe, asked, use, tokenizer)
+            return check_reward_model(leaf, link, self.recipe, asked, use, tokenizer)
         key = f"{leaf.model_dump_json()} {id(asked.prompts)} {use.max_unscored}"
         if key not in self._outcomes:
             self._outcomes[key] = self._text(leaf, asked, use)
         return self._outcomes[key]
 
-    def _text(self, leaf: TextSettings, asked: Asked, use: PromptUse) -> _Outcome:
+    def _text(self, leaf: TextSettings, asked: Asked, use: PromptUse) -> Outcome:
         folder = self.recipe.file.parent
         context = RewardContext(folder=folder, seed=self.recipe.settings.seed, fields=asked.fields)
         match leaf:
@@ -161,9 +121,7 @@ def dummies(asked: Asked) -> list[Answer]:
     conversation = tuple((message.role, message.content) for message in prompt.prompt) if prompt else _DUMMY_PROMPT
     solution, extra = (prompt.answer, prompt.extra) if prompt else (None, {})
     texts = (solution or "Yes.", _DUMMY_TEXT)
-    return [
-        Answer(prompt=conversation, text=text, is_finished=True, solution=solution, extra=extra) for text in texts
-    ]
+    return [Answer(prompt=conversation, text=text, is_finished=True, solution=solution, extra=extra) for text in texts]
 
 
 def redacted(url: str) -> str:
@@ -176,18 +134,14 @@ def redacted(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _fatal(code: str, message: str, fix: str = "") -> Finding:
-    return Finding(level="fatal", code=code, message=message, fix=fix)
-
-
-def _function(leaf: FunctionSource, context: RewardContext, asked: Asked) -> _Outcome:
+def _function(leaf: FunctionSource, context: RewardContext, asked: Asked) -> Outcome:
     from kedge.rewards.probe import probe
 
     outcome = probe(leaf, dummies(asked), folder=context.folder, fields=asked.fields)
-    shared = _Outcome(what="function", subject=leaf.path, result="cannot be used")
+    shared = Outcome(what="function", subject=leaf.path, result="cannot be used")
     if outcome.failure:
         fix = "mend the function: it was imported and called once, on two made-up answers"
-        return replace(shared, findings=(_fatal("reward.function", outcome.failure, fix),))
+        return replace(shared, findings=(fatal("reward.function", outcome.failure, fix),))
     scores = ", ".join("none" if score is None else f"{score:g}" for score in outcome.scores)
     findings: list[Finding] = []
     if None in outcome.scores:
@@ -196,39 +150,37 @@ def _function(leaf: FunctionSource, context: RewardContext, asked: Asked) -> _Ou
     return replace(shared, result=f"called once: {scores}", findings=tuple(findings))
 
 
-def _callable(leaf: CallableSource, context: RewardContext) -> _Outcome:
+def _callable(leaf: CallableSource, context: RewardContext) -> Outcome:
     """Its parameters alone: it lives in the script's process, which a child does not have."""
     return _built(leaf, context, what="function", subject=leaf.name, result="its parameters can be filled")
 
 
-def _built(leaf: TextSettings, context: RewardContext, *, what: str, subject: str, result: str) -> _Outcome:
+def _built(leaf: TextSettings, context: RewardContext, *, what: str, subject: str, result: str) -> Outcome:
     from kedge.rewards.build import text_source
 
     try:
         text_source(leaf, context)
     except KedgeError as error:
-        return _Outcome(
-            what=what, subject=subject, result="cannot be used", findings=(_fatal("reward.unusable", str(error)),)
+        return Outcome(
+            what=what, subject=subject, result="cannot be used", findings=(fatal("reward.unusable", str(error)),)
         )
-    return _Outcome(what=what, subject=subject, result=result)
+    return Outcome(what=what, subject=subject, result=result)
 
 
-def _server(
-    leaf: HttpSource | JudgeSource, context: RewardContext, asked: Asked, *, offline: bool
-) -> _Outcome:
+def _server(leaf: HttpSource | JudgeSource, context: RewardContext, asked: Asked, *, offline: bool) -> Outcome:
     """Ask the server to score one made-up answer, without retries."""
     from kedge.rewards.build import text_source
     from kedge.rewards.failures import results_of
 
     shown = redacted(leaf.url)
-    shared = _Outcome(what="server" if isinstance(leaf, HttpSource) else "judge", subject=shown, result="")
+    shared = Outcome(what="server" if isinstance(leaf, HttpSource) else "judge", subject=shown, result="")
     if offline:
         return replace(shared, result="not asked (--offline)")
     once = leaf.model_copy(update={"retries": 0, "timeout_s": min(leaf.timeout_s, ASK_S)})
     try:
         (result,) = results_of(text_source(once, context), dummies(asked)[:1])
     except KedgeError as error:
-        return replace(shared, result="cannot be used", findings=(_fatal("reward.server", str(error)),))
+        return replace(shared, result="cannot be used", findings=(fatal("reward.server", str(error)),))
     if result.is_scored:
         return replace(shared, result=f"asked once: {result.score:g}")
     reason = result.reason.replace(leaf.url.rstrip("/"), redacted(leaf.url.rstrip("/"))).partition(" (tried ")[0]
@@ -240,10 +192,10 @@ def _server(
             result="asked once: no score",
             findings=(Finding(level="warning", code="reward.server_unscored", message=message),),
         )
-    return replace(shared, result="no usable reply", findings=(_fatal("reward.server", message, fix),))
+    return replace(shared, result="no usable reply", findings=(fatal("reward.server", message, fix),))
 
 
-def _checkable(leaf: TextSettings, context: RewardContext, asked: Asked, use: PromptUse) -> _Outcome:
+def _checkable(leaf: TextSettings, context: RewardContext, asked: Asked, use: PromptUse) -> Outcome:
     """A source that checks answers against something known, which the prompts must bring along."""
     built = _built(leaf, context, what="source", subject=leaf.kind, result="ready")
     if built.findings or asked.prompts is None:
@@ -298,109 +250,3 @@ def _needed(leaf: TextSettings) -> tuple[str, Callable[[Prompt], str] | None]:
             return "an `answer`", lambda prompt: "no `answer`" if prompt.answer is None else ""
         case _:
             return "", None
-
-
-def _model(
-    leaf: ModelSource,
-    link: Link,
-    recipe: Recipe,
-    asked: Asked,
-    use: PromptUse,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> _Outcome:
-    """A reward model: of a stage by its settings, of a folder by its files."""
-    longest = None if asked.longest is None else asked.longest + use.max_new_tokens
-    if link.stage:
-        settings = recipe.stages[link.stage]
-        shared = _Outcome(what="reward model", subject=link.stage, result=f"what {link.stage} makes")
-        if not isinstance(settings, RewardSettings):
-            return shared
-        findings = [*_objective(leaf, settings.objectives), *_length(longest, settings.max_length, settings.truncate)]
-        return replace(shared, findings=tuple(findings))
-    from kedge.models.reward.inspect import inspect_reward
-    from kedge.stages.rl.judge import find_judge
-
-    shared = _Outcome(what="reward model", subject=link.value, result="cannot be used")
-    try:
-        judge = inspect_reward(find_judge(link.source()))
-    except KedgeError as error:
-        return replace(shared, findings=(_fatal("reward.model", str(error)),))
-    findings = [
-        *_objective(leaf, judge.facts.objectives),
-        *_length(longest, judge.max_length, judge.facts.truncate),
-        *(_same_language(judge, tokenizer) if tokenizer is not None else ()),
-    ]
-    members = f"{judge.members} members, " if judge.members > 1 else ""
-    reads = f"reads {judge.max_length:,} tokens" if judge.max_length else "readable"
-    return replace(shared, result=members + reads, findings=tuple(findings))
-
-
-def _objective(leaf: ModelSource, known: Sequence[str]) -> Iterator[Finding]:
-    if (leaf.objective is None and len(known) == 1) or leaf.objective in known:
-        return
-    found = f"found {leaf.objective!r}{did_you_mean(leaf.objective, known)}" if leaf.objective else "none is named"
-    yield _fatal(
-        "reward.objective",
-        f"the reward model has the objectives {', '.join(known)}; {found}",
-        f"set objective to one of them: {{kind: model, from: {leaf.place}, objective: {known[0]}}}",
-    )
-
-
-def _length(longest: int | None, max_length: int | None, truncate: str) -> Iterator[Finding]:
-    """An answer that was cut off is one token longer for the judge, who cannot do without its end."""
-    is_refusing = truncate == "refuse"
-    if longest is None or max_length is None or longest + is_refusing <= max_length:
-        return
-    message = f"prompt and answer may have {longest:,} tokens, and the reward model reads {max_length:,}"
-    if is_refusing:
-        yield _fatal("reward.window", f"{message} and refuses longer texts", "allow fewer tokens, or truncate: left")
-    else:
-        yield Finding(
-            level="warning", code="reward.window", message=f"{message}; longer texts lose their beginning there"
-        )
-
-
-def _same_language(judge: InspectedReward, tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
-    """Whether the reward model reads tokens as the policy writes them, and the format that it was trained on."""
-    from kedge.data.template import template_hash
-    from kedge.stages.rl.reward import tokenizer_hash
-
-    try:
-        own_template, own_tokens = template_hash(judge.tokenizer), tokenizer_hash(judge.tokenizer)
-    except KedgeError as error:
-        yield _fatal("reward.template", f"{Path(judge.place).name}: {error}")
-        return
-    if judge.facts.template_hash and own_template != judge.facts.template_hash:
-        yield Finding(
-            level="warning",
-            code="reward.template",
-            message="the chat template in the reward model's folder is not the one that it was trained on, so its "
-            "scores mean little",
-            fix="put back the tokenizer files that were saved with the model, or train it again",
-        )
-    differing = [
-        name
-        for name, is_same in (
-            ("tokenizer", own_tokens == tokenizer_hash(tokenizer)),
-            ("chat template", own_template == template_hash(tokenizer)),
-        )
-        if not is_same
-    ]
-    if differing:
-        yield Finding(
-            level="info",
-            code="reward.on_text",
-            message=f"the reward model's {' and '.join(differing)} differ{'s' * (len(differing) == 1)} from the "
-            "policy's: it reads the answers as text",
-        )
-
-
-def merged(rows: Sequence[Checked]) -> list[Checked]:
-    """Lines that say the same of the same become one, used by all of their stages."""
-    by_key: dict[tuple[str, str, str], Any] = {}
-    for row in rows:
-        by_key.setdefault((row.what, row.subject, row.result), []).extend(row.used_by)
-    return [
-        Checked(what=what, subject=subject, result=result, used_by=tuple(dict.fromkeys(users)))
-        for (what, subject, result), users in by_key.items()
-    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kedge.core.errors import DataError
@@ -89,7 +90,9 @@ def measure_prompts(
     """The tokens of each prompt, and which prompts are over the limit."""
     tokens = [encode_prompt(tokenizer, prompt.prompt) for prompt in prompts]
     places = tuple(
-        (str(prompt.origin), len(row)) for prompt, row in zip(prompts, tokens, strict=True) if len(row) > max_tokens
+        (f"{Path(prompt.origin.file).name}:{prompt.origin.line}", len(row))
+        for prompt, row in zip(prompts, tokens, strict=True)
+        if len(row) > max_tokens
     )
     return tokens, LongPrompts(places=places, total=len(prompts), limit=max_tokens, limit_name=limit_name)
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -29,10 +30,11 @@ from kedge.rewards.failures import ScoreResult, results_of
 from kedge.rewards.function import load_function, make, source
 from kedge.rewards.settings import FunctionSource
 
-TIME_LIMIT_S: Final = 60.0
+TIME_LIMIT_S = 60.0
 """For importing the file and one call: a function that needs longer for two answers would take hours in a run."""
-_SHARE_BEFORE_STACK: Final = 0.9
-"""Of the time limit, after which a function that still runs is asked where it is."""
+_ASK_WHERE: Final = signal.SIGUSR1
+_STACK_S: Final = 0.5
+"""For a function that hangs to say where it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +55,15 @@ def probe(
     *,
     folder: Path,
     fields: Collection[str] | None,
-    timeout_s: float = TIME_LIMIT_S,
 ) -> Probe:
     """Import the function of `settings` and score `answers` with it, in a child process."""
+    timeout_s = TIME_LIMIT_S
     request = {
         "path": settings.path,
         "options": settings.options,
         "folder": str(folder),
         "fields": None if fields is None else sorted(fields),
         "answers": [asdict(answer) for answer in answers],
-        "stack_after_s": timeout_s * _SHARE_BEFORE_STACK,
     }
     with tempfile.TemporaryFile() as reply, tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
@@ -77,6 +78,7 @@ def probe(
         try:
             process.communicate(json.dumps(request, default=str).encode(), timeout=timeout_s)
         except subprocess.TimeoutExpired:
+            _ask_for_stack(process)
             _kill(process)
             where = _stack_place(_text(printed), settings.path)
             return Probe(failure=f"{settings.path} did not end within {timeout_s:g} s{where}")
@@ -89,10 +91,8 @@ def probe(
 
 def child(reply: int) -> None:
     """What the child process does: the request comes on standard input, the outcome goes to the file `reply`."""
-    request = json.loads(sys.stdin.buffer.read())
-    faulthandler.dump_traceback_later(request["stack_after_s"], exit=False)
-    outcome = _outcome(request)
-    faulthandler.cancel_dump_traceback_later()
+    faulthandler.register(_ASK_WHERE)
+    outcome = _outcome(json.loads(sys.stdin.buffer.read()))
     os.write(reply, json.dumps(asdict(outcome)).encode())
     sys.stdout.flush()
     os._exit(0)  # threads that the function started do not keep the process
@@ -103,7 +103,13 @@ def _outcome(request: dict[str, Any]) -> Probe:
     fields = None if request["fields"] is None else frozenset(cast("list[str]", request["fields"]))
     context = RewardContext(folder=Path(request["folder"]), seed=0, fields=fields)
     answers = [
-        Answer(**{**row, "prompt": tuple((role, content) for role, content in row["prompt"])})
+        Answer(
+            prompt=tuple((role, content) for role, content in row["prompt"]),
+            text=row["text"],
+            is_finished=row["is_finished"],
+            solution=row["solution"],
+            extra=row["extra"],
+        )
         for row in request["answers"]
     ]
     file = str(context.folder / settings.path.rpartition(":")[0])
@@ -182,7 +188,15 @@ def _text(file: Any) -> str:
     return file.read().decode(errors="replace")
 
 
+def _ask_for_stack(process: subprocess.Popen[bytes]) -> None:
+    """Let the process print where it is."""
+    process.send_signal(_ASK_WHERE)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STACK_S)
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The process, and what it started."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from logging import getLogger
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
