@@ -45,8 +45,11 @@ def test_another_environments_command_is_not_taken_for_this_one(
     assert kedge_command() == ".venv/bin/kedge"
 
 
-def test_from_another_folder_the_path_is_whole(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir("/")
+def test_from_another_folder_the_path_is_whole(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert kedge_command() == str(environment / "kedge")
 
 

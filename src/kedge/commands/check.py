@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.commands.check_data import DataFiles, check_data, check_prompts
-from kedge.commands.check_machine import device_findings, disk_bytes, disk_findings
+from kedge.commands.check_machine import device_findings, disk_bytes, disk_findings, role_lines
 from kedge.commands.check_records import Checked, merged
 from kedge.commands.check_rewards import RewardChecks
 from kedge.core.errors import ConfigError, KedgeError
@@ -204,6 +204,8 @@ def _check_stage(
 ) -> tuple[StageReport, list[Checked]]:
     stage, settings = recipe.kinds[name], recipe.stages[name]
     lines = list(stage.explain(settings))
+    if model.facts:
+        lines.extend(role_lines(settings, model.facts, reward_members=_reward_members(recipe, links)))
     findings = list(stage.check(settings))
     use = stage.prompts(settings)
     window = stage.window(settings)
@@ -237,6 +239,12 @@ def _check_stage(
         name=name, kind=kind, can_run=stage.run is not None, lines=tuple(lines), findings=tuple(findings)
     )
     return report, rows
+
+
+def _reward_members(recipe: Recipe, links: Sequence[Link]) -> int:
+    """How many reward models the stages of this recipe make for these inputs."""
+    makers = {link.stage for link in links if link.stage and "reward_model" in link.kinds}
+    return sum(int(getattr(recipe.stages[stage], "members", 0)) for stage in makers)
 
 
 def _window_findings(name: str, window: int | None, model: ModelReport, use: PromptUse | None) -> Iterator[Finding]:

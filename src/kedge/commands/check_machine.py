@@ -59,6 +59,34 @@ def disk_findings(needed: int, runs: Path) -> Iterator[Finding]:
         )
 
 
+def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> list[str]:
+    """About what the roles of an RL stage take in float32, as a table with its total; empty for other stages.
+
+    The run itself prints what its tensors really take. `reward_members` are those of a reward model that a stage makes.
+    """
+    values: Any = settings
+    roles = getattr(values, "roles", None)
+    if roles not in ("separate", "lora"):
+        return []
+    from kedge.models.roles.memory import RoleMemory, table
+
+    weights, is_lora = facts.parameters * _WEIGHT_BYTES, roles == "lora"
+    learners = ("actor", "critic") if hasattr(values, "critic") else ("actor",)
+    learns = _learning_weights(values, facts) // len(learners)
+    shared = weights if is_lora else 0
+
+    def row(role: str, *, own: int, learns: int = 0, shared: int = shared) -> RoleMemory:
+        learning = learns * (_WEIGHT_BYTES + _ADAM_BYTES)
+        return RoleMemory(role=role, shared_bytes=shared, own_bytes=own, learning_bytes=learning, learns=learns)
+
+    rows = [row("base", own=weights, shared=0)] if is_lora else []
+    rows += [row(role, own=learns * _WEIGHT_BYTES if is_lora else weights, learns=learns) for role in learners]
+    rows.append(row("reference", own=0 if is_lora else weights))
+    if reward_members:
+        rows.append(row("reward", own=reward_members * weights, shared=0))
+    return ["memory of the roles, about:", *(f"  {line}" for line in table(rows))]
+
+
 def _stage_bytes(settings: Section, facts: ModelFacts) -> int:
     values: Any = settings
     checkpoints: CheckpointSettings = values.checkpoints

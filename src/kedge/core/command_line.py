@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def kedge_command() -> str:
-    """`kedge` where the shell finds that of this environment; else its path, from the working folder where it is inside."""
+    """`kedge` where the shell finds that of this environment; else its path, relative where it is in this folder."""
     script = Path(sys.executable).parent / "kedge"
     found = shutil.which("kedge")
     if found is not None and Path(found).absolute() == script:
