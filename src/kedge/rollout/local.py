@@ -6,6 +6,7 @@ after `top_k`, `top_p` or a forbidden stop token, so the trainer computes the sa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -77,6 +78,7 @@ class LocalGenerator:
                 raise ModelError(f"token {token} (stop or padding) is not among the {vocabulary} of the model")
         self._model, self._settings, self._decode = model, settings, decode
         self._stop_ids, self._pad = tuple(stop_ids), pad
+        self._room = window_of(model.config) or sys.maxsize
         self._window = look_every or (_LOOK_EVERY if on_gpu else 1)
         self._graphs: GraphSteps | None = None
         self._merged_layers = MergedLayers()
@@ -171,7 +173,7 @@ class LocalGenerator:
         self.version = version
 
     def _check_room(self, prompts: Prompts) -> None:
-        window, new = window_of(self._model.config) or 2**62, self._settings.max_new_tokens
+        window, new = self._room, self._settings.max_new_tokens
         too_long = [row for row, tokens in enumerate(prompts.tokens) if len(tokens) + new > window]
         if too_long:
             named = ", ".join(
