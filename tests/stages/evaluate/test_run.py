@@ -147,7 +147,5 @@ def test_every_model_is_asked_the_prompts_that_are_left(
 def test_a_prompt_without_room_for_an_answer_is_refused(home: Path, run_recorded: RunStage, tmp_path: Path) -> None:
     given = {"kind": "evaluate", "models": ["tiny"], "prompts": "prompts", "max_new_tokens": 1010}
     settings = EvaluateSettings.model_validate(given)
-    with pytest.raises(
-        DataError, match=r"4 of 4 prompts are longer than the window of 1,024 less max_new_tokens"
-    ):
+    with pytest.raises(DataError, match=r"4 of 4 prompts are longer than the window of 1,024 less max_new_tokens"):
         run_recorded(tmp_path / "s", run, settings, models=[str(home / "tiny")], prompts=str(home / "prompts.jsonl"))
