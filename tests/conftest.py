@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The commands of this environment are on the path, as in an activated one: printed commands name them.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest

@@ -163,8 +163,8 @@ def test_the_walls_around_the_code_of_answers_are_told(write: Write, monkeypatch
     works = isolation.Trial(locks={"calls": True, "files": True, "nobody": True})
     monkeypatch.setattr(isolation, "tried", lambda layer, network: works)
     report = checked(write, CODE)
-    (line,) = [line for line in report.stages[0].lines if "isolation" in line]
-    assert line.startswith("reward.parts.code: the code of answers runs with isolation bubblewrap (")
+    (row,) = [row for row in report.checked if "isolation" in row.result]
+    assert row.result.startswith("isolation bubblewrap (")
     assert "reward.isolation" not in levels(report)
 
 

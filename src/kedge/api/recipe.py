@@ -67,15 +67,16 @@ class Recipe:
         """The recipe with every default filled in, as plain values."""
         return self._recipe.resolved()
 
-    def check(self) -> list[Finding]:
+    def check(self, *, offline: bool = False) -> list[Finding]:
         """What `kedge check` finds in the recipe, its data and its models. A fatal finding would keep it from running.
 
-        Each finding has a `level` (info, warning, fatal), a `code`, a `message`, and often a `fix`.
+        Each finding has a `level` (info, warning, fatal), a `code`, a `message`, and often a `fix`. `offline` asks no
+        reward server.
         """
         from kedge.commands.check import check_recipe
 
         with self._in_place() as (recipe, place):
-            findings = check_recipe(recipe).findings
+            findings = check_recipe(recipe, offline=offline).findings
         return [
             replace(finding, message=_without(finding.message, place), where=_without(finding.where, place))
             for finding in findings
@@ -103,7 +104,7 @@ class Recipe:
         if resume:
             self._inputs.refuse_changed(home)
         elif check:
-            self._refuse_unfit()
+            self._refuse_unfit(home)
         callback = _Callback(on_step)
         try:
             run_in(
@@ -122,12 +123,12 @@ class Recipe:
     def __repr__(self) -> str:
         return f"<recipe {self.name!r}: {' → '.join(self.stages)}>"
 
-    def _refuse_unfit(self) -> None:
+    def _refuse_unfit(self, home: Path) -> None:
         from kedge.commands.check import refuse_unfit
 
         with self._in_place() as (recipe, place):
             try:
-                refuse_unfit(recipe)
+                refuse_unfit(recipe, runs=home)
             except ConfigError as error:
                 raise ConfigError(_without(str(error), place)) from None
 

@@ -26,6 +26,7 @@ def check(
     ] = False,
     show_masks: Annotated[bool, typer.Option("--show-masks", help="Show which tokens are trained.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask reward servers and judges.")] = False,
 ) -> None:
     """Check recipes, their data and models; explain the batch arithmetic. Exit 2 if one is unfit."""
     from kedge.recipe.schema import recipe_schema
@@ -40,14 +41,16 @@ def check(
     if resolved:
         _print_resolved(recipes, overrides or [], as_json)
         return
-    checked = [_check_one(recipe, overrides or [], show_masks, as_json) for recipe in recipes]
+    checked = [_check_one(recipe, overrides or [], show_masks, as_json, offline) for recipe in recipes]
     if as_json:
         print_json([found for found, _ in checked])
     if not all(is_fit for _, is_fit in checked):
         raise typer.Exit(2)
 
 
-def _check_one(file: Path, overrides: list[str], show_masks: bool, as_json: bool) -> tuple[dict[str, Any], bool]:
+def _check_one(
+    file: Path, overrides: list[str], show_masks: bool, as_json: bool, offline: bool
+) -> tuple[dict[str, Any], bool]:
     """One report, shown; a recipe that cannot even be loaded does not keep the others from being checked."""
     from kedge.commands.check import check_recipe, masked_examples
     from kedge.recipe.schema import load_recipe
@@ -56,7 +59,7 @@ def _check_one(file: Path, overrides: list[str], show_masks: bool, as_json: bool
     try:
         recipe = load_recipe(file, overrides)
         with counter("examples audited", is_quiet=as_json) as progress:
-            report = check_recipe(recipe, progress=progress)
+            report = check_recipe(recipe, progress=progress, offline=offline)
         if not as_json:
             _print_report(console, report)
         in_colour = console.is_terminal and not console.no_color
@@ -102,7 +105,21 @@ def _print_report(console: Console, report: RecipeReport) -> None:
     if report.data:
         console.print("  [bold]data[/], all files together")
         print_findings(console, report.data, indent="    ")
+    print_findings(console, report.machine, indent="  ")
+    _print_checked(console, report)
     fatal = sum(finding.level == "fatal" for finding in report.findings)
     warnings = sum(finding.level == "warning" for finding in report.findings)
     verdict = "[green]fit to run[/]" if report.is_fit else f"[bold red]not fit to run: {fatal} fatal[/]"
     console.print(f"  {verdict}{f', {warnings} warning(s)' if warnings else ''}\n")
+
+
+def _print_checked(console: Console, report: RecipeReport) -> None:
+    """What was looked at besides models and files, a line each."""
+    if not report.checked:
+        return
+    rows = [(row.what, row.subject, row.result, ", ".join(row.used_by)) for row in report.checked]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    console.print("  [bold]checked[/]")
+    for what, subject, result, users in rows:
+        users = f" [dim]({escape(users)})[/]" if users else ""
+        tell(console, f"{what:<{widths[0]}}  {escape(subject):<{widths[1]}}  {escape(result)}{users}", indent="    ")

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kedge.cli.screen import out, print_findings, tell
+from kedge.core.command_line import kedge_command
 from kedge.core.findings import has_fatal
 
 app = typer.Typer(name="models", help="Built-in models: list, fetch, check.", no_args_is_help=True)
@@ -21,7 +22,7 @@ def list_models() -> None:
 
     table = Table("alias", "what it is", "ready", box=None, pad_edge=False)
     for alias, summary, is_ready in built_in():
-        table.add_row(f"[bold]{alias}[/]", summary, "yes" if is_ready else f"kedge models fetch {alias}")
+        table.add_row(f"[bold]{alias}[/]", summary, "yes" if is_ready else f"{kedge_command()} models fetch {alias}")
     out().print(table)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
+from rich.markup import escape
 from rich.table import Table
 
 from kedge.cli.screen import out, writing
+from kedge.core.command_line import kedge_command
 
 
 def new(
@@ -25,10 +28,10 @@ def new(
         for name, summary in templates().items():
             table.add_row(f"[bold]{name}[/]", summary, end_section=name == START[-1])
         console.print(table)
-        console.print("\n[dim]kedge new TEMPLATE writes one here.[/]")
+        console.print(f"\n[dim]{escape(kedge_command())} new TEMPLATE writes one here.[/]")
         return
     with writing(folder):
         written = write_template(template, folder)
     for path in written:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
-    console.print(f"next: kedge check {written[0]}", markup=False, soft_wrap=True)
+    console.print(f"next: {kedge_command()} check {quote(str(written[0]))}", markup=False, soft_wrap=True)

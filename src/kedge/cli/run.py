@@ -18,6 +18,7 @@ def run(
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=V", help="Change one setting.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
+    offline: Annotated[bool, typer.Option("--offline", help="Check without asking reward servers.")] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="Start without what kedge check does first.")] = False,
 ) -> None:
     """Run a recipe; everything it makes is in runs/NAME.
@@ -33,7 +34,7 @@ def run(
     loaded = load_recipe(recipe, overrides or ())
     if not (resume or no_check):
         with counter("examples audited") as progress:
-            refuse_unfit(loaded, progress=progress)
+            refuse_unfit(loaded, progress=progress, offline=offline, runs=runs)
     folder = runs / loaded.settings.name
     with writing(folder), live_view(console, folder):
         run_recipe(

@@ -6,34 +6,33 @@ The recipe and its wiring are checked by loading it. Here the models, the data a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import BaseModel
-
 from kedge.commands.audit import audit_all, max_broken_of
+from kedge.commands.check_data import DataFiles, check_data, check_prompts
+from kedge.commands.check_machine import device_findings, disk_bytes, disk_findings, role_lines
+from kedge.commands.check_records import Checked, merged
+from kedge.commands.check_rewards import RewardChecks
 from kedge.core.errors import ConfigError, KedgeError
+from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding, has_fatal
-from kedge.core.stage import DATA_KINDS, WeightedFile
+from kedge.core.stage import PromptUse
 from kedge.recipe.data_inputs import read_options
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, connect
-from kedge.rewards.isolation import choose, describe
-from kedge.rewards.settings import UnitTestsSource
-from kedge.stages.shared import batch_arithmetic as words
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
     from rich.text import Text
     from transformers import PreTrainedTokenizerBase
 
-    from kedge.data.examples import Example, Kind
     from kedge.models.loading.describe import ModelFacts
 
-SAMPLE = 4096
-"""Examples of a file that are tokenised: enough for shares, and quick."""
+RUNS = Path("runs")
+"""Where runs go unless another folder is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +72,15 @@ class RecipeReport:
     stages: tuple[StageReport, ...]
     data: tuple[Finding, ...]
     """What the audit of all files together found: duplicates, contradictions, leakage."""
+    machine: tuple[Finding, ...] = ()
+    """What this machine lacks: a device, room on the disk."""
+    checked: tuple[Checked, ...] = ()
+    """What was looked at besides, a line each: prompts, rewards, disk."""
 
     @property
     def findings(self) -> list[Finding]:
-        parts = (*(model.findings for model in self.models), *(stage.findings for stage in self.stages), self.data)
+        of_models = (model.findings for model in self.models)
+        parts = (*of_models, *(stage.findings for stage in self.stages), self.data, self.machine)
         return [finding for part in parts for finding in part]
 
     @property
@@ -89,41 +93,71 @@ class RecipeReport:
             "name": self.name,
             "is_fit": self.is_fit,
             "stages": {stage.name: {"kind": stage.kind, "lines": list(stage.lines)} for stage in self.stages},
+            "checked": [asdict(row) for row in self.checked],
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
 
-def check_recipe(recipe: Recipe, *, progress: Callable[[int], None] | None = None) -> RecipeReport:
-    """Look at the models, the data of every stage, and all files together."""
+def check_recipe(
+    recipe: Recipe,
+    *,
+    progress: Callable[[int], None] | None = None,
+    offline: bool = False,
+    runs: Path = RUNS,
+) -> RecipeReport:
+    """Look at the models, the data and the rewards of every stage, all files together, and the machine.
+
+    `offline` asks no reward server; `runs` is the folder whose disk the checkpoints will be on.
+    """
     plan = connect(recipe)
     template = recipe.chat_template
     models = {name: check_model(name, template) for name in _outside_models(plan.links.values())}
     default = models.get(recipe.settings.model) or check_model(recipe.settings.model, template)
+    files, rewards = DataFiles(), RewardChecks(recipe=recipe, offline=offline)
     stages: list[StageReport] = []
-    readable: set[str] = set()
+    checked: list[Checked] = []
+    bases: dict[str, ModelFacts] = {}
     for name in plan.order:
         links = plan.links[name]
         base = next((models[link.source()] for link in links if link.source() in models), default)
-        stages.append(_check_stage(name, recipe, links, base, readable))
+        if base.facts:
+            bases[name] = base.facts
+        report, rows = _check_stage(name, recipe, links, base, files, rewards)
+        stages.append(report)
+        checked.extend(rows)
+    needed = disk_bytes(recipe, bases)
+    disk = Checked(
+        what="disk",
+        subject=str(runs),
+        result=f"about {readable_bytes(needed)} of {readable_bytes(free_bytes(runs))} free",
+        used_by=(),
+    )
     return RecipeReport(
         file=recipe.file,
         name=recipe.settings.name,
         models=tuple({**models, recipe.settings.model: default}.values()),
         stages=tuple(stages),
-        data=tuple(audit_all(recipe, plan, readable, progress)),
+        data=tuple(audit_all(recipe, plan, files.readable, progress)),
+        machine=(*device_findings(recipe.settings.device), *disk_findings(needed, runs)),
+        checked=(*merged(checked), *((disk,) if needed else ())),
     )
 
 
-def refuse_unfit(recipe: Recipe, *, progress: Callable[[int], None] | None = None) -> None:
+def refuse_unfit(
+    recipe: Recipe, *, progress: Callable[[int], None] | None = None, offline: bool = False, runs: Path = RUNS
+) -> None:
     """Raise with every fatal finding of `kedge check`, before a run makes a folder."""
-    report = check_recipe(recipe, progress=progress)
-    told = [
-        *(f"model {model.name}: {one.message}" for model in report.models for one in model.findings if _is_fatal(one)),
-        *(f"{one.where}: {one.message}" for stage in report.stages for one in stage.findings if _is_fatal(one)),
-        *(one.message for one in report.data if _is_fatal(one)),
+    report = check_recipe(recipe, progress=progress, offline=offline, runs=runs)
+    of_models = [(f"model {model.name}", finding) for model in report.models for finding in model.findings]
+    of_stages = [(finding.where, finding) for stage in report.stages for finding in stage.findings]
+    of_machine = [(finding.where, finding) for finding in report.machine]
+    fatal = [
+        *(f"{place}: {finding.message}" for place, finding in (*of_models, *of_stages) if _is_fatal(finding)),
+        *(finding.message for finding in report.data if _is_fatal(finding)),
+        *(f"{place}: {finding.message}" for place, finding in of_machine if _is_fatal(finding)),
     ]
-    if told:
-        listed = "\n".join(f"  {line}" for line in dict.fromkeys(told))
+    if fatal:
+        listed = "\n".join(f"  {line}" for line in dict.fromkeys(fatal))
         raise ConfigError(f"{recipe.file}: not fit to run, and nothing was started (kedge check tells more):\n{listed}")
 
 
@@ -149,8 +183,9 @@ def masked_examples(recipe: Recipe, count: int, *, in_colour: bool) -> Iterator[
 
 
 def _outside_models(all_links: Iterable[Sequence[Link]]) -> list[str]:
-    found = [link.source() for links in all_links for link in links if not link.is_data and not link.stage]
-    return list(dict.fromkeys(found))
+    """Models of files and hubs that generate; reward models are looked at where they score."""
+    sources = [link.source() for links in all_links for link in links if not link.stage and link.kinds == ("model",)]
+    return list(dict.fromkeys(sources))
 
 
 def check_model(name: str, chat_template: str | None = None) -> ModelReport:
@@ -168,105 +203,69 @@ def check_model(name: str, chat_template: str | None = None) -> ModelReport:
 
 
 def _check_stage(
-    name: str, recipe: Recipe, links: Sequence[Link], model: ModelReport, readable: set[str]
-) -> StageReport:
+    name: str, recipe: Recipe, links: Sequence[Link], model: ModelReport, files: DataFiles, rewards: RewardChecks
+) -> tuple[StageReport, list[Checked]]:
     stage, settings = recipe.kinds[name], recipe.stages[name]
     lines = list(stage.explain(settings))
+    if model.facts:
+        lines.extend(role_lines(settings, model.facts, reward_members=_reward_members(recipe, links)))
     findings = list(stage.check(settings))
+    use = stage.prompts(settings)
     window = stage.window(settings)
     limit = model.facts.window if model.facts else None
-    if window and limit and window > limit:
-        findings.append(
-            Finding(
-                level="fatal",
-                code="stage.window",
-                message=f"{window} tokens are asked for, but {model.name} has a window of {limit}",
-                where=name,
-                fix=f"ask for at most {limit}",
-            )
-        )
+    findings.extend(_window_findings(name, window, model, use))
     for link in links:
         if link.stage:
             lines.append(f"{link.field}: what {link.stage} makes ({link.output})")
         elif link.is_data:
-            line, found = _check_data(name, link, model, window or limit, max_broken_of(settings), readable)
+            line, found = check_data(
+                name,
+                link,
+                model.tokenizer,
+                window or limit,
+                files=files,
+                max_broken=max_broken_of(settings),
+                is_asked=use is not None and link.field == use.field,
+            )
             lines.append(line)
             findings.extend(found)
-    for field, source in _code_sources(settings):
-        line, found = _check_isolation(f"{name}.{field}", source)
-        lines.append(f"{field}: {line}")
+    rows: list[Checked] = []
+    if use is not None:
+        asked, row, found = check_prompts(name, use, links, model.tokenizer, limit, files)
+        rows.extend(row)
         findings.extend(found)
+        for checked, found in rewards.check(name, use, links, asked, model.tokenizer):
+            rows.append(checked)
+            findings.extend(found)
     kind = str(settings.model_dump()["kind"])
-    return StageReport(
+    report = StageReport(
         name=name, kind=kind, can_run=stage.run is not None, lines=tuple(lines), findings=tuple(findings)
     )
+    return report, rows
 
 
-def _code_sources(section: BaseModel, at: str = "") -> Iterator[tuple[str, UnitTestsSource]]:
-    """Every reward source of a stage that runs the code of answers, with its field."""
-    if isinstance(section, UnitTestsSource):
-        yield at, section
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        field = f"{at}.{name}" if at else name
-        if isinstance(value, BaseModel):
-            yield from _code_sources(value, field)
-        elif isinstance(value, dict):
-            for key, part in cast("dict[str, Any]", value).items():
-                if isinstance(part, BaseModel):
-                    yield from _code_sources(part, f"{field}.{key}")
+def _reward_members(recipe: Recipe, links: Sequence[Link]) -> int:
+    """How many reward models the stages of this recipe make for these inputs."""
+    makers = {link.stage for link in links if link.stage and "reward_model" in link.kinds}
+    return sum(int(getattr(recipe.stages[stage], "members", 0)) for stage in makers)
 
 
-def _check_isolation(where: str, source: UnitTestsSource) -> tuple[str, list[Finding]]:
-    """Which walls stand around the code of answers here; fatal where it must not run."""
-    try:
-        layer = choose(source.isolation, source.network)
-    except ConfigError as error:
-        finding = Finding(level="fatal", code="reward.isolation", message=str(error), where=where)
-        return "the code of answers cannot run here", [finding]
-    return f"the code of answers runs with {describe(layer, source.network)}", []
-
-
-def _check_data(
-    stage: str, link: Link, model: ModelReport, window: int | None, max_broken: float, readable: set[str]
-) -> tuple[str, list[Finding]]:
-    """Read one file to its end as what the stage wants it for, and try a part of it on the tokenizer."""
-    from kedge.data.preflight_examples import preflight_examples
-    from kedge.data.reading import read
-
-    source = link.source()
-    try:
-        reading = read(source, kind=_wanted_kind(link), max_broken=max_broken, **read_options(link))
-        sample: list[Example] = []
-        for example in reading:
-            if len(sample) < SAMPLE:
-                sample.append(example)
-    except KedgeError as error:
-        where = f"{stage}.{link.field}"
-        return f"{link.field}: unreadable", [
-            Finding(level="fatal", code="data.unusable", message=str(error), where=where)
-        ]
-    readable.add(source)
-    line = f"{link.field}: {reading.count:,} {reading.kind} in {Path(source).name}"
-    if reading.format.layout is not None:
-        line += f", read as {reading.format.name}"
-    if isinstance(link.reading, WeightedFile) and link.reading.weight is not None:
-        line += f", weight {link.reading.weight:g}"
-    if reading.num_without:
-        line += f", {words.count(reading.num_without, 'row')} without one (ties, say)"
-    if reading.num_broken:
-        line += f", {words.count(reading.num_broken, 'broken line')} left out (kedge data check lists them)"
-    if model.tokenizer is None or window is None:
-        return line, []
-    return line, preflight_examples(model.tokenizer, sample, window=window)
-
-
-def _wanted_kind(link: Link) -> Kind | None:
-    """The one kind that is wanted; the file's own, when several or any will do."""
-    wanted = [kind for kind in link.kinds if kind in DATA_KINDS and kind != "records"]
-    if len(wanted) == 1:
-        return cast("Kind", wanted[0])
-    from kedge.data.reading import recognised
-
-    found = recognised(link.source(), None, columns=read_options(link)["columns"]).kind
-    return found if not wanted or found in wanted else cast("Kind", wanted[0])
+def _window_findings(name: str, window: int | None, model: ModelReport, use: PromptUse | None) -> Iterator[Finding]:
+    limit = model.facts.window if model.facts else None
+    if use is not None and limit and use.max_new_tokens >= limit:
+        yield Finding(
+            level="fatal",
+            code="stage.window",
+            message=f"answers of {use.max_new_tokens:,} tokens leave no room for a prompt: {model.name} has a window "
+            f"of {limit:,}",
+            where=name,
+            fix="allow shorter answers (max_new_tokens)",
+        )
+    elif window and limit and window > limit:
+        yield Finding(
+            level="fatal",
+            code="stage.window",
+            message=f"{window} tokens are asked for, but {model.name} has a window of {limit}",
+            where=name,
+            fix=f"ask for at most {limit}",
+        )

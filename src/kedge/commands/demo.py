@@ -6,10 +6,12 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import torch
 
 from kedge.commands.narrator import Narrator, Tell
+from kedge.core.command_line import kedge_command
 from kedge.data.auditing import audit
 from kedge.demo import story
 from kedge.demo.recipe import NAMES, Version, write_demo
@@ -57,7 +59,7 @@ def run_demo(
         home = _run(recipe, narrator)
     message = "The kettle of order 107 smells of fish. May I have a refund?"
     price = _again(recipe, f"stages.ppo.kl.start={0.5 if is_let_go else 0.2}")
-    other = f"kedge doctor {home / 'ppo'}" if is_let_go else "kedge demo --overoptimise"
+    other = _doctor(home) if is_let_go else f"{kedge_command()} demo --overoptimise"
     _end(home, [_sample(home, message), price, other], tell)
     tell(f"All of it took {_duration(time.monotonic() - began)} on one thread, with seed {seed}.", "plain")
     return home
@@ -84,7 +86,7 @@ def run_real(folder: Path, seed: int, *, tell: Tell, reward: str | None = None, 
     question = "How do I get red wine out of a carpet?"
     _end(
         home,
-        [_sample(home, question), _again(recipe, "stages.ppo.iterations=40"), f"kedge doctor {home / 'ppo'}"],
+        [_sample(home, question), _again(recipe, "stages.ppo.iterations=40"), _doctor(home)],
         tell,
     )
     tell(f"All of it took {_duration(time.monotonic() - began)}, with seed {seed}.", "plain")
@@ -126,11 +128,15 @@ def _end(home: Path, commands: Sequence[str], tell: Tell) -> None:
 
 
 def _sample(home: Path, prompt: str) -> str:
-    return f'kedge sample {home / "ppo"} -p "{prompt}"'
+    return f'{kedge_command()} sample {quote(str(home / "ppo"))} -p "{prompt}"'
+
+
+def _doctor(home: Path) -> str:
+    return f"{kedge_command()} doctor {quote(str(home / 'ppo'))}"
 
 
 def _again(recipe: Recipe, change: str) -> str:
-    return f"kedge run {recipe.file} --set name=mine --set {change}"
+    return f"{kedge_command()} run {quote(str(recipe.file))} --set name=mine --set {change}"
 
 
 def _duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kedge.core.command_line import kedge_command
 from kedge.core.errors import ConfigError, RunError
 from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
 from kedge.report.run.run_records import REWARD_REPORT
@@ -60,7 +61,7 @@ def next_command(examined: Sequence[Examined]) -> str | None:
     if not wanted:
         return None
     overrides = [f"name={examined[0].pipeline}-2", *wanted]
-    return "kedge run RECIPE " + " ".join(f"--set {shlex.quote(one)}" for one in overrides)
+    return f"{kedge_command()} run RECIPE " + " ".join(f"--set {shlex.quote(one)}" for one in overrides)
 
 
 def history_of(folder: Path) -> History:

@@ -47,6 +47,10 @@ ReadData = str | DataFile | Annotated[list[str | DataFile], Field(min_length=1)]
 MixedData = str | WeightedFile | Annotated[list[str | WeightedFile], Field(min_length=1)]
 """What is trained on: one file, or several with the shares that they have in it."""
 
+TooLong = Literal["refuse", "drop", "cut"]
+"""What happens to a prompt with more tokens than a stage allows: the stage does not start; it is left out and counted;
+or it loses its beginning (of a conversation the oldest turns first)."""
+
 DATA_KINDS: frozenset[str] = frozenset({"records", "demonstrations", "pairs", "rankings", "thumbs", "prompts"})
 
 
@@ -76,6 +80,23 @@ class MayChange:
     """Marks a settings field that steers a run without changing its results: a resumed run may have another value."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptUse:
+    """How a stage asks prompts, so that it is checked before anything is trained."""
+
+    field: str
+    """The input that the prompts come from."""
+    max_tokens: int | None
+    """Longest prompt; None is what the window of the model leaves beside an answer."""
+    max_new_tokens: int
+    """Longest answer."""
+    too_long: TooLong
+    rewards: Mapping[str, Any]
+    """The reward sources that read the answers, by their field in the recipe."""
+    max_unscored: float
+    """The share of answers that may go without a score."""
+
+
 RunStage = Callable[[Any, Any], Mapping[str, Path]]
 
 
@@ -85,7 +106,8 @@ class Stage:
 
     The settings have a field `kind` that names the stage. `explain` says their arithmetic in plain words, `check`
     looks for trouble that types cannot express, `window` is the most tokens that an example may have, `inputs` has the
-    kinds of those inputs that can have fewer than their marks say, by field. `run(context, settings)` does the work and
+    kinds of those inputs that can have fewer than their marks say, by field, `prompts` says how prompts are asked, for
+    stages that sample answers. `run(context, settings)` does the work and
     returns the path of each output (`kedge.stages.shared.context.Context`); it is given as a function, or by its name
     `package.module:function`, so that a recipe is checked without importing torch. A stage without `run` can be checked
     only.
@@ -98,6 +120,7 @@ class Stage:
     check: Callable[[Any], Iterable[Finding]] = lambda settings: ()
     window: Callable[[Any], int | None] = lambda settings: None
     inputs: Callable[[Any], Mapping[str, tuple[ArtifactKind, ...]]] = lambda settings: {}
+    prompts: Callable[[Any], PromptUse | None] = lambda settings: None
     run: RunStage | str | None = None
 
     def load_run(self) -> RunStage | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import kedge
 from kedge.core.errors import ConfigError
+from kedge.core.settings import Section
 from kedge.core.suggest import did_you_mean
 from kedge.recipe.schema import load_recipe
 from kedge.recipe.wiring import connect
@@ -54,9 +57,23 @@ def free_folder(folder: Path) -> Path:
 
 def _shipped_files(home: Path, file: Path) -> list[Path]:
     """The files below `home` that a recipe reads, each once, in the order of first use."""
-    plan = connect(load_recipe(file))
+    recipe = load_recipe(file)
+    plan = connect(recipe)
     paths = [Path(link.source()).resolve() for links in plan.links.values() for link in links if not link.stage]
+    paths += [(home / name).resolve() for settings in recipe.stages.values() for name in _function_files(settings)]
     return list(dict.fromkeys(path for path in paths if path.is_file() and path.is_relative_to(home)))
+
+
+def _function_files(settings: Section) -> Iterator[str]:
+    """The files of the reward functions in settings, as the recipe names them: `file.py:function`."""
+    for name in type(settings).model_fields:
+        value: Any = getattr(settings, name)
+        parts: Iterable[Any] = cast("dict[str, Any]", value).values() if isinstance(value, dict) else (value,)
+        for part in parts:
+            if isinstance(part, Section):
+                yield from _function_files(part)
+    if getattr(settings, "kind", None) == "function":
+        yield str(getattr(settings, "path", "")).rpartition(":")[0]
 
 
 def _summary(file: Path) -> str:

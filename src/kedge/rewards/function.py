@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ def make(settings: FunctionSource, context: RewardContext) -> TextSource:
         raise ConfigError(f"function.path: '{settings.path}' is a kind of its own; write `kind: {settings.path}`")
     if not colon:
         return plugins.find("rewards", settings.path)(settings.options, context)
-    function = _function(context.folder / file, name)
+    function = load_function(context.folder / file, name)
     return source(function, name=settings.path, options=settings.options, fields=context.fields)
 
 
@@ -97,7 +98,8 @@ def _incomplete(missing: Sequence[str]) -> ScoreResult:
     return unscored(f"the prompt's record has no field {', '.join(missing)}")
 
 
-def _function(file: Path, name: str) -> Callable[..., Any]:
+def load_function(file: Path, name: str) -> Callable[..., Any]:
+    """A function of the user's file, which is imported now."""
     module = _module(file)
     function = vars(module).get(name)
     if callable(function):
@@ -106,6 +108,15 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
         key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
     raise ConfigError(f"{file} has no function '{name}'{did_you_mean(name, own)}; it has: {', '.join(own) or 'none'}")
+
+
+def _import_failure(error: BaseException, file: Path) -> str:
+    """The error, and the line of the user's file that it came from."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f"line {error.lineno}: SyntaxError: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    place = f"line {lines[-1]}: " if lines else ""
+    return f"{place}{type(error).__name__}: {error}"
 
 
 def _module(file: Path) -> ModuleType:
@@ -120,5 +131,5 @@ def _module(file: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a script that ends itself is no module of functions
-        raise ConfigError(f"function.path: {file} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"function.path: {file} cannot be imported: {_import_failure(error, file)}") from error
     return module

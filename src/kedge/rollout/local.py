@@ -6,12 +6,13 @@ after `top_k`, `top_p` or a forbidden stop token, so the trainer computes the sa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from logging import getLogger
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from kedge.core.errors import ConfigError, DataError, ModelError
 from kedge.core.records import Prompts, Rollouts
 from kedge.models.forward import heads
+from kedge.models.loading.describe import window_of
 from kedge.rollout.cache import for_decoding
 from kedge.rollout.decoding import Decoding
 from kedge.rollout.families import unsupported_reason
@@ -76,6 +78,7 @@ class LocalGenerator:
                 raise ModelError(f"token {token} (stop or padding) is not among the {vocabulary} of the model")
         self._model, self._settings, self._decode = model, settings, decode
         self._stop_ids, self._pad = tuple(stop_ids), pad
+        self._room = window_of(model.config) or sys.maxsize
         self._window = look_every or (_LOOK_EVERY if on_gpu else 1)
         self._graphs: GraphSteps | None = None
         self._merged_layers = MergedLayers()
@@ -170,7 +173,7 @@ class LocalGenerator:
         self.version = version
 
     def _check_room(self, prompts: Prompts) -> None:
-        window, new = _window(self._model), self._settings.max_new_tokens
+        window, new = self._room, self._settings.max_new_tokens
         too_long = [row for row, tokens in enumerate(prompts.tokens) if len(tokens) + new > window]
         if too_long:
             named = ", ".join(
@@ -207,10 +210,3 @@ def bucket_sizes(max_rows: int) -> tuple[int, ...]:
     while sizes[-1] < max_rows:
         sizes.append(sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 3)))
     return (*(size for size in sizes if size < max_rows), max_rows)
-
-
-def _window(model: PreTrainedModel) -> int:
-    """How many tokens a row may have: the positions of the model, or its sliding window where that is shorter."""
-    config = model.config
-    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-    return min(cast(int, limit) for limit in (getattr(config, "max_position_embeddings", None), slides, 2**62) if limit)

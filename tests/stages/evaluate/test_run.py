@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kedge.core.errors import DataError
 from kedge.models.loading.tiny import make_tiny
 from kedge.stages.evaluate import run as stage_run
 from kedge.stages.evaluate.run import run
@@ -124,3 +125,27 @@ def test_long_sampling_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(stage_run, "_QUIET_S", 0.0)
     progress.show(1000)
     assert lines == ["  tiny: 1,000 of 2,000 answers"]
+
+
+@pytest.mark.parametrize(("too_long", "asked"), [("drop", ["P0?", "P1?"]), ("cut", ["P0?", "b" * 3, "P1?"])])
+def test_every_model_is_asked_the_prompts_that_are_left(
+    home: Path, run_recorded: RunStage, tmp_path: Path, too_long: str, asked: list[str]
+) -> None:
+    rows = ["P0?", "a" * 50 + "bbb", "P1?"]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    given = {"kind": "evaluate", "models": ["tiny", "other"], "prompts": "prompts", "max_new_tokens": 2}
+    settings = EvaluateSettings.model_validate({**given, "max_prompt_tokens": 22, "too_long": too_long})
+    models = [str(home / name) for name in settings.models]
+    recorded = run_recorded(tmp_path / "stage", run, settings, models=models, prompts=str(tmp_path / "mixed.jsonl"))
+    prompts = by_model(recorded, "prompt")
+    for name in settings.models:
+        assert [prompt[0]["content"] for prompt in prompts[name]] == asked
+    events = [event for event in recorded.lines("events") if event["code"] == "prompts.too_long"]
+    assert [event["evidence"] for event in events] == [{"count": 1, "total": 3}]
+
+
+def test_a_prompt_without_room_for_an_answer_is_refused(home: Path, run_recorded: RunStage, tmp_path: Path) -> None:
+    given = {"kind": "evaluate", "models": ["tiny"], "prompts": "prompts", "max_new_tokens": 1010}
+    settings = EvaluateSettings.model_validate(given)
+    with pytest.raises(DataError, match=r"4 of 4 prompts are longer than the window of 1,024 less max_new_tokens"):
+        run_recorded(tmp_path / "s", run, settings, models=[str(home / "tiny")], prompts=str(home / "prompts.jsonl"))

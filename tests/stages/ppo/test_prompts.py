@@ -77,9 +77,24 @@ def test_prompts_that_are_too_long_are_refused_by_place(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         book(tmp_path, max_tokens=length - 1)
     message = str(refused.value)
-    assert f"7 of 7 prompts are longer than max_prompt_tokens {length - 1}: " in message
-    assert f"letters.jsonl:1 ({length} tokens), " in message
-    assert f"raise max_prompt_tokens (the longest has {length})" in message
+    assert f"7 of 7 prompts are longer than max_prompt_tokens {length - 1}; the longest has {length} (" in message
+    assert f"(letters.jsonl:1); also letters.jsonl:2 ({length}), letters.jsonl:3 ({length})" in message
+    assert f"raise it to {length}, shorten the prompts, or set too_long: drop (or cut)" in message
+
+
+def test_prompts_that_are_dropped_are_not_asked_and_an_event_has_their_number(
+    tmp_path: Path, run_ppo: RunPPO, records: Records
+) -> None:
+    rows = [{"prompt": "Say " + letter * count} for letter, count in (("a", 1), ("b", 60), ("c", 2), ("d", 70))]
+    file = tmp_path / "mixed.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings: dict[str, Any] = {"prompts": str(file), "max_prompt_tokens": 40, "iterations": 1, "batch": 4}
+    home = run_ppo(tmp_path / "drop", **settings, too_long="drop", logging={"samples": 4})
+    (event,) = [event for event in records(home / "events.jsonl") if event["code"] == "prompts.too_long"]
+    assert event["evidence"] == {"count": 2, "total": 4}
+    assert "2 of 4 prompts are longer than max_prompt_tokens 40; the longest has 93 (mixed.jsonl:4)" in event["message"]
+    asked_letters = {sample["prompt"].partition("Say ")[2][0] for sample in records(home / "samples.jsonl")}
+    assert asked_letters == {"a", "c"}
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path, run_ppo: RunPPO) -> None:
@@ -89,7 +104,7 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, run_ppo: RunPPO) -> N
 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(tmp_path: Path, run_ppo: RunPPO) -> None:
-    with pytest.raises(DataError, match=r"leave no room for an answer of 1010 tokens in the window of 1024"):
+    with pytest.raises(DataError, match=r"longer than the window of 1,024 less max_new_tokens 1,010, that is 14"):
         run_ppo(tmp_path, sampling={"max_new_tokens": 1010})
 
 

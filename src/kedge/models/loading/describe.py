@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kedge.core.errors import ModelError
@@ -29,6 +31,32 @@ class ModelFacts:
     tied_embeddings: bool
 
 
+def window_of(config: Any) -> int | None:
+    """How many tokens a row may have: the positions of the model, or its sliding window where that is shorter."""
+    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    limits = [limit for limit in (getattr(config, "max_position_embeddings", None), slides) if limit]
+    return min(limits, default=None)
+
+
+def context_window(model: str | Path) -> int | None:
+    """The window of a model, from its configuration alone; None where none is stated."""
+    source = resolve(model)
+    try:
+        return window_of(AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config())
+    except (OSError, ValueError) as error:
+        raise ModelError(explain(str(source), error)) from error
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise where a file of weights is damaged or cut short: its header must agree with its size."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: damaged or not whole ({error}); copy or download it again") from error
+
+
 def describe(
     model: str | Path,
     *,
@@ -38,6 +66,8 @@ def describe(
 ) -> ModelFacts:
     """The facts of `model` as it would be loaded with these arguments. `window` is None where none is stated."""
     source = resolve(model)
+    if isinstance(source, Path):
+        check_weight_files(source)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -53,7 +83,7 @@ def describe(
         parameters=parameters,
         dtype=str(weights_dtype).removeprefix("torch."),
         weights_bytes=parameters * weights_dtype.itemsize,
-        window=getattr(text, "max_position_embeddings", None),
+        window=window_of(text),
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         layers=text.num_hidden_layers,

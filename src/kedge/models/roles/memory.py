@@ -58,7 +58,7 @@ def table(rows: Sequence[RoleMemory]) -> list[str]:
     >>> print("\\n".join(table([row])))
     role        shared MB    own MB  learning MB  weights that learn
     actor             2.0       1.5          0.0                   0
-    total                       1.5          0.0
+    total                       1.5          0.0                   0
     """
 
     def line(role: str, *columns: str) -> str:
@@ -71,7 +71,8 @@ def table(rows: Sequence[RoleMemory]) -> list[str]:
     ]
     own, learning = sum(row.own_bytes for row in rows), sum(row.learning_bytes for row in rows)
     heading = line("role", "shared MB", "own MB", "learning MB", "weights that learn")
-    return [heading, *lines, line("total", "", _mb(own), _mb(learning), "").rstrip()]
+    learns = sum(row.learns for row in rows)
+    return [heading, *lines, line("total", "", _mb(own), _mb(learning), f"{learns:,}")]
 
 
 def _mb(size: int) -> str:

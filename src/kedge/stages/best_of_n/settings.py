@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, MixedData, Stage
+from kedge.core.stage import Input, MayChange, MixedData, Stage, TooLong
 from kedge.core.stats import best_of_kl
 from kedge.core.suggest import did_you_mean
 from kedge.models.settings import LoraSettings
@@ -90,7 +90,9 @@ class BestOfNSettings(Section):
     micro_batch: int = Field(default=8, ge=1)
     """Answers in memory at once; it changes speed and memory, never the update."""
     max_prompt_tokens: int = Field(default=512, ge=1)
-    """Longest prompt; a longer one is refused, not cut."""
+    """Longest prompt."""
+    too_long: TooLong = "refuse"
+    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     rows: Annotated[int, MayChange()] = Field(default=64, ge=1)
@@ -113,6 +115,7 @@ class BestOfNSettings(Section):
             n=self.n,
             answers=max(self.n, bond.anchors or 0) if bond else self.n,
             max_prompt_tokens=self.max_prompt_tokens,
+            too_long=self.too_long,
             sampling=self.sampling,
             rows=self.rows,
             failures=self.failures,
@@ -164,5 +167,6 @@ STAGE = Stage(
     explain=explain,
     check=check,
     window=lambda settings: settings.max_prompt_tokens,
+    prompts=lambda settings: settings.round_settings().prompt_use(),
     run="kedge.stages.best_of_n.train:train",
 )

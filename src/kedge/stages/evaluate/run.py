@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from kedge.core.seeds import seed_for
 from kedge.data.examples import Prompt
+from kedge.data.long_prompts import fit_prompts
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
@@ -25,10 +26,11 @@ from kedge.stages.evaluate.files import write_answers, write_numbers, write_pair
 from kedge.stages.evaluate.settings import EvaluateSettings
 from kedge.stages.rl.answering import Answered, Answering, answer
 from kedge.stages.rl.divergence import log_ratios
-from kedge.stages.rl.prompts import fields_of
+from kedge.stages.rl.prompts import fields_of, prompt_limit, report_long_prompts
 from kedge.stages.rl.reward import open_reward, report_unscored, tokenizer_hash
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
+from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +49,7 @@ class Candidate:
 
 def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     """Answer, score, compare, write; returns the files that other stages may read."""
-    prompts = _prompts(context)
+    prompts = _fitting_prompts(context, settings, _prompts(context))
     _try_sources(context, settings, prompts)
     candidates = [
         _answer(context, settings, prompts, name=name, model=model)
@@ -89,6 +91,24 @@ def _prompts(context: Context) -> list[Prompt]:
     prompts = [cast(Prompt, example) for example in reading]
     if reading.num_broken:
         context.event("warning", "evaluate.broken", f"{reading.num_broken:,} broken lines are set aside in {set_aside}")
+    return prompts
+
+
+def _fitting_prompts(context: Context, settings: EvaluateSettings, prompts: list[Prompt]) -> list[Prompt]:
+    """The prompts that every model can read beside an answer; what happens to others is said by `too_long`."""
+    source = context.input("prompts")
+    for model in dict.fromkeys(context.inputs("models")):
+        longest, limit_name = prompt_limit(model, settings.max_prompt_tokens, settings.max_new_tokens)
+        fitted = fit_prompts(
+            tokenizer_for(model, context.chat_template),
+            prompts,
+            source=source,
+            max_tokens=longest,
+            too_long=settings.too_long,
+            limit_name=limit_name,
+        )
+        report_long_prompts(context, settings.too_long, fitted.long)
+        prompts = fitted.prompts
     return prompts
 
 

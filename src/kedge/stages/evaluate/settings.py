@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, ReadData, Stage
+from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage, TooLong
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.stages.shared.batch_arithmetic import count
 
@@ -30,6 +30,10 @@ class EvaluateSettings(Section):
     """Answers a model gives to each prompt."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest answer."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Longest prompt; what the windows of the models leave beside the longest answer, when absent."""
+    too_long: TooLong = "refuse"
+    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
     temperature: float = Field(default=1.0, ge=1e-6)
     """Of sampling, and of the log-probabilities behind the KL."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -65,11 +69,25 @@ def check(settings: EvaluateSettings) -> Iterator[Finding]:
         )
 
 
+def prompt_use(settings: EvaluateSettings) -> PromptUse:
+    """How the prompts are asked; every model reads the same ones."""
+    sources = {"reward": settings.reward, "gold": settings.gold}
+    return PromptUse(
+        field="prompts",
+        max_tokens=settings.max_prompt_tokens,
+        max_new_tokens=settings.max_new_tokens,
+        too_long=settings.too_long,
+        rewards={field: source for field, source in sources.items() if source is not None},
+        max_unscored=settings.failures.max_share,
+    )
+
+
 STAGE = Stage(
     summary="Answers of several models to the same prompts, compared.",
     settings=EvaluateSettings,
     makes={"evaluation": "evaluation", "pairs": "pairs"},
     explain=explain,
     check=check,
+    prompts=prompt_use,
     run="kedge.stages.evaluate.run:run",
 )

@@ -10,7 +10,7 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, MixedData, Stage
+from kedge.core.stage import Input, MayChange, MixedData, Stage, TooLong
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
@@ -24,6 +24,7 @@ from kedge.stages.rl.settings import (
     RolesName,
     StopSettings,
     check_rl,
+    prompt_use,
 )
 from kedge.stages.shared import batch_arithmetic as words
 from kedge.trainers.settings import (
@@ -87,7 +88,9 @@ class PPOSettings(Section):
     micro_batch: int = Field(default=8, ge=1)
     """Responses in memory at once; it changes speed and memory, never the update."""
     max_prompt_tokens: int = Field(default=512, ge=1)
-    """Longest prompt; a longer one is refused, not cut."""
+    """Longest prompt."""
+    too_long: TooLong = "refuse"
+    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     kl: KLSettings = KLSettings()
@@ -165,5 +168,6 @@ STAGE = Stage(
     explain=explain,
     check=check,
     window=lambda settings: settings.max_prompt_tokens,
+    prompts=prompt_use,
     run="kedge.stages.ppo.train:train",
 )

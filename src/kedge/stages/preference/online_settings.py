@@ -12,7 +12,7 @@ from pydantic import Field
 
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, MixedData
+from kedge.core.stage import Input, MayChange, MixedData, TooLong
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.round_settings import RoundSettings
@@ -41,7 +41,9 @@ class OnlineSettings(Section):
     offline: float = Field(default=1.0, gt=0)
     """Where `data` is given: so many of its pairs beside each new one, drawn anew in each round."""
     max_prompt_tokens: int = Field(default=512, ge=1)
-    """Longest prompt; a longer one is refused, not cut."""
+    """Longest prompt."""
+    too_long: TooLong = "refuse"
+    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     rows: Annotated[int, MayChange()] = Field(default=64, ge=1)
@@ -62,6 +64,7 @@ class OnlineSettings(Section):
             n=self.answers,
             answers=self.answers,
             max_prompt_tokens=self.max_prompt_tokens,
+            too_long=self.too_long,
             sampling=self.sampling,
             rows=self.rows,
             failures=self.failures,

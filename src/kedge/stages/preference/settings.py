@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import ArtifactKind, Input, MixedData, ReadData, Stage
+from kedge.core.stage import ArtifactKind, Input, MixedData, PromptUse, ReadData, Stage
 from kedge.models.settings import LoraSettings
 from kedge.models.training.preference_methods import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
 from kedge.runs.checkpoints import CheckpointSettings
@@ -156,6 +156,11 @@ def inputs(settings: PreferenceSettings) -> Mapping[str, tuple[ArtifactKind, ...
     return {"data": kinds, "heldout": kinds}
 
 
+def prompt_use(settings: PreferenceSettings) -> PromptUse | None:
+    """How the prompts of the rounds are asked; None offline."""
+    return settings.online.round_settings(samples=0).prompt_use(under="online.") if settings.online else None
+
+
 STAGE = Stage(
     summary="Preferences learnt directly: DPO and its family, offline or online.",
     settings=PreferenceSettings,
@@ -164,5 +169,6 @@ STAGE = Stage(
     check=check,
     window=lambda settings: settings.max_length,
     inputs=inputs,
+    prompts=prompt_use,
     run="kedge.stages.preference.train:train",
 )

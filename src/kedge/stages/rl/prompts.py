@@ -7,7 +7,7 @@ the uninterrupted one would have asked, and a prompt that comes twice is two gro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,14 @@ from kedge.core.errors import DataError
 from kedge.core.protocols import Generator
 from kedge.core.records import Prompts, Rollouts, repeated
 from kedge.core.seeds import item_at, seed_for
+from kedge.core.stage import TooLong
 from kedge.data.examples import Prompt
+from kedge.data.long_prompts import LongPrompts, fit_prompts, tighter_limit
 from kedge.data.mixing import MIXTURE
 from kedge.data.reading import read
-from kedge.data.template import encode_prompt
+from kedge.models.loading.describe import context_window
 from kedge.rewards.rollouts import PromptRecord
+from kedge.stages.shared.context import Context
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,27 +121,42 @@ def read_prompts(
     max_tokens: int,
     seed: int,
     set_aside: Path,
+    limit_name: str = "max_prompt_tokens",
+    too_long: TooLong = "refuse",
+    report: Callable[[LongPrompts], None] = lambda long: None,
 ) -> PromptDataset:
-    """All prompts of a file; one that is longer than `max_tokens` is an error, for cutting it would change it."""
+    """All prompts of a file, none with more than `max_tokens`: what happens to a longer one is said by `too_long`.
+
+    `report` is called with those that were left out or cut.
+    """
     prompts = [cast(Prompt, one) for one in read(source, kind="prompts", set_aside=set_aside)]
-    tokens = [encode_prompt(tokenizer, one.prompt) for one in prompts]
     if not prompts:
         raise DataError(f"{source}: no prompts in it; look at it with kedge data check")
-    too_long = [(one.origin, len(found)) for one, found in zip(prompts, tokens, strict=True) if len(found) > max_tokens]
-    if too_long:
-        named = ", ".join(f"{origin} ({length:,} tokens)" for origin, length in too_long[:3])
-        raise DataError(
-            f"{source}: {len(too_long):,} of {len(prompts):,} prompts are longer than max_prompt_tokens {max_tokens}: "
-            f"{named}; leave them out, or raise max_prompt_tokens (the longest has {max(n for _, n in too_long):,})"
-        )
+    fitted = fit_prompts(
+        tokenizer, prompts, source=source, max_tokens=max_tokens, too_long=too_long, limit_name=limit_name
+    )
+    report(fitted.long)
     return PromptDataset(
-        prompts=prompts,
-        tokens=tokens,
+        prompts=fitted.prompts,
+        tokens=fitted.tokens,
         batch=batch,
         answers=answers,
         seed=seed_for(seed, "prompts"),
-        mixture=_mixture(prompts),
+        mixture=_mixture(fitted.prompts),
     )
+
+
+def prompt_limit(model: str, max_prompt_tokens: int | None, max_new_tokens: int) -> tuple[int, str]:
+    """The most tokens that a prompt may have so that an answer fits behind it, and what sets this limit."""
+    return tighter_limit(context_window(model), max_prompt_tokens, max_new_tokens)
+
+
+def report_long_prompts(context: Context, too_long: TooLong, long: LongPrompts) -> None:
+    """An event with the number of prompts that were left out or cut for their length."""
+    if long:
+        done = {"drop": "left out", "cut": "they lose their beginning", "refuse": "refused"}[too_long]
+        message = f"{long.in_words()}: {done} (too_long: {too_long})"
+        context.event("warning", "prompts.too_long", message, count=len(long.places), total=long.total)
 
 
 def stream(

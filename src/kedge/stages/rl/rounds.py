@@ -38,7 +38,7 @@ from kedge.stages.rl.answers import (
     sample_record,
     write_answers,
 )
-from kedge.stages.rl.prompts import PromptDataset, fields_of, read_prompts
+from kedge.stages.rl.prompts import PromptDataset, fields_of, prompt_limit, read_prompts, report_long_prompts
 from kedge.stages.rl.reward import decoded, open_reward, report_unscored
 from kedge.stages.rl.round_settings import RoundSettings
 from kedge.stages.shared.context import Context
@@ -73,14 +73,20 @@ def open_sampler(
 ) -> AnswerSampler:
     """What draws from `model`. `under` stands before the names of the inputs in the recipe, such as `online.`."""
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
+    longest, limit_name = prompt_limit(
+        context.input("from"), settings.max_prompt_tokens, settings.sampling.max_new_tokens
+    )
     dataset = read_prompts(
         context.input(f"{under}prompts"),
         tokenizer,
         batch=settings.batch,
         answers=settings.step_answers,
-        max_tokens=settings.max_prompt_tokens,
+        max_tokens=longest,
+        limit_name=limit_name,
         seed=context.seed,
         set_aside=context.folder / "prompts.broken.jsonl",
+        too_long=settings.too_long,
+        report=partial(report_long_prompts, context, settings.too_long),
     )
     generator = LocalGenerator(
         base_of(model),

@@ -32,7 +32,7 @@ from kedge.rollout.settings import SamplingSettings
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
 from kedge.stages.rl.journal import IterationJournal
-from kedge.stages.rl.prompts import PromptDataset, read_prompts, stream
+from kedge.stages.rl.prompts import PromptDataset, prompt_limit, read_prompts, report_long_prompts, stream
 from kedge.stages.rl.reward import decoded
 from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
 from kedge.stages.rl.settings import RLSettings
@@ -60,14 +60,20 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
     """Prompts, roles, reward and generator of a run. Ctrl-C ends it after the iteration that is under way."""
     torch.manual_seed(context.seed)
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
+    longest, limit_name = prompt_limit(
+        context.input("from"), settings.max_prompt_tokens, settings.sampling.max_new_tokens
+    )
     prompts = read_prompts(
         context.input("prompts"),
         tokenizer,
         batch=settings.batch,
         answers=settings.answers,
-        max_tokens=settings.max_prompt_tokens,
+        max_tokens=longest,
+        limit_name=limit_name,
         seed=context.seed,
         set_aside=context.folder / "prompts.broken.jsonl",
+        too_long=settings.too_long,
+        report=partial(report_long_prompts, context, settings.too_long),
     )
     roles = build_roles(context, settings, tokenizer, critic)
     with interruptible(context.stop, context.say):

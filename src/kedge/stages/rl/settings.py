@@ -11,7 +11,7 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.plugin_sections import PluginSection, installed_name
 from kedge.core.settings import Section
-from kedge.core.stage import Input, PartName
+from kedge.core.stage import Input, PartName, PromptUse, TooLong
 from kedge.models.settings import LoraSettings
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
@@ -110,6 +110,8 @@ class RLSettings(Protocol):
     @property
     def max_prompt_tokens(self) -> int: ...
     @property
+    def too_long(self) -> TooLong: ...
+    @property
     def sampling(self) -> SamplingSettings: ...
     @property
     def kl(self) -> KLSettings: ...
@@ -131,6 +133,19 @@ class RLSettings(Protocol):
     def stop(self) -> StopSettings: ...
     @property
     def checkpoints(self) -> CheckpointSettings: ...
+
+
+def prompt_use(settings: RLSettings) -> PromptUse:
+    """How the prompts of an RL stage are asked."""
+    sources = {"reward": settings.reward, "gold": settings.gold}
+    return PromptUse(
+        field="prompts",
+        max_tokens=settings.max_prompt_tokens,
+        max_new_tokens=settings.sampling.max_new_tokens,
+        too_long=settings.too_long,
+        rewards={field: source for field, source in sources.items() if source is not None},
+        max_unscored=settings.failures.max_share,
+    )
 
 
 def check_rl(settings: RLSettings) -> Iterator[Finding]:
@@ -168,6 +183,15 @@ def check_rl(settings: RLSettings) -> Iterator[Finding]:
             f"sampling.max_new_tokens {settings.sampling.max_new_tokens}",
             where="scores.overlong_buffer",
             fix="set a smaller buffer (a quarter of the longest answer is usual)",
+        )
+    if settings.kl.start == 0 and settings.kl.limit is not None and settings.kl.on_limit == "rollback":
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.kl_rollback",
+            message="kl.start is 0 and kl.on_limit is rollback: after a rollback the coefficient is "
+            f"{settings.kl.rollback_factor:g} times 0, which is 0, so the run would break its budget again",
+            where="kl.start",
+            fix="set kl.start to a small number (0.05), or kl.on_limit to stop",
         )
     if settings.kl.target is not None and settings.kl.start == 0:
         yield Finding(

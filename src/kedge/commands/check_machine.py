@@ -1,0 +1,110 @@
+"""What a recipe asks of the machine: the device, and room on the disk for its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedge.core.files import free_bytes, readable_bytes
+from kedge.core.findings import Finding
+from kedge.core.settings import Section
+from kedge.runs.checkpoints import CheckpointSettings
+
+if TYPE_CHECKING:
+    from kedge.models.loading.describe import ModelFacts
+    from kedge.recipe.schema import Recipe
+
+_WEIGHT_BYTES, _ADAM_BYTES = 4, 8
+"""A learning weight is kept in float32, with two moments of Adam."""
+_ADAPTED_MATRICES = 7
+"""Of a transformer block: queries, keys, values, output, and three of the feed-forward part."""
+
+
+def device_findings(device: str) -> Iterator[Finding]:
+    """A fatal finding where this machine does not have the device that the recipe names."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        yield Finding(
+            level="fatal",
+            code="machine.device",
+            message=f"device is {device}, and torch finds no GPU here",
+            where="device",
+            fix="set device: cpu or auto, or install a build of torch for your GPU",
+        )
+
+
+def disk_bytes(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> int:
+    """About what the checkpoints and models of all stages take, at most at once; `facts` by stage."""
+    return sum(
+        _stage_bytes(settings, facts[name])
+        for name, settings in recipe.stages.items()
+        if name in facts and isinstance(getattr(settings, "checkpoints", None), CheckpointSettings)
+    )
+
+
+def disk_findings(needed: int, runs: Path) -> Iterator[Finding]:
+    """A fatal finding where the disk of the runs' folder has less room than the checkpoints take."""
+    free = free_bytes(runs)
+    if needed > free:
+        yield Finding(
+            level="fatal",
+            code="machine.disk",
+            message=f"checkpoints and models take about {readable_bytes(needed)}, and the disk of {runs} has "
+            f"{readable_bytes(free)} free",
+            where="checkpoints",
+            fix="free some space, choose another place (kedge run --runs), or keep fewer checkpoints "
+            "(checkpoints.keep); kedge run --no-check starts all the same",
+        )
+
+
+def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> list[str]:
+    """About what the roles of an RL stage take in float32, as a table with its total; empty for other stages.
+
+    The run itself prints what its tensors really take. `reward_members` are those of a reward model that a stage makes.
+    """
+    values: Any = settings
+    roles = getattr(values, "roles", None)
+    if roles not in ("separate", "lora"):
+        return []
+    from kedge.models.roles.memory import RoleMemory, table
+
+    weights, is_lora = facts.parameters * _WEIGHT_BYTES, roles == "lora"
+    learners = ("actor", "critic") if hasattr(values, "critic") else ("actor",)
+    learns = _learning_weights(values, facts) // len(learners)
+    shared = weights if is_lora else 0
+
+    def row(role: str, *, own: int, learns: int = 0, shared: int = shared) -> RoleMemory:
+        learning = learns * (_WEIGHT_BYTES + _ADAM_BYTES)
+        return RoleMemory(role=role, shared_bytes=shared, own_bytes=own, learning_bytes=learning, learns=learns)
+
+    rows = [row("base", own=weights, shared=0)] if is_lora else []
+    rows += [row(role, own=learns * _WEIGHT_BYTES if is_lora else weights, learns=learns) for role in learners]
+    rows.append(row("reference", own=0 if is_lora else weights))
+    if reward_members:
+        rows.append(row("reward", own=reward_members * weights, shared=0))
+    return ["memory of the roles, about:", *(f"  {line}" for line in table(rows))]
+
+
+def _stage_bytes(settings: Section, facts: ModelFacts) -> int:
+    values: Any = settings
+    checkpoints: CheckpointSettings = values.checkpoints
+    learning = _learning_weights(values, facts)
+    # Those that are kept, the last good or best one, and the one that is being written.
+    at_once = checkpoints.keep + 2
+    if checkpoints.keep_every and hasattr(values, "iterations"):
+        at_once += values.iterations // checkpoints.keep_every
+    models = getattr(values, "members", 1) * facts.parameters * _WEIGHT_BYTES
+    return at_once * learning * (_WEIGHT_BYTES + _ADAM_BYTES) + models
+
+
+def _learning_weights(values: Any, facts: ModelFacts) -> int:
+    """How many weights learn, of policy and critic together."""
+    roles = getattr(values, "roles", None)
+    lora = values.memory.lora if roles == "lora" else getattr(values, "lora", None) if roles is None else None
+    learners = 2 if hasattr(values, "critic") else 1
+    if lora is not None:
+        adapters = 2 * lora.rank * facts.hidden_size * _ADAPTED_MATRICES * facts.layers
+        return learners * min(adapters, facts.parameters)
+    return learners * facts.parameters

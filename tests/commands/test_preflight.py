@@ -1,0 +1,156 @@
+"""Whatever can be known before training is checked before training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from preflight_cases import CASES, Case, attempt, write
+
+from kedge.commands import check_data, check_machine, check_rewards
+from kedge.commands.check import RecipeReport, check_recipe, refuse_unfit
+from kedge.core.errors import ConfigError
+from kedge.recipe.schema import load_recipe
+
+GOOD = '{kind: function, path: "mine.py:good"}'
+
+
+SLOW = ("no_answer", "kills", "hangs", "words", "quits", "a part of a mix", "no judge", "a policy as reward model")
+"""A child process or a model each; the other cases go the same ways."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.name.endswith(SLOW) else []) for case in CASES],
+)
+def test_a_fault_that_can_be_known_makes_a_recipe_unfit(case: Case) -> None:
+    assert attempt(case) is None
+
+
+def checked(folder: Path, reward: str, more: str = "", **options: Any) -> RecipeReport:
+    return check_recipe(load_recipe(write(Case(name="", reward=reward, words=(), more=more), folder)), **options)
+
+
+def table(report: RecipeReport) -> dict[str, str]:
+    return {row.what: row.result for row in report.checked}
+
+
+def test_a_good_function_is_called_once_and_a_run_may_start(tmp_path: Path) -> None:
+    report = checked(tmp_path, GOOD)
+    assert report.is_fit
+    assert table(report)["function"] == "called once: 1, 0"
+    assert table(report)["prompts"] == "12; longest 38 of 512 tokens"
+    refuse_unfit(load_recipe(tmp_path / "a.yaml"))
+
+
+def test_a_run_is_refused_with_the_same_words(tmp_path: Path) -> None:
+    write(Case(name="", reward=GOOD.replace("good", "god"), words=()), tmp_path)
+    with pytest.raises(ConfigError, match=r"ppo\.reward: .*has no function 'god' \(did you mean 'good'\?\)"):
+        refuse_unfit(load_recipe(tmp_path / "a.yaml"))
+
+
+def test_a_function_that_fails_on_one_made_up_answer_is_warned_of(tmp_path: Path) -> None:
+    write(Case(name="", reward='{kind: function, path: "mine.py:number"}', words=()), tmp_path)
+    (tmp_path / "mine.py").write_text("def number(answer):\n    return float(answer.text)\n")
+    report = check_recipe(load_recipe(tmp_path / "a.yaml"))
+    (found,) = [finding for finding in report.findings if finding.code == "reward.function_unscored"]
+    assert report.is_fit
+    assert "ValueError: could not convert string to float: 'This is an answer.'" in found.message
+    assert "mine.py, line 2" in found.message
+
+
+def test_what_two_stages_use_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kedge.rewards import probe
+
+    calls: list[str] = []
+    real = probe.probe
+    monkeypatch.setattr(probe, "probe", lambda *args, **kwargs: calls.append("called") or real(*args, **kwargs))
+    file = write(Case(name="", reward=GOOD, words=()), tmp_path)
+    eval_stage = f"  eval: {{kind: evaluate, models: [ppo], reward: {GOOD}, gold: {GOOD}, prompts: prompts.jsonl}}\n"
+    file.write_text(file.read_text() + eval_stage)
+    report = check_recipe(load_recipe(file))
+    assert calls == ["called"]
+    (row,) = [row for row in report.checked if row.what == "function"]
+    assert row.used_by == ("ppo.reward", "eval.reward", "eval.gold")
+
+
+def test_long_prompts_that_are_dropped_or_cut_are_told_and_not_fatal(tmp_path: Path) -> None:
+    long = next(case for case in CASES if case.name == "a long prompt")
+    for too_long, words in (("drop", "left out (too_long: drop)"), ("cut", "they lose their beginning")):
+        file = write(Case(name="", reward="{kind: exact}", words=(), prompts=long.prompts), tmp_path)
+        report = check_recipe(load_recipe(file, [f"stages.ppo.too_long={too_long}"]))
+        (found,) = [finding for finding in report.findings if finding.code == "prompts.too_long"]
+        assert (found.level, report.is_fit) == ("warning", True)
+        assert words in found.message
+
+
+def test_of_many_prompts_the_first_ones_are_measured_and_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_data, "MEASURED_PROMPTS", 5)
+    report = checked(tmp_path, "{kind: exact}")
+    assert table(report)["prompts"].startswith("first 5 of 12; longest ")
+    assert table(report)["source"] == "5 of first 5 of 12 prompts have an `answer`"
+
+
+class _Scorer(BaseHTTPRequestHandler):
+    requests: list[Any] = []  # noqa: RUF012 (shared by the requests of one test)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append(body)
+        reply = json.dumps({"scores": [0.25] * len(body["answers"])}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    _Scorer.requests.clear()
+    with HTTPServer(("127.0.0.1", 0), _Scorer) as served:
+        Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}/score"
+        served.shutdown()
+
+
+def test_a_server_is_asked_once(tmp_path: Path, server: str) -> None:
+    report = checked(tmp_path, f"{{kind: http, url: '{server}'}}")
+    assert table(report)["server"] == "asked once: 0.25"
+    (request,) = _Scorer.requests
+    assert [answer["solution"] for answer in request["answers"]] == ["1"]
+
+
+def test_offline_no_server_is_asked(tmp_path: Path) -> None:
+    report = checked(tmp_path, "{kind: http, url: 'http://127.0.0.1:9/score'}", offline=True)
+    assert report.is_fit
+    assert table(report)["server"] == "not asked (--offline)"
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_machine, "free_bytes", lambda path: 1000)
+    report = checked(tmp_path, GOOD)
+    (found,) = report.machine
+    assert (found.level, found.code) == ("fatal", "machine.disk")
+    assert "has 1000 bytes free" in found.message
+
+
+def test_a_device_that_is_not_there_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    file = write(Case(name="", reward=GOOD, words=()), tmp_path)
+    assert [finding.code for finding in check_recipe(load_recipe(file, ["device=cuda"])).machine] == ["machine.device"]
+
+
+def test_urls_are_shown_without_secrets() -> None:
+    assert check_rewards.redacted("http://u:p@[::1]:80/a?k=1#x") == "http://[::1]:80/a"
