@@ -200,7 +200,7 @@ def runs(tmp_path: Path, reward: RewardModel) -> Path:
     run = tmp_path / "runs/a"
     shutil.copytree(tmp_path / "rm", run / "reward/model")
     shutil.copytree(make_tiny(), run / "sft/model")
-    (run / "run.json").write_text("{}")
+    (run / "run.json").write_text(json.dumps({"kind": "pipeline"}))
     return run
 
 

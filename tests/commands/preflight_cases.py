@@ -113,7 +113,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="no server",
         reward="{kind: http, url: 'http://me:hidden@127.0.0.1:9/score?key=hidden'}",
-        words=("http://127.0.0.1:9/score was asked", "gave no score"),
+        words=("http://***@127.0.0.1:9/score?key=*** was asked", "gave no score"),
     ),
     Case(
         name="no judge",

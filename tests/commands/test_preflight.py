@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from preflight_cases import CASES, Case, attempt, write
 
-from kedge.commands import check_data, check_machine, check_rewards
+from kedge.commands import check_data, check_machine
 from kedge.commands.check import RecipeReport, check_recipe, refuse_unfit
 from kedge.core.errors import ConfigError
 from kedge.recipe.schema import load_recipe
@@ -150,7 +150,3 @@ def test_a_device_that_is_not_there_is_fatal(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     file = write(Case(name="", reward=GOOD, words=()), tmp_path)
     assert [finding.code for finding in check_recipe(load_recipe(file, ["device=cuda"])).machine] == ["machine.device"]
-
-
-def test_urls_are_shown_without_secrets() -> None:
-    assert check_rewards.redacted("http://u:p@[::1]:80/a?k=1#x") == "http://[::1]:80/a"

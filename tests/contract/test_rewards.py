@@ -123,7 +123,7 @@ class Server(BaseHTTPRequestHandler):
         if "answers" in body:
             reply: dict[str, Any] = {"scores": [len(row["answer"]) for row in body["answers"]]}
         else:
-            reply = {"choices": [{"message": {"content": f"Score: {len(body['messages'][0]['content'])}"}}]}
+            reply = {"choices": [{"message": {"content": json.dumps({"score": len(body["messages"][0]["content"])})}}]}
         text = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,15 @@ def test_the_verdict_asks_for_right_names_and_for_few_false_warnings(faults: Any
         return faults.Outcome(case=faults.Case(name="a", cause=cause), seed=1, alarms=alarms, named=named)
 
     right, wrong, healthy = seen("critic", "critic", 2), seen("critic", "hacking", 1), seen("", "")
-    told, is_good = faults.verdict([right, *[healthy] * 10])
-    assert (told, is_good) == ("1 of 1 faults found, 1 named right; 0 warnings in 10 healthy runs", True)
-    told, is_good = faults.verdict([right, wrong, *[healthy] * 10])
-    assert (told, is_good) == ("2 of 2 faults found, 1 named right; 0 warnings in 10 healthy runs", False)
+    lines, is_good = faults.verdict([right, *[healthy] * 10])
+    assert lines[0].startswith("faults that rules were set by: 1 of 1 (21 to 100 %) named right")
+    assert (lines[-1], is_good) == ("healthy runs: 0 of 10 (0 to 28 %) with a warning", True)
+    lines, is_good = faults.verdict([right, wrong, *[healthy] * 10])
+    assert "1 of 2 (9 to 91 %) named right, 0 second, 1 misnamed, 0 missed" in lines[0]
+    assert not is_good
+    unseen = replace(wrong, case=faults.UNSEEN[0])
+    lines, is_good = faults.verdict([right, unseen, *[healthy] * 10])
+    assert lines[2].startswith("unseen faults: 0 of 1")
+    assert is_good  # a rate, not a promise
     assert faults.verdict([right, seen("", "critic", 1), *[healthy] * 9])[1]
-    assert not faults.verdict([right, seen("", "critic", 2), *[healthy] * 9])[1]
+    assert not faults.verdict([right, *[seen("", "critic", 1)] * 2, *[healthy] * 8])[1]

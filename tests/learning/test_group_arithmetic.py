@@ -22,7 +22,7 @@ from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.reward import decoded
 from kedge.stages.shared.tokenizer import tokenizer_for
-from kedge.trainers.evaluated import sampled_tokens
+from kedge.trainers.shared import sampled_tokens
 
 RECIPE = """
 kedge: 1

@@ -10,8 +10,7 @@ import pytest
 
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, RewardError
-from kedge.rewards.failures import CountedSource, FailureCounter, Source
-from kedge.rewards.results import ScoreResult, unscored
+from kedge.rewards.failures import CountedSource, FailureCounter, ScoreResult, Source, unscored
 from kedge.rewards.settings import FailureSettings
 
 Make = Callable[..., Answer]

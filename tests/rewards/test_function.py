@@ -207,7 +207,7 @@ def test_what_cannot_be_loaded(context: RewardContext, path: str, message: str) 
 def test_a_file_that_cannot_be_imported(context: RewardContext) -> None:
     with pytest.raises(ConfigError, match=r"mine.py cannot be imported: line 1: ZeroDivisionError: division by zero"):
         load(context, "mine.py:f", "1 / 0")
-    with pytest.raises(ConfigError, match=r"mine.py cannot be imported: SystemExit: 0"):
+    with pytest.raises(ConfigError, match=r"mine.py cannot be imported: line 1: SystemExit: 0"):
         load(context, "mine.py:f", "raise SystemExit(0)")
     (context.folder / "mine.txt").write_text("")
     with pytest.raises(ConfigError, match="is not a Python file"):

@@ -19,9 +19,8 @@ from kedge.core.errors import PluginError
 from kedge.rewards import maths
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import Extracted, extract, extract_all, match_all
-from kedge.rewards.failures import Source
+from kedge.rewards.failures import ScoreResult, Source
 from kedge.rewards.numeric import Number, are_equal, last_number
-from kedge.rewards.results import ScoreResult
 from kedge.rewards.settings import ExactSource, JsonSource, MathSource, NamedPart, NumericSource, Pattern, RegexSource
 from kedge.rewards.verifiable import make_exact, make_json, make_numeric, make_regex
 

@@ -21,10 +21,16 @@ from kedge.core.plugins import names
 from kedge.core.protocols import Metrics, PolicyLoss
 from kedge.core.records import Experience, Rollouts, take
 from kedge.stages.group.settings import find_method
-from kedge.trainers.evaluated import EvaluatedRollouts, GreedyBaseline, ScoredRollouts
 from kedge.trainers.group import GroupConfig, GroupRoles, actor_loss, iteration
 from kedge.trainers.settings import KLSettings, ScoreSettings
-from kedge.trainers.shared import KLExceeded, RewardShaper, kl_controller
+from kedge.trainers.shared import (
+    EvaluatedRollouts,
+    GreedyBaseline,
+    KLExceeded,
+    RewardShaper,
+    ScoredRollouts,
+    kl_controller,
+)
 
 NAN = math.nan
 LENGTHS = [2, 1, 3, 1]

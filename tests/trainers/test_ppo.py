@@ -18,18 +18,22 @@ from kedge.core.loss import ItemLoss
 from kedge.core.per import Per
 from kedge.core.protocols import Metrics, PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
-from kedge.trainers.evaluated import (
+from kedge.trainers.ppo import PPORoles, actor_loss, iteration
+from kedge.trainers.settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
+from kedge.trainers.shared import (
     EvaluatedRollouts,
+    KLController,
+    KLExceeded,
+    RewardShaper,
     check_finite,
     correlation,
     drop_unscored,
     explained_variance,
+    kl_controller,
     mean_over_steps,
+    minibatches,
     text_metrics,
 )
-from kedge.trainers.ppo import PPORoles, actor_loss, iteration
-from kedge.trainers.settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
-from kedge.trainers.shared import KLController, KLExceeded, RewardShaper, kl_controller, minibatches
 
 NAN = math.nan
 

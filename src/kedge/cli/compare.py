@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kedge.cli.screen import out, print_json, writing
-from kedge.core.outputs import refuse_overwriting
+from kedge.core.files import refuse_overwriting
 
 
 def compare(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kedge.cli.screen import counter, out, print_json, writing
-from kedge.core.outputs import refuse_overwriting
+from kedge.core.files import refuse_overwriting
 
 app = typer.Typer(name="data", help="Check, convert and split data files.", no_args_is_help=True)
 

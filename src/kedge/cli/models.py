@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kedge.cli.screen import out, print_findings, tell
-from kedge.core.command_line import kedge_command
+from kedge.commands.command_line import kedge_command
 from kedge.core.findings import has_fatal
 
 app = typer.Typer(name="models", help="Built-in models: list, fetch, check.", no_args_is_help=True)

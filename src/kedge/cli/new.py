@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kedge.cli.screen import out, writing
-from kedge.core.command_line import kedge_command
+from kedge.commands.command_line import kedge_command
 
 
 def new(

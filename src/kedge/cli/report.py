@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kedge.cli.screen import out, writing
-from kedge.core.outputs import refuse_overwriting
+from kedge.core.files import refuse_overwriting
 
 
 def report(

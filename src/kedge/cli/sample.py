@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from kedge.cli.screen import counter, out, print_json, tell, writing
-from kedge.core.outputs import refuse_overwriting
+from kedge.core.files import refuse_overwriting
 
 
 def sample(

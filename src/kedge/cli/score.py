@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge.cli.screen import counter, errors_to, out, print_findings, print_json, writing
-from kedge.core.outputs import refuse_overwriting
+from kedge.core.files import refuse_overwriting
 
 
 def score(

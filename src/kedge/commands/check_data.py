@@ -142,13 +142,14 @@ def check_prompts(
     asking = [link for link in links if link.field == use.field]
     if not asking or any(link.stage or link.source() not in files.readable for link in asking):
         return Asked(prompts=None, total=0, longest=None), [], []
-    prompts: list[Prompt] = []
+    prompts: list[Prompt] = []  # of one file, the list itself: what was looked at is known by it
     rows: list[Checked] = []
     findings: list[Finding] = []
     total, longest = 0, list[int]()
     for link in asking:
         file = files.read(link, max_broken_of())
-        prompts += cast("list[Prompt]", file.examples)
+        examples = cast("list[Prompt]", file.examples)
+        prompts = examples if len(asking) == 1 else [*prompts, *examples]
         total += file.count
         for row, length, complaints in _measured(stage, use, link, tokenizer, window, files, file):
             rows += row

@@ -10,8 +10,8 @@ from shlex import quote
 
 import torch
 
+from kedge.commands.command_line import kedge_command
 from kedge.commands.narrator import Narrator, Tell
-from kedge.core.command_line import kedge_command
 from kedge.data.auditing import audit
 from kedge.demo import story
 from kedge.demo.recipe import NAMES, Version, write_demo

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kedge.core.command_line import kedge_command
+from kedge.commands.command_line import kedge_command
 from kedge.core.errors import ConfigError, RunError
 from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
 from kedge.report.run.run_records import REWARD_REPORT

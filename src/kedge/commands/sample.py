@@ -17,8 +17,8 @@ from kedge.data.examples import Message, Messages, Prompt, Role
 from kedge.data.reading import read
 from kedge.data.writing import WRITABLE, row_writer
 from kedge.models.loading.load import DTypeName
+from kedge.rewards.failures import ScoreResult
 from kedge.rewards.model import on_text
-from kedge.rewards.results import ScoreResult
 from kedge.rewards.settings import ModelSource
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.answering import Answered, Answering, answer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import DataError
-from kedge.core.outputs import refuse_overwriting
+from kedge.core.files import refuse_overwriting
 from kedge.data.columns import NO_COLUMNS, Columns
 from kedge.data.decode import Row
 from kedge.data.examples import Demonstration, Example, Kind, Message, Messages, Origin, Pair, Prompt, Ranking, Thumb

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.outputs import refuse_overwriting
+from kedge.core.files import refuse_overwriting
 from kedge.core.seeds import seed_for
 from kedge.core.suggest import did_you_mean
 from kedge.data.converting import to_fields

@@ -17,8 +17,8 @@ from kedge.core.errors import ConfigError
 from kedge.core.settings import Section
 from kedge.core.stage import MayChange
 from kedge.recipe.schema import Recipe
-from kedge.runs.chain import Alteration
 from kedge.runs.folder import Run, status_of
+from kedge.runs.journal import Alteration
 from kedge.runs.manifest import MANIFEST_NAME, Environment, Manifest, read_manifest
 
 ABSENT = "absent"

@@ -2,7 +2,7 @@
 
 It runs in this process, with everything that the user may do: it is the user's code. How it is called is described in
 `kedge.rewards.callables`. None is no score. An exception, SystemExit included, costs the rows it was called with their
-score; a wrong kind of result is an error (`kedge.rewards.results`).
+score; a wrong kind of result is an error (`kedge.rewards.failures`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from kedge.core.errors import ConfigError
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.callables import Parameters, parameters_of
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import Source
-from kedge.rewards.results import ScoreResult, failure, read_score, read_scores, unscored
+from kedge.rewards.failures import ScoreResult, Source, failure, read_score, read_scores, unscored
 from kedge.rewards.settings import TEXT_KINDS, CallableSource, FunctionSource
 
 

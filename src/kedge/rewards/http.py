@@ -18,8 +18,7 @@ from kedge.core.answers import Answer
 from kedge.core.seeds import seed_for
 from kedge.rewards.client import Call, CallFailed, Client, Endpoint, key_from
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import Source
-from kedge.rewards.results import ScoreResult, score_of, unscored
+from kedge.rewards.failures import ScoreResult, Source, score_of, unscored
 from kedge.rewards.settings import HttpSource
 
 

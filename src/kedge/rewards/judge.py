@@ -25,9 +25,8 @@ from kedge.core.seeds import seed_for
 from kedge.core.suggest import did_you_mean
 from kedge.rewards.client import Call, CallFailed, Client, Endpoint, key_from
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import Source
+from kedge.rewards.failures import ScoreResult, Source, unscored
 from kedge.rewards.judge_protocol import COMPARISON, RUBRIC, fence_of, read_score, read_winner
-from kedge.rewards.results import ScoreResult, unscored
 from kedge.rewards.settings import JudgeSource
 
 _VARIABLES = ("prompt", "answer", "solution", "extra", "lowest", "highest", "fence")

@@ -13,8 +13,7 @@ from kedge.core.answers import Answer
 from kedge.core.errors import PluginError
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import extract_all
-from kedge.rewards.failures import Source, needs_solution
-from kedge.rewards.results import ScoreResult, unscored
+from kedge.rewards.failures import ScoreResult, Source, needs_solution, unscored
 from kedge.rewards.sandbox import Job, Limits, run
 from kedge.rewards.settings import MathSource
 

@@ -16,8 +16,7 @@ from kedge.core.batches import pad_tokens
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.records import Rollouts
 from kedge.core.suggest import did_you_mean
-from kedge.rewards.failures import FailureCounter, Source
-from kedge.rewards.results import ScoreResult, unscored
+from kedge.rewards.failures import FailureCounter, ScoreResult, Source, unscored
 from kedge.rewards.settings import ModelSource
 
 

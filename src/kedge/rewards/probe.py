@@ -26,9 +26,8 @@ from typing import Any, Final, cast
 from kedge.core.answers import Answer
 from kedge.core.errors import KedgeError
 from kedge.rewards.context import RewardContext
-from kedge.rewards.failures import results_of
+from kedge.rewards.failures import ScoreResult, results_of
 from kedge.rewards.function import load_function, make, source
-from kedge.rewards.results import ScoreResult
 from kedge.rewards.settings import FunctionSource
 
 TIME_LIMIT_S = 60.0
@@ -119,12 +118,10 @@ def _outcome(request: dict[str, Any]) -> Probe:
         results = _scored(settings, context, answers, raised, file)
     except KedgeError as error:
         return Probe(failure=str(error))
-    except SystemExit as error:
-        return Probe(failure=f"{settings.path} ends the program: sys.exit({error.code!r}){_place(error, file)}")
     except BaseException as error:
         return Probe(failure=f"{settings.path} raised {_described(error)}{_place(error, file)}")
     if raised and not any(result.is_scored for result in results):
-        return Probe(failure=f"{settings.path} raised {raised[0]}")
+        return Probe(failure=f"{settings.path} {raised[0]}")
     return Probe(
         scores=tuple(result.score if result.is_scored else None for result in results),
         reasons=tuple(dict.fromkeys([*raised, *(result.reason for result in results if result.reason)])),
@@ -149,8 +146,11 @@ def _noting(function: Callable[..., Any], raised: list[str], file: str) -> Calla
     def noted(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
+        except SystemExit as error:
+            raised.append(f"ends the program: sys.exit({error.code!r}){_place(error, file)}")
+            raise
         except Exception as error:
-            raised.append(f"{_described(error)}{_place(error, file)}")
+            raised.append(f"raised {_described(error)}{_place(error, file)}")
             raise
 
     return noted

@@ -17,9 +17,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import RewardError
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import extract_all
-from kedge.rewards.failures import Source
+from kedge.rewards.failures import ScoreResult, Source, unscored
 from kedge.rewards.isolation import choose, describe
-from kedge.rewards.results import ScoreResult, unscored
 from kedge.rewards.sandbox import Job, Limits, Outcome, run, run_all
 from kedge.rewards.settings import UnitTestsSource
 

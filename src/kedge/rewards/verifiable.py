@@ -15,9 +15,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, PluginError
 from kedge.rewards.context import RewardContext
 from kedge.rewards.extraction import Extracted, extract_all, match_all
-from kedge.rewards.failures import Source, needs_solution
+from kedge.rewards.failures import ScoreResult, Source, needs_solution, unscored
 from kedge.rewards.numeric import are_equal, last_number
-from kedge.rewards.results import ScoreResult, unscored
 from kedge.rewards.settings import ExactSource, Extract, JsonSource, NumericSource, RegexSource
 
 

@@ -18,9 +18,8 @@ from kedge.core.errors import RunError
 from kedge.core.files import clear_partial_files, hash_json, run_errors
 from kedge.core.findings import Level
 from kedge.core.protocols import Metrics
-from kedge.runs.chain import Alteration
 from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
-from kedge.runs.journal import Journal, dump_exact, encode_exact, load_exact, now
+from kedge.runs.journal import Alteration, Journal, dump_exact, encode_exact, load_exact, now
 from kedge.runs.lock import Lock, acquire, held_by
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, read_manifest, write_manifest
 

@@ -18,17 +18,21 @@ from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import Metrics, PolicyRole, ReferenceRole, Runtime
 from kedge.core.records import Experience, num_rows, take
 from kedge.core.settings import Section
-from kedge.trainers.evaluated import (
+from kedge.trainers.settings import KLSettings, ScoreSettings
+from kedge.trainers.shared import (
     EvaluatedRollouts,
+    KLController,
+    RewardShaper,
     ScoredRollouts,
+    add_kl_and_entropy,
     check_finite,
+    check_kl_limit,
     drop_unscored,
     mean_over_steps,
+    minibatches,
     prefixed,
     rollout_metrics,
 )
-from kedge.trainers.settings import KLSettings, ScoreSettings
-from kedge.trainers.shared import KLController, RewardShaper, add_kl_and_entropy, check_kl_limit, minibatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,17 +15,21 @@ from kedge.algorithms import estimate, gae, policy_loss, scale, shape_rewards, v
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import CriticRole, Metrics, PolicyRole, ReferenceRole, RewardSource, Runtime
 from kedge.core.records import Experience, Rollouts, ValueTargets, num_rows, take
-from kedge.trainers.evaluated import (
+from kedge.trainers.settings import PolicyLossSettings, PPOConfig
+from kedge.trainers.shared import (
     EvaluatedRollouts,
+    KLController,
+    RewardShaper,
+    add_kl_and_entropy,
     check_finite,
+    check_kl_limit,
     drop_unscored,
     explained_variance,
     mean_over_steps,
+    minibatches,
     prefixed,
     rollout_metrics,
 )
-from kedge.trainers.settings import PolicyLossSettings, PPOConfig
-from kedge.trainers.shared import KLController, RewardShaper, add_kl_and_entropy, check_kl_limit, minibatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kedge.core.errors import ModelError
 from kedge.models.loading.describe import ModelFacts, describe
@@ -11,7 +13,7 @@ from kedge.models.loading.tiny import make_tiny
 
 def test_facts_come_from_the_config_alone(tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "m", hidden=64, layers=3)
-    (folder / "model.safetensors").write_bytes(b"not weights at all")
+    save_file({"unrelated": torch.zeros(1)}, folder / "model.safetensors")
     # 259·64; a layer: 64·(64+32+32+64) + 3·64·192 + 128; 64 for the last norm; tied weights count once
     parameters = 259 * 64 + 3 * (64 * 192 + 3 * 64 * 192 + 128) + 64
     assert describe(folder, dtype="bfloat16") == ModelFacts(
@@ -27,6 +29,15 @@ def test_facts_come_from_the_config_alone(tmp_path: Path) -> None:
         tied_embeddings=True,
     )
     assert describe(folder, dtype="float32").weights_bytes == 4 * parameters
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "m", hidden=32, layers=1)
+    whole = (folder / "model.safetensors").read_bytes()
+    for content in (b"not weights at all", whole[:-100]):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(ModelError, match=r"model\.safetensors: damaged or not whole"):
+            describe(folder)
 
 
 def test_unreachable_hub() -> None:

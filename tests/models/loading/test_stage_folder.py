@@ -58,7 +58,7 @@ def test_every_door_takes_the_folder_of_a_stage(run: Path, write: Write, tmp_pat
     assert {Path(source).relative_to(run).as_posix() for source in sources} == {"sft/model", "reward/model"}
     commands = [
         ["sample", run / "sft", "--prompt", "Hello", "--max-new-tokens", "2"],
-        ["score", run / "reward", tmp_path / "pairs.jsonl"],
+        ["score", run / "reward", tmp_path / "pairs.jsonl", "--to", tmp_path / "scores.jsonl"],
     ]
     for command in commands:
         result = CliRunner().invoke(app, [str(part) for part in command])

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from kedge.core.records import Rollouts
-from kedge.rewards.failures import FailureCounter
-from kedge.rewards.results import ScoreResult
+from kedge.rewards.failures import FailureCounter, ScoreResult
 from kedge.rewards.settings import FailureSettings
 from kedge.stages.rl.reward import closed, last_tokens, report_unscored
 

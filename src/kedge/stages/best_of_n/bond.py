@@ -30,7 +30,7 @@ from kedge.stages.rl.rounds import draw_round, log_round
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop
-from kedge.trainers.evaluated import sampled_tokens
+from kedge.trainers.shared import sampled_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from kedge.core.protocols import Generator, RewardSource
 from kedge.core.records import Prompts, Rollouts, joined, num_rows, take
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset, stream
-from kedge.trainers.evaluated import GreedyBaseline, ScoredRollouts
+from kedge.trainers.shared import GreedyBaseline, ScoredRollouts
 
 
 class GroupSampler:

@@ -20,7 +20,7 @@ from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
 from kedge.stages.rl.settings import RLSettings
 from kedge.stages.shared.context import Context
-from kedge.trainers.evaluated import EvaluatedRollouts, correlation, sampled_tokens
+from kedge.trainers.shared import EvaluatedRollouts, correlation, sampled_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -40,8 +40,7 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad
 from kedge.stages.shared.tokenizer import tokenizer_for
-from kedge.trainers.evaluated import EvaluatedRollouts
-from kedge.trainers.shared import KLController, KLExceeded, RewardShaper, kl_controller
+from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.supervised import MAX_BAD_STEPS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.core.command_line import kedge_command
+from kedge.commands.command_line import kedge_command
 
 
 @pytest.fixture
