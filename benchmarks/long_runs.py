@@ -175,14 +175,14 @@ def main() -> int:
 
 
 def _table(runs: list[Path]) -> int:
-    page = str(runs[0].parent / "compare.html")
+    one, two = (str(runs[0].parent / name) for name in ("compare-one.html", "compare-two.html"))
     commands = {
         "report": ["report", str(runs[0])],
         "doctor": ["doctor", str(runs[0])],
         "watch": ["watch", str(runs[0])],
         "watch, on a terminal": ["watch", str(runs[0])],
-        "compare": ["compare", str(runs[0]), "--out", page],
-        "compare, two such runs": ["compare", str(runs[0]), str(runs[1]), "--out", page],
+        "compare": ["compare", str(runs[0]), "--out", one, "--force"],
+        "compare, two such runs": ["compare", str(runs[0]), str(runs[1]), "--out", two, "--force"],
     }
     print(f"{'command':34}{'seconds':>9}{'busy':>8}{'MB':>7}")
     failures = 0
@@ -195,8 +195,9 @@ def _table(runs: list[Path]) -> int:
             and not result.imports_torch
         )
         failures += not is_fine
-        torch = "  imports torch" if result.imports_torch else ""
-        print(f"{name:34}{result.seconds:9.2f}{result.busy_s:8.2f}{result.peak_mb:7.0f}{torch}")
+        note = "  imports torch" if result.imports_torch else ""
+        note += f"  failed with exit code {result.exit_code}" if result.exit_code else ""
+        print(f"{name:34}{result.seconds:9.2f}{result.busy_s:8.2f}{result.peak_mb:7.0f}{note}")
     return 1 if failures else 0
 
 

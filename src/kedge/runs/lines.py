@@ -24,15 +24,12 @@ class Block:
     data: bytes
     offset: int
     number: int
+    num_lines: int
 
     @property
     def lines(self) -> list[bytes]:
         """Without their newlines."""
         return self.data[:-1].split(b"\n")
-
-    @property
-    def num_lines(self) -> int:
-        return self.data.count(b"\n")
 
 
 class JournalReader:
@@ -79,7 +76,8 @@ class JournalReader:
             if not end:
                 half += more
                 continue
-            block = Block(data=half + more[:end], offset=self._offset, number=self._num_lines + 1)
+            data = half + more[:end]
+            block = Block(data=data, offset=self._offset, number=self._num_lines + 1, num_lines=data.count(b"\n"))
             half = more[end:]
             self._offset += len(block.data)
             self._num_lines += block.num_lines

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from kedge.core.metric_table import as_table
@@ -70,7 +71,7 @@ def _facts_of(history: History, signs: Mapping[str, Alarm]) -> Facts:
         settings=history.settings,
         signs=signs,
         explained=fmean(explained[-10:]) if explained else None,
-        lowest_kl=min((fmean(kl[at : at + 5]) for at in range(len(kl) - 4)), default=0.0),
+        lowest_kl=float(np.convolve(kl, np.full(5, 0.2), mode="valid").min()) if len(kl) >= 5 else 0.0,
         has_reward_risen=bool(reward) and fmean(reward[-5:]) - fmean(reward[:5]) > 3 * error,
         peak=_gold_peak(history),
     )
