@@ -4,10 +4,10 @@
 
 - kills: one recipe with every kind of stage, killed (SIGKILL) at random moments and resumed, with an empty cache each
   time; metrics, events, samples, weights and files must be those of a run that nothing interrupted.
-- malformed: recipes, data files and rewards that are wrong; each must be answered with words and exit code 2 or 1.
+- malformed: recipes, data files, run folders, disks and rewards that are wrong; each must be answered with words.
 - attacks: programs that try to leave the sandbox or to harm the machine.
 - injections: answers that try to talk a judge into a good score.
-- overoptimisation: runs that were driven past their peak; the fit must say so.
+- overoptimisation: the curves of ten seeds that were driven past their peak; what is said of them must be true.
 - faults: planted faults that the doctor's rules were not written for; this is a rate, not a promise.
 
 Prints what did not hold, line by line, then one table of tried and held. Exit code 1 where a promise did not hold.
@@ -144,11 +144,30 @@ def cases(*files: str) -> Iterator[Trial]:
     for file in files:
         module = load(TESTS / file)
         for case in module.CASES:
-            yield getattr(case, "name", str(case)), module.attempt(case)
+            yield name_of(case), module.attempt(case)
+
+
+def name_of(case: Any) -> str:
+    return str(getattr(case, "name", case)).partition("\n")[0][:80]
+
+
+def unseen_faults(seed: int) -> Iterator[Trial]:
+    """Runs with faults that the rules were not written for, on a seed of their own."""
+    faults = load(Path(__file__).with_name("faults.py"))
+    with TemporaryDirectory() as folder:
+        for case in faults.CASES:
+            yield name_of(case), faults.attempt(case, folder=Path(folder), seed=100 + seed)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     "kills": lambda options: kills(options.kills, options.seed),
+    "malformed": lambda _: cases(
+        "recipe/malformed_recipes.py", "data/malformed.py", "runs/trouble.py", "commands/preflight_cases.py"
+    ),
+    "attacks": lambda _: cases("rewards/attacks.py"),
+    "injections": lambda _: cases("rewards/injections.py"),
+    "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py"),
+    "faults": lambda options: unseen_faults(options.seed),
 }
 RATES = ("faults",)
 """Parts that are a rate and not a promise."""

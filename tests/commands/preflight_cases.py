@@ -88,7 +88,7 @@ CASES: tuple[Case, ...] = (
     _function("leaves", "ends the program: sys.exit(0)", "mine.py, line 16"),
     _function("kills", "killed its process with SIGKILL"),
     _function("hangs", "did not end within 2 s", "mine.py, line 23"),
-    _function("words", "returned 'good' as a score, a str; expected a number or None"),
+    _function("words", "returned 'good' as the score of answer 1 of 2, a str; expected a number or None"),
     _function("too_few", "returned 1 scores for 2 answers"),
     _function("quits", "ended its process with exit code 0"),
     _function("good", "mine.py cannot be imported: line 1: NameError", functions="undefined_name\n"),

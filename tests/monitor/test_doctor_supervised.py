@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -44,6 +45,14 @@ def test_a_loss_that_diverges() -> None:
     assert named(diagnosis) == "train.diverged"
     assert changes(diagnosis) == {"optimiser.lr": (2e-5, 7e-6)}
     assert "nothing is held out" in diagnosis.notes[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_small_batches_whose_losses_scatter_have_not_diverged(seed: int) -> None:
+    """Losses of eight comparisons a batch scatter by a third around 0.55."""
+    rng = Random(seed)
+    diagnosis = diagnose(sft([0.7 - 0.15 * step / 70 + rng.gauss(0, 0.18) for step in range(70)]))
+    assert "train.diverged" not in [cause.code for cause in diagnosis.causes]
 
 
 def test_overfitting_is_cut_short_where_it_began() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kedge.core.metric_table import as_table
+from kedge.monitor.detectors.watchdog import noise_of
 from kedge.monitor.doctor.diagnosis import Cause, Change, History
 from kedge.monitor.doctor.settings_changes import changed, number_at, rounded, scaled, value_at
 
@@ -19,7 +20,9 @@ TRAIN_LOSS, HELDOUT_LOSS, HELDOUT_ACCURACY = "train/loss", "heldout/loss", "held
 MIN_STEPS = 20
 """Fewer steps say nothing about a trend of noisy losses."""
 DIVERGED = 1.5
-"""A smoothed loss this many times its lowest has diverged; its noise is a few per cent."""
+"""A smoothed loss this many times its lowest has diverged, where noise does not explain it."""
+NOISE_ERRORS = 5.0
+"""Standard errors between two means of a noisy loss that are no chance: the lowest is the lowest of many."""
 OVERFITTED = 1.05
 """A held-out loss this many times its best means overfitting."""
 UNMOVED = 0.99
@@ -50,7 +53,8 @@ def diverged(points: Sequence[Point], history: History) -> CauseAndChanges | Non
     if len(points) < MIN_STEPS or not smooth:
         return None
     lowest, (_, last) = min(smooth, key=lambda point: point[1]), smooth[-1]
-    if last - lowest[1] < max(0.1, (DIVERGED - 1) * abs(lowest[1])):
+    noise = noise_of([loss for _, loss in points]) * math.sqrt(2 / _width(points))
+    if last - lowest[1] < max(0.1, (DIVERGED - 1) * abs(lowest[1]), NOISE_ERRORS * noise):
         return None
     cause = Cause(
         code="train.diverged",
@@ -261,9 +265,13 @@ def _points(history: History, name: str) -> list[Point]:
     return list(zip(steps[usable].astype(int).tolist(), values[usable].tolist(), strict=True))
 
 
+def _width(points: Sequence[Point]) -> int:
+    return max(5, len(points) // 20)
+
+
 def _smoothed(points: Sequence[Point]) -> list[Point]:
     """Means over windows of a twentieth of the run (5 steps at least), each at its last step."""
-    width = max(5, len(points) // 20)
+    width = _width(points)
     if len(points) < width:
         return []
     values = np.array([value for _, value in points])
