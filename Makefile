@@ -33,8 +33,9 @@ check: $(READY) ## lint, format, types, layers
 test: check ## checks and all tests but the slow ones
 	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu"
 
-test-all: check ## everything but the pages, the slow tests too
+test-all: check ## everything but the pages: the slow tests too, and the trials (kills, attacks, injections, faults)
 	$(BIN)/pytest -n 2 -m "not browser and not gpu"
+	$(BIN)/python benchmarks/trials.py
 
 test-browser: $(READY) ## the pages in a real browser (Debian: apt-get install chromium)
 	$(BIN)/pytest -m browser

@@ -243,7 +243,10 @@ def _gib(value: float) -> str:
 def _notes(rows: Sequence[Row], entries: Sequence[Entry]) -> Iterator[str]:
     """Below the table: stars, dashes, numbers that must not be compared, runs that are not done."""
     if any(cell.source == "training" and name not in _COSTS for row in rows for name, cell in row.numbers.items()):
-        yield "* measured in training, on its prompts: the mean of the last steps, and no evaluation on held-out ones"
+        yield (
+            "* measured in training, on its prompts: the mean of the last steps, and no evaluation on held-out ones; "
+            "a length then counts the token that ends a turn, which evaluations leave out"
+        )
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for name, why in row.why_not.items():
