@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +113,9 @@ class Kedge:
         return int(self.counted.read_text())
 
     def kill(self, process: int) -> int:
-        os.kill(process, signal.SIGKILL)
+        """The exit code: that of the signal, or the command's own where it has ended before."""
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
         return self.wait()
 
     def _line(self) -> str:
