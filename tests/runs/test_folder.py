@@ -310,3 +310,26 @@ def test_torch_is_not_imported_for_a_run_folder() -> None:
     child = subprocess.run([sys.executable, "-c", "import json; " + script], capture_output=True, text=True, check=True)
 
     assert json.loads(child.stdout) is False
+
+
+def test_what_a_start_reports_is_told_once_by_all_processes(tmp_path: Path, manifest: Manifest) -> None:
+    with Run.create(tmp_path / "a", manifest=manifest) as run:
+        run.event("info", "sft.data", "60 conversations", share=0.1)
+        run.event("info", "eval.note", "twice in one process")
+        run.event("info", "eval.note", "twice in one process")
+    with Run.open(tmp_path / "a", for_writing=True) as run:
+        run.event("info", "sft.data", "60 conversations", share=0.1)
+        run.event("info", "sft.data", "61 conversations", share=0.1)
+        run.event("info", "sft.data", "60 conversations", step=3, share=0.1)
+        run.event("info", "run.resumed", "again")
+        run.event("info", "run.resumed", "again")
+    told = [(event["code"], event["message"], event["step"]) for event in run.read_events()]
+    assert told == [
+        ("sft.data", "60 conversations", None),
+        ("eval.note", "twice in one process", None),
+        ("eval.note", "twice in one process", None),
+        ("sft.data", "61 conversations", None),
+        ("sft.data", "60 conversations", 3),
+        ("run.resumed", "again", None),
+        ("run.resumed", "again", None),
+    ]

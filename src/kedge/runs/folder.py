@@ -93,8 +93,12 @@ class Run:
         self.metrics.append({"step": step, "at": self._clock(), **values})
 
     def event(self, level: Level, code: str, message: str, step: int | None = None, **evidence: Any) -> None:
+        """Write an event. One without a step, as a stage reports of its data when it starts, is not told again by a
+        process that goes on with the run."""
         self._require_lock()
-        fields = {"level": level, "code": code, "message": message, "evidence": evidence}
+        fields = {"step": step, "level": level, "code": code, "message": message, "evidence": evidence}
+        if step is None and code not in HISTORY and self._has_told(fields):
+            return
         self.events.append({"step": step, "at": self._clock(), **fields})
 
     def sample(self, record: Mapping[str, Any], step: int) -> None:
@@ -186,6 +190,11 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _has_told(self, event: Mapping[str, Any]) -> bool:
+        """Whether an earlier process wrote the same event."""
+        earlier = self.events.read().records[: self._first_own_event]
+        return load_exact(dump_exact(event)) in [_without_time(record) for record in earlier]
 
     def _kept_at(self, step: int | None) -> dict[str, Callable[[int, Mapping[str, Any]], bool]]:
         """By journal, which of its records stay when the run goes on from `step`."""
