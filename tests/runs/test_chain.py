@@ -101,4 +101,4 @@ def test_a_run_that_starts_over_keeps_its_history_and_what_it_says_now(tmp_path:
     with Run.open(tmp_path / "run", for_writing=True) as run:
         run.event("info", "data", "10 rows")
         run.resume_at(None)
-        assert [event["code"] for event in run.read_events()] == ["run.interrupted", "data", "run.resumed"]
+        assert [event["code"] for event in run.read_events()] == ["data", "run.interrupted", "run.resumed"]

@@ -54,6 +54,8 @@ class Run:
         self._last_at = 0.0
         self._first_own_event = self.events.num_lines() if lock else 0
         """The place of the first event that this process writes."""
+        self._told_again: list[dict[str, Any]] = []
+        """Events of earlier processes that this one had to report too: they stay, wherever it goes on from."""
 
     @classmethod
     def create(cls, folder: Path, *, manifest: Manifest, keep: CheckpointSettings | None = None) -> Self:
@@ -191,10 +193,14 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _has_told(self, event: Mapping[str, Any]) -> bool:
-        """Whether an earlier process wrote the same event."""
+    def _has_told(self, fields: Mapping[str, Any]) -> bool:
+        """Whether an earlier process wrote the same event, which is then this one's as well."""
+        event: dict[str, Any] = load_exact(dump_exact(fields))
         earlier = self.events.read().records[: self._first_own_event]
-        return load_exact(dump_exact(event)) in [_without_time(record) for record in earlier]
+        if event not in [_without_time(record) for record in earlier]:
+            return False
+        self._told_again.append(event)
+        return True
 
     def _kept_at(self, step: int | None) -> dict[str, Callable[[int, Mapping[str, Any]], bool]]:
         """By journal, which of its records stay when the run goes on from `step`."""
@@ -206,7 +212,7 @@ class Run:
         reported = [_without_time(event) for event in self.events.read().records[:events]]
 
         def keeps_event(place: int, event: Mapping[str, Any]) -> bool:
-            if place < events or event["code"] in HISTORY:
+            if place < events or event["code"] in HISTORY or _without_time(event) in self._told_again:
                 return True
             is_own = place >= self._first_own_event
             return is_own and _up_to(step)(event) and _without_time(event) not in reported
