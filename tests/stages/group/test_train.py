@@ -189,6 +189,18 @@ def test_what_a_recipe_does_not_say_follows_the_method(method: str, expected: tu
     assert kind_of(settings_of().method) == "grpo"
 
 
+def test_a_method_that_clips_by_design_raises_no_alarm_for_it() -> None:
+    assert settings_of(method="gspo").detectors.policy.clips_often == 0.8
+    given = {"policy": {"clips_often": 0.5, "large_steps": None}, "kl": {"near_zero": None}}
+    own = settings_of(method="gspo", detectors=given).detectors
+    assert (own.policy.clips_often, own.policy.large_steps, own.kl.near_zero) == (0.5, None, None)
+    part = settings_of(method="gspo", detectors={"policy": {"large_steps": None}}).detectors
+    assert (part.policy.clips_often, part.policy.large_steps) == (0.8, None)
+    usual = settings_of(method="grpo").detectors.policy.clips_often
+    assert usual is not None
+    assert usual < 0.5
+
+
 def test_what_it_says_goes_over_that() -> None:
     one = settings_of(
         method="dapo", answers=3, max_rounds=None, kl={"start": 0.1, "limit": 5.0}, scores={"overlong_buffer": None}

@@ -45,5 +45,6 @@ GSPO = GroupMethod(
     advantages=group_relative_advantages,
     loss=sequence_clipped_loss,
     per="sequence",
-    traits=GroupTraits(kl=NO_KL, minibatches=4),
+    # Its range is a thousandth of PPO's: a third of the tokens is clipped where nothing is wrong.
+    traits=GroupTraits(kl=NO_KL, minibatches=4, clips_often=0.8),
 )

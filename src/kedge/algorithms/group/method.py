@@ -71,6 +71,8 @@ class GroupTraits:
     answers: int = 8
     minibatches: int = 1
     max_rounds: int | None = None
+    clips_often: float | None = None
+    """Share of tokens above which clipping is a sign of trouble, for a method that clips many of them by design."""
     overlong_share: float | None = None
     """The last share of `max_new_tokens` that the overlong penalty is about."""
     needs_groups: bool = True

@@ -21,8 +21,9 @@ MIN_STEPS = 20
 """Fewer steps say nothing about a trend of noisy losses."""
 DIVERGED = 1.5
 """A smoothed loss this many times its lowest has diverged, where noise does not explain it."""
-NOISE_ERRORS = 5.0
-"""Standard errors between two means of a noisy loss that are no chance: the lowest is the lowest of many."""
+NOISE_ERRORS = 7.0
+"""Standard errors between two means of a noisy loss that are no chance: the lowest is the lowest of many, and losses of
+small batches have heavy tails."""
 OVERFITTED = 1.05
 """A held-out loss this many times its best means overfitting."""
 UNMOVED = 0.99

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
@@ -149,10 +149,9 @@ class GroupSettings(Section):
         if traits.overlong_share is not None:
             longest = _longest(values.get("sampling", {}))
             sections["scores"] = {"overlong_buffer": max(1, round(traits.overlong_share * longest))}
-        for key, published in sections.items():
-            own: Any = values.get(key, {})
-            sections[key] = {**published, **own} if isinstance(own, dict) else own
-        return {**scalars, **values, **sections}
+        if traits.clips_often is not None:
+            sections["detectors"] = {"policy": {"clips_often": traits.clips_often}}
+        return {**scalars, **values, **{key: _over(part, values.get(key, {})) for key, part in sections.items()}}
 
     def config(self) -> GroupConfig:
         """What the loop reads."""
@@ -169,6 +168,19 @@ class GroupSettings(Section):
             minibatches=self.minibatches,
             max_new_tokens=self.sampling.max_new_tokens,
         )
+
+
+def _over(published: Mapping[str, Any], own: Any) -> Any:
+    """What a recipe gives of a section over what a method publishes of it, part by part; anything else as it is."""
+    if not isinstance(own, Mapping):
+        return own
+    given = cast("Mapping[str, Any]", own)
+    parts = {
+        key: _over(cast("Mapping[str, Any]", value), given.get(key, {})) if isinstance(value, Mapping) else value
+        for key, value in published.items()
+        if key not in given or isinstance(value, Mapping)
+    }
+    return {**given, **parts}
 
 
 def method_of(settings: GroupSettings) -> GroupMethod:
