@@ -55,7 +55,7 @@ stages:
     micro_batch: 256
     max_prompt_tokens: 40
     sampling: {max_new_tokens: 4}
-    actor: {lr: 1e-3, beta2: 0.98}
+    actor: {lr: 1e-3, beta2: 0.98, schedule: cosine, eps: 1e-8}
     logging: {every: 1000}
     checkpoints: {every: 1000}
 """

@@ -27,7 +27,7 @@ STAGE = """
     micro_batch: 128
     max_prompt_tokens: 64
     sampling: {max_new_tokens: 24}
-    actor: {lr: RATE, beta2: 0.98}
+    actor: {lr: RATE, beta2: 0.98, schedule: cosine, eps: 1e-8}
     logging: {every: 1000}
     checkpoints: {every: 1000}
 """
@@ -40,7 +40,7 @@ def stage_of(name: str) -> str:
     steps, rate = ("1", "2e-3") if name in ON_POLICY else ("4", "1e-3")
     text = STAGE.replace("NAME", name.replace("+", "p")).replace("KIND", kind)
     text = text.replace("STEPS", steps).replace("RATE", rate)
-    return text + ("    critic: {lr: 2e-3}\n    critic_warmup: 3\n" if name == "ppo" else "")
+    return text + ("    critic: {lr: 2e-3, schedule: cosine, eps: 1e-8}\n    critic_warmup: 3\n" if name == "ppo" else "")
 
 
 def earned(stage: Path) -> tuple[float, float]:

@@ -26,8 +26,8 @@ PPO = """
     max_prompt_tokens: 64
     sampling: {max_new_tokens: 24}
     kl: {start: 0.05, limit: LIMIT}
-    actor: {lr: RATE, beta2: 0.98}
-    critic: {lr: 2e-3}
+    actor: {lr: RATE, beta2: 0.98, schedule: cosine, eps: 1e-8}
+    critic: {lr: 2e-3, schedule: cosine, eps: 1e-8}
     critic_warmup: 3
     logging: {every: 1000}
 """
