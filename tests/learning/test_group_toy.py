@@ -40,7 +40,8 @@ def stage_of(name: str) -> str:
     steps, rate = ("1", "2e-3") if name in ON_POLICY else ("4", "1e-3")
     text = STAGE.replace("NAME", name.replace("+", "p")).replace("KIND", kind)
     text = text.replace("STEPS", steps).replace("RATE", rate)
-    return text + ("    critic: {lr: 2e-3, schedule: cosine, eps: 1e-8}\n    critic_warmup: 3\n" if name == "ppo" else "")
+    critic = "    critic: {lr: 2e-3, schedule: cosine, eps: 1e-8}\n    critic_warmup: 3\n"
+    return text + (critic if name == "ppo" else "")
 
 
 def earned(stage: Path) -> tuple[float, float]:
