@@ -50,23 +50,19 @@ def load_from(place: str | Path, *, dtype: str | None, device: str) -> tuple[Pre
 
 def _found(place: str | os.PathLike[str]) -> str | Path:
     """The model's own folder; what is no folder (an alias, a hub id, a typing error) is left to the loader."""
-    from kedge.models.loading.resolve import model_of_stage
+    from kedge.models.loading.resolve import is_model, model_of_stage
 
     folder = Path(place)
-    if not folder.is_dir() or _is_model(folder):
+    if not folder.is_dir() or is_model(folder):
         return folder if folder.is_dir() or not isinstance(place, str) else place
-    if (made := model_of_stage(folder)) != folder or _is_model(made := folder / "model"):
+    if (made := model_of_stage(folder)) != folder or is_model(made := folder / "model"):
         return made
-    stages = [stage / "model" for stage in sorted(folder.iterdir()) if _is_model(stage / "model")]
+    stages = [stage / "model" for stage in sorted(folder.iterdir()) if is_model(stage / "model")]
     if len(stages) == 1:
         return stages[0]
     if stages:
         raise ModelError(f"{place}: holds {len(stages)} models; name one: {', '.join(map(str, stages))}")
     raise ModelError(f"{place}: no model here; expected a folder with config.json, or a run in which a stage made one")
-
-
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file() or _is_ensemble(folder)
 
 
 def _is_ensemble(folder: Path) -> bool:

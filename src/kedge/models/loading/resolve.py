@@ -53,12 +53,12 @@ def model_of_stage(folder: Path) -> Path:
     if facts is None or facts.get("kind") == "pipeline":
         return folder
     name, status, model = facts.get("stage") or folder.name, facts.get("status"), folder / "model"
-    if status == "done" and _is_model(model):
+    if status == "done" and is_model(model):
         return model
     if status == "done":
         raise ModelError(f"{folder}: stage '{name}' (kind {facts.get('kind')}) has made no model, or it was moved away")
     ended = "is running, or was killed" if status == "running" else f"has the status '{status}'"
-    saved = f"; what it has saved all the same is in {model}: name that to use it" if _is_model(model) else ""
+    saved = f"; what it has saved all the same is in {model}: name that to use it" if is_model(model) else ""
     raise ModelError(
         f"{folder}: stage '{name}' is not done (it {ended}), so it has no finished model; go on with it first: "
         f"kedge run RECIPE --resume{saved}"
@@ -68,7 +68,7 @@ def model_of_stage(folder: Path) -> Path:
 def _run_facts(folder: Path) -> dict[str, Any] | None:
     """What `run.json` says of a stage or a whole run; None for any other folder, models among them."""
     record = folder / "run.json"
-    if _is_model(folder) or not record.is_file():
+    if is_model(folder) or not record.is_file():
         return None
     try:
         facts = json.loads(record.read_text(encoding="utf-8"))
@@ -77,7 +77,8 @@ def _run_facts(folder: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def _is_model(folder: Path) -> bool:
+def is_model(folder: Path) -> bool:
+    """Whether a folder is that of a model or of an ensemble of reward models."""
     return (folder / "config.json").is_file() or (folder / "ensemble.json").is_file()
 
 
@@ -87,7 +88,7 @@ def check_folder(folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
             raise ModelError(f"{folder} holds a LoRA adapter, not a model; merge it into its base first")
         if _run_facts(folder) is not None:
-            models = [str(stage) for stage in sorted(folder.iterdir()) if _is_model(stage / "model")]
+            models = [str(stage) for stage in sorted(folder.iterdir()) if is_model(stage / "model")]
             which = f"name one of its stages: {', '.join(models)}" if models else "none of its stages has made a model"
             raise ModelError(f"{folder} is a whole run, not a model; {which}")
         raise ModelError(f"{folder}: no config.json; this is not a model folder in the Hugging Face layout")

@@ -14,7 +14,7 @@ from kedge.core.findings import Finding
 from kedge.data.template import template_hash
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.load import DTypeName
-from kedge.models.loading.resolve import model_of_stage
+from kedge.models.loading.resolve import is_model, model_of_stage
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
 from kedge.models.reward.reward_model import RewardFacts, RewardModel, reward_role
@@ -95,9 +95,9 @@ def template_findings(judge: Judge) -> list[Finding]:
 def find_judge(reward: str) -> str | Path:
     """The folder of the model itself; what is no folder (a hub id, a typing error) is left to the loader."""
     place = Path(reward)
-    if not place.is_dir() or _is_model(place):
+    if not place.is_dir() or is_model(place):
         return reward
-    if (made := model_of_stage(place)) != place or _is_model(made := place / "model"):
+    if (made := model_of_stage(place)) != place or is_model(made := place / "model"):
         return made
     stages = [stage for stage in sorted(place.iterdir()) if _is_reward(stage / "model")]
     if len(stages) == 1:
@@ -108,10 +108,6 @@ def find_judge(reward: str) -> str | Path:
         f"{place}: no reward model here; expected a folder with config.json or {ENSEMBLE}, or a run in which a stage "
         "of kind reward has finished"
     )
-
-
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file() or (folder / ENSEMBLE).is_file()
 
 
 def _is_reward(folder: Path) -> bool:
