@@ -84,3 +84,17 @@ def test_the_steps_of_the_runs_own_alarms_are_looked_at() -> None:
     columns = {name: table.values(name) for name in table.names if "/" in name}
     assert 4321 - 1 in telling_rows(table, columns, [4321, 10**9])
     assert len(telling_rows(table, columns, [])) < LONG / 3
+
+
+def test_a_replay_raises_what_a_watchdog_raises_step_by_step() -> None:
+    rows = steady(400, seed=9)
+    for row in rows[::3]:
+        row["gold/mean"] = 1 - row["step"] / 400
+    for row in rows[200:260]:
+        row |= {"length/truncated": 0.9, "policy/grad_norm": 50.0}
+    rows[300]["reward/mean"] = math.nan
+    del rows[310]["kl/mean"]
+    live = watchdog()
+    alarms = [alarm for row in rows for alarm in live.observe(row["step"], row)]
+    assert {"reward.gold_falls", "answers.truncated", "not_finite"} <= {alarm.code for alarm in alarms}
+    assert replay(watchdog(), rows, []) == alarms

@@ -160,14 +160,43 @@ def _part(records: Rows, only: Collection[str] | None) -> _Part:
     for row, record in enumerate(records):
         alike.setdefault(tuple(record), []).append(row)
     size = len(records)
-    part = _Part(size=size, values={}, present={})
-    for names, rows in alike.items():
-        group = records if len(rows) == size else [records[row] for row in rows]
-        _add_alike(part, names if only is None else [name for name in names if name in only], rows, group)
-    return part
+    names = dict.fromkeys(name for group in alike for name in group if only is None or name in only)
+    columns = _Columns(names, size)
+    for group, rows in alike.items():
+        those = records if len(rows) == size else [records[row] for row in rows]
+        _add_alike(columns, [name for name in group if name in names], np.array(rows, dtype=np.intp), those)
+    return columns.part()
 
 
-def _add_alike(part: _Part, names: Sequence[str], rows: Sequence[int], records: Rows) -> None:
+class _Columns:
+    """The columns of a part while they are filled, as the rows of one matrix."""
+
+    def __init__(self, names: Iterable[str], size: int) -> None:
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._values = np.full((len(self._numbers), size), np.nan)
+        self._rows: dict[str, list[NDArray[np.intp]]] = {}
+        """Where each metric was put, in the order in which they came."""
+        self._size = size
+
+    def put(self, names: Sequence[str], rows: NDArray[np.intp], values: Floats) -> None:
+        """The values of some metrics, a row each, at some rows of the part."""
+        numbers = [self._numbers[name] for name in names]
+        where = numbers if len(rows) == self._size else np.ix_(numbers, rows)
+        self._values[where] = values
+        for name in names:
+            self._rows.setdefault(name, []).append(rows)
+
+    def part(self) -> _Part:
+        present: dict[str, Flags] = {}
+        for name, rows in self._rows.items():
+            if sum(map(len, rows)) < self._size:
+                present[name] = np.zeros(self._size, dtype=np.bool_)
+                present[name][np.concatenate(rows)] = True
+        values = {name: self._values[self._numbers[name]] for name in self._rows}
+        return _Part(size=self._size, values=values, present=present)
+
+
+def _add_alike(columns: _Columns, names: Sequence[str], rows: NDArray[np.intp], records: Rows) -> None:
     numeric = [name for name in names if _number(records[0][name]) is not None]
     try:
         matrix = _matrix(records, numeric, is_whole=len(numeric) == len(records[0]))
@@ -176,11 +205,9 @@ def _add_alike(part: _Part, names: Sequence[str], rows: Sequence[int], records: 
         ValueError,
         OverflowError,
     ):  # below the first row is something that is no number
-        _add_singly(part, names, rows, records)
+        _add_singly(columns, names, rows, records)
         return
-    where = None if len(rows) == part.size else np.array(rows, dtype=np.intp)
-    for name, values in zip(numeric, np.ascontiguousarray(matrix.T), strict=True):
-        _put(part, name, where, values)
+    columns.put(numeric, rows, matrix.T)
 
 
 def _matrix(records: Rows, names: Sequence[str], *, is_whole: bool) -> Floats:
@@ -195,24 +222,12 @@ def _matrix(records: Rows, names: Sequence[str], *, is_whole: bool) -> Floats:
     return np.fromiter(flat, np.float64, count=count).reshape(len(records), len(names))
 
 
-def _add_singly(part: _Part, names: Sequence[str], rows: Sequence[int], records: Rows) -> None:
+def _add_singly(columns: _Columns, names: Sequence[str], rows: NDArray[np.intp], records: Rows) -> None:
     for name in names:
-        numbers = [(row, _number(record[name])) for row, record in zip(rows, records, strict=True)]
-        given = [(row, number) for row, number in numbers if number is not None]
+        numbers = [_number(record[name]) for record in records]
+        given = [at for at, number in enumerate(numbers) if number is not None]
         if given:
-            where = np.array([row for row, _ in given], dtype=np.intp)
-            _put(part, name, where, np.array([number for _, number in given], dtype=np.float64))
-
-
-def _put(part: _Part, name: str, rows: NDArray[np.intp] | None, values: Floats) -> None:
-    """Values at some rows; at all of them for None."""
-    if rows is None:
-        part.values[name] = values
-        return
-    column = part.values.setdefault(name, _missing(part.size))
-    present = part.present.setdefault(name, np.zeros(part.size, dtype=np.bool_))
-    column[rows] = values
-    present[rows] = True
+            columns.put([name], rows[given], np.array([[numbers[at] for at in given]], dtype=np.float64))
 
 
 def _presence(part: _Part, name: str) -> Flags:

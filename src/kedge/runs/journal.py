@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from kedge.core.errors import RunError
 from kedge.core.files import atomic_open, run_errors
-from kedge.runs.lines import JournalReader
+from kedge.runs.lines import Block, JournalReader
 
 _BLOCK_BYTES = 1 << 16
 
@@ -82,7 +82,7 @@ class Journal:
     def alteration(self) -> Alteration | None:
         """The first line that is not as it was written; None where all are, or no chain was kept of them."""
         hashes = self._chain.read()  # first: lines that are written meanwhile are behind its end
-        return None if hashes is None else first_alteration(self.path, self._lines()[0], hashes)
+        return None if hashes is None else first_alteration(self.path, JournalReader(self.path).blocks(), hashes)
 
     def filter(self, is_kept: Callable[[int, Mapping[str, Any]], bool]) -> int:
         """Drop the records that a function of their place (from 0) and themselves does not keep; returns how many.
@@ -304,17 +304,14 @@ class Chain:
     def extend(self, lines: Iterable[bytes]) -> None:
         """Take in lines, without their newlines, that are in the journal now."""
         assert self._handle is not None
-        last, hashes = self._last, bytearray()
-        for line in lines:
-            last = _next(last, line)
-            hashes += last
+        hashes = _hashes(self._last, lines)
         if not hashes:
             return
         end = os.lseek(self._handle, 0, os.SEEK_CUR)
         if os.write(self._handle, hashes) < len(hashes):
             os.ftruncate(self._handle, end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._last = last
+        self._last = hashes[-_HASH_BYTES:]
 
     def cut(self, count: int) -> None:
         """Forget all lines but the first `count`."""
@@ -335,26 +332,42 @@ class Chain:
             os.close(self._handle)
             self._handle = None
 
-    def read(self) -> list[bytes] | None:
-        """The hashes; None where there is no chain, as beside a journal of an older version."""
+    def read(self) -> bytes | None:
+        """The hashes, one behind the other; None where there is no chain, as beside a journal of an older version."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
             return None
-        whole = len(content) // _HASH_BYTES
-        return [content[at * _HASH_BYTES : (at + 1) * _HASH_BYTES] for at in range(whole)]
+        return content[: len(content) // _HASH_BYTES * _HASH_BYTES]
 
 
-def first_alteration(file: Path, lines: Sequence[bytes], hashes: Sequence[bytes]) -> Alteration | None:
+def first_alteration(file: Path, blocks: Iterable[Block], hashes: bytes) -> Alteration | None:
     """Where the lines of `file` leave the chain that was read before them; None where they do not."""
-    num_missing = max(0, len(hashes) - len(lines))
-    last = _START
-    for number, (line, expected) in enumerate(zip(lines, hashes, strict=False), start=1):
-        last = _next(last, line)
-        if last != expected:
-            return Alteration(file=file, line=number, num_missing=num_missing, is_cut=False)
-    return Alteration(file=file, line=len(lines) + 1, num_missing=num_missing, is_cut=True) if num_missing else None
+    last, num_lines, altered = _START, 0, None
+    for block in blocks:
+        if altered is None:  # behind the first altered line they are only counted
+            expected = hashes[num_lines * _HASH_BYTES : (num_lines + block.num_lines) * _HASH_BYTES]
+            found = _hashes(last, block.lines[: len(expected) // _HASH_BYTES])
+            last = found[-_HASH_BYTES:] or last
+            altered = num_lines + _num_equal(found, expected) + 1 if found != expected else None
+        num_lines += block.num_lines
+    num_missing = max(0, len(hashes) // _HASH_BYTES - num_lines)
+    if altered is None and not num_missing:
+        return None
+    line, is_cut = altered or num_lines + 1, altered is None
+    return Alteration(file=file, line=line, num_missing=num_missing, is_cut=is_cut)
 
 
-def _next(before: bytes, line: bytes) -> bytes:
-    return blake2b(line, digest_size=_HASH_BYTES, key=before).digest()
+def _hashes(last: bytes, lines: Iterable[bytes]) -> bytes:
+    """The hashes of lines that follow one with the hash `last`, one behind the other."""
+    hashes: list[bytes] = []
+    for line in lines:
+        last = blake2b(line, digest_size=_HASH_BYTES, key=last).digest()
+        hashes.append(last)
+    return b"".join(hashes)
+
+
+def _num_equal(found: bytes, expected: bytes) -> int:
+    """How many hashes at the beginning are the same."""
+    starts = range(0, len(found), _HASH_BYTES)
+    return next(n for n, at in enumerate(starts) if found[at : at + _HASH_BYTES] != expected[at : at + _HASH_BYTES])

@@ -227,7 +227,7 @@ def loss_explodes(window: Window, threshold: float) -> Sign | None:
 def worse_than_nothing(window: Window, threshold: float) -> Sign | None:
     """In the first steps KL is about 0 and returns are the scores, so a critic that predicts 0 has as its loss half
     their mean square."""
-    now = window.recent[-1]
+    now = window.latest
     loss, mean, std = (now.get(name, math.nan) for name in (VALUE_LOSS, "reward/mean", "reward/std"))
     nothing = (mean**2 + std**2) / 2
     explained = now.get(EXPLAINED, 0.0)
@@ -253,7 +253,7 @@ def explains_nothing(window: Window, threshold: float) -> Sign | None:
 
 
 def not_finite(window: Window, threshold: float) -> Sign | None:
-    broken = {name: value for name in FINITE if not math.isfinite(value := window.recent[-1].get(name, 0.0))}
+    broken = {name: value for name in FINITE if not math.isfinite(value := window.latest.get(name, 0.0))}
     if not broken:
         return None
     evidence = {name: str(value) for name, value in broken.items()}
@@ -262,7 +262,7 @@ def not_finite(window: Window, threshold: float) -> Sign | None:
 
 def _spike(window: Window, name: str, whose: str, threshold: float) -> Sign | None:
     usual = window.before(name, last=1, at_most=20, at_least=10)
-    if usual is None or (now := window.recent[-1][name]) <= threshold * usual:
+    if usual is None or (now := window.latest[name]) <= threshold * usual:
         return None
     return Sign(
         message=f"the gradient of the {whose} has a norm of {now:.3g}; it was about {usual:.3g}",

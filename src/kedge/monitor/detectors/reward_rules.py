@@ -12,11 +12,14 @@ AT_LIMIT, GOLD_CORRELATION = "reward/at_limit", "reward/gold_correlation"
 
 
 def gold_falls(window: Window, threshold: float) -> Sign | None:
-    rows = [row for row in window.recent if math.isfinite(row.get(GOLD, math.nan) + row.get(REWARD, math.nan))]
     early = window.early(REWARD)
-    if not window.is_fresh(GOLD) or early is None or len(rows) < 10:
+    if not window.is_fresh(GOLD) or early is None:
         return None
-    gold, reward = [row[GOLD] for row in rows], [row[REWARD] for row in rows]
+    pairs = zip(window.column(GOLD), window.column(REWARD), strict=True)
+    scored = [(gold, reward) for gold, reward in pairs if math.isfinite(gold + reward)]
+    if len(scored) < 10:
+        return None
+    gold, reward = [gold for gold, _ in scored], [reward for _, reward in scored]
     is_higher = fmean(reward[-5:]) > early and trend(reward[-20:]) > -2
     best, now = best_before(gold), fmean(gold[-5:])
     if not is_higher or best - now <= threshold * noise_of(gold) * math.sqrt(2 / 5):

@@ -44,22 +44,34 @@ class Watchdog:
         }
         self._read = frozenset(name for detector in catalogue for name in detector.reads)
         self._kl_target, self._kl_limit, self._score_std = kl_target, kl_limit, score_std
-        self._start: list[dict[str, float]] = []
-        self._recent: list[dict[str, float]] = []
+        self._start: list[Row] = []
+        self._recent: list[Row] = []
         self._num_steps = 0
         self._quiet_for: dict[str, int] = {}
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take in the metrics of one step; the alarms that begin with it."""
         row = {name: float(value) for name, value in metrics.items() if name in self._read}
-        self._num_steps += 1
+        self._recent = recent = [*self._recent, row][-RECENT:]
+        return self.look(
+            step, row, lambda name: [row.get(name, math.nan) for row in recent], num_steps=self._num_steps + 1
+        )
+
+    def look(self, step: int, latest: Row, column: Column, *, num_steps: int) -> list[Alarm]:
+        """The alarms that begin with the last of `num_steps` steps, of a run that is at hand as a whole.
+
+        Steps between the one that was looked at before and this one count as quiet.
+        """
+        if skipped := num_steps - self._num_steps - 1:
+            self._quiet_for = {code: count + skipped for code, count in self._quiet_for.items()}
+        self._num_steps = num_steps
         if len(self._start) < START:
-            self._start.append(row)
-        self._recent = [*self._recent, row][-RECENT:]
+            self._start.append(latest)
         window = Window(
             start=self._start,
-            recent=self._recent,
-            num_steps=self._num_steps,
+            latest=latest,
+            column=column,
+            num_steps=num_steps,
             kl_target=self._kl_target,
             kl_limit=self._kl_limit,
             score_std=self._score_std,
@@ -118,6 +130,8 @@ NORMAL = 1.4826
 """Standard deviation of a centred normal variable over the median of its absolute value."""
 
 Row = Mapping[str, float]
+Column = Callable[[str], list[float]]
+"""From a metric's name to its values in the recent steps, in order, NaN where a step lacks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,31 +144,31 @@ class Sign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """`recent` ends with the step at hand and holds at most `RECENT` steps; `start` are the first `START` of the run.
+    """`latest` is the step at hand, with which `column` ends; `start` are the first `START` steps of the run.
 
     A metric that a step lacks, or whose value is not finite, is left out of every average.
     """
 
     start: Sequence[Row]
-    recent: Sequence[Row]
+    latest: Row
+    column: Column
     num_steps: int
     kl_target: float | None = None
     kl_limit: float | None = None
     score_std: float | None = None
     """The spread that scores are normalised to; None where they are not."""
-    _columns: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, repr=False)
+    _finite: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, repr=False)
     """A cache of `values`: several rules read the same metric."""
 
     def values(self, name: str) -> list[float]:
         """The finite values of a metric in the recent steps, in order."""
-        if name not in self._columns:
-            column = [value for row in self.recent if math.isfinite(value := row.get(name, math.nan))]
-            self._columns[name] = column
-        return self._columns[name]
+        if name not in self._finite:
+            self._finite[name] = list(filter(math.isfinite, self.column(name)))
+        return self._finite[name]
 
     def is_fresh(self, name: str) -> bool:
         """Whether the step at hand has the metric: a rule is not applied to the same values twice."""
-        return bool(self.recent) and math.isfinite(self.recent[-1].get(name, math.nan))
+        return math.isfinite(self.latest.get(name, math.nan))
 
     def mean(self, name: str, last: int) -> float | None:
         """Mean of the `last` latest values; None until there are so many, or when this step has none."""

@@ -7,6 +7,7 @@ each metric in every stretch, at values that are not finite, and at the steps of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from kedge.core.metric_table import Floats, MetricTable, as_table
 from kedge.monitor.alarms import Alarm
 from kedge.monitor.detectors import READ, Watchdog
-from kedge.monitor.detectors.watchdog import RECENT, START
+from kedge.monitor.detectors.watchdog import RECENT, Column
 
 MOST_STEPS = 4000
 """Up to so many steps, all of them are looked at."""
@@ -32,10 +33,13 @@ def replay(watchdog: Watchdog, metrics: Sequence[Mapping[str, Any]], event_steps
     table = as_table(metrics)
     columns = {name: table.values(name) for name in table.names if name in READ}
     steps = np.nan_to_num(table.values("step"))
-    if len(table) <= MOST_STEPS:
-        rows = _rows(table, columns, 0, len(table))
-        return [alarm for step, row in zip(steps, rows, strict=True) for alarm in watchdog.observe(int(step), row)]
-    return _at(telling_rows(table, columns, event_steps), watchdog, table, columns, steps)
+    is_short = len(table) <= MOST_STEPS
+    rows = range(len(table)) if is_short else telling_rows(table, columns, event_steps)
+    return [
+        alarm
+        for row, latest in zip(rows, _records(table, columns, rows), strict=True)
+        for alarm in watchdog.look(int(steps[row]), latest, _window(columns, row), num_steps=row + 1)
+    ]
 
 
 def telling_rows(table: MetricTable, columns: Mapping[str, Floats], event_steps: Iterable[int]) -> list[int]:
@@ -72,31 +76,21 @@ def _extremes(values: Floats, rows: Any, edges: Any) -> Iterable[int]:
             yield int(rows[start + values[start:end].argmax()])
 
 
-def _at(
-    rows: Sequence[int], watchdog: Watchdog, table: MetricTable, columns: Mapping[str, Floats], steps: Floats
-) -> list[Alarm]:
-    """The alarms at some rows, each with the whole window before it. Rows between two of them count as quiet."""
-    alarms: list[Alarm] = []
-    start = _rows(table, columns, 0, START)
-    window, last = list[dict[str, float]](), -1
-    for row in rows:
-        window = [*window, *_rows(table, columns, max(last + 1, row + 1 - RECENT), row + 1)][-RECENT:]
-        if skipped := row - last - 1:
-            quiet = {code: count + skipped for code, count in watchdog.state()["quiet_for"].items()}
-            watchdog.load({"start": start, "recent": window[:-1], "num_steps": row, "quiet_for": quiet})
-        alarms += watchdog.observe(int(steps[row]), window[-1])
-        last = row
-    return alarms
+def _window(columns: Mapping[str, Floats], row: int) -> Column:
+    """The recent values of each metric, up to a row; of one that the run lacks there are none."""
+    start, end = max(0, row + 1 - RECENT), row + 1
+    missing = [math.nan] * (end - start)
+    return lambda name: columns[name][start:end].tolist() if name in columns else missing
 
 
-def _rows(table: MetricTable, columns: Mapping[str, Floats], start: int, end: int) -> list[dict[str, float]]:
-    """Rows `start` to `end` as the watchdog takes them."""
-    present = {name: table.present(name)[start:end] for name in columns}
-    full = [name for name in columns if present[name].all()]
-    values = zip(*(columns[name][start:end].tolist() for name in full), strict=True)
-    rows = [dict(zip(full, row, strict=True)) for row in values] if full else [{} for _ in range(start, end)]
-    for name in columns:
-        if name not in full:
-            for at in np.flatnonzero(present[name]):
-                rows[at][name] = float(columns[name][start + at])
-    return rows
+def _records(table: MetricTable, columns: Mapping[str, Floats], rows: Sequence[int]) -> list[dict[str, float]]:
+    """Some rows as the watchdog takes them."""
+    at = np.array(rows, dtype=np.intp)
+    records: list[dict[str, float]] = [{} for _ in rows]
+    for name, values in columns.items():
+        for record, value, is_present in zip(
+            records, values[at].tolist(), table.present(name)[at].tolist(), strict=True
+        ):
+            if is_present:
+                record[name] = value
+    return records
