@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.runs.folder import Run
+from kedge.runs.journal import Chain
 from kedge.runs.manifest import new_manifest
 from kedge.testing.streams import PPO_SETTINGS, ppo_metrics
 
@@ -49,8 +50,12 @@ def write_run(folder: Path, steps: int, *, seed: int = 0) -> Path:
 
 
 def _write(path: Path, records: Iterator[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(f"{json.dumps(record)}\n" for record in records)
+    """A journal with its chain, as a run writes it: whether it was altered is checked by most readers."""
+    lines = [json.dumps(record).encode() for record in records]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    chain = Chain(path)
+    chain.open(lines)
+    chain.close()
 
 
 def _metrics(steps: int, seed: int) -> Iterator[dict[str, Any]]:

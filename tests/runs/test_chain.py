@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kedge.runs import lines
 from kedge.runs.folder import Run
 from kedge.runs.journal import Journal
 from kedge.runs.manifest import Manifest
@@ -102,3 +103,19 @@ def test_a_run_that_starts_over_keeps_its_history_and_what_it_says_now(tmp_path:
         run.event("info", "data", "10 rows")
         run.resume_at(None)
         assert [event["code"] for event in run.read_events()] == ["data", "run.interrupted", "run.resumed"]
+
+
+def test_the_chain_of_a_long_journal_is_followed_through_all_blocks(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 30)
+    for step in range(6, 100):
+        journal.append({"step": step})
+    assert journal.alteration() is None
+    content = journal.path.read_bytes().splitlines(keepends=True)
+    journal.path.write_bytes(b"".join([*content[:70], b'{"step": 0}\n', *content[71:90]]))
+    assert str(journal.alteration()).endswith(
+        ":71: not the line that was written: it was changed, or one was removed (9 lines are missing in all)"
+    )
+    journal.path.write_bytes(b"".join(content[:40]))
+    assert str(journal.alteration()).endswith("59 lines are missing from line 41 on, which had been written")

@@ -152,3 +152,21 @@ def test_a_table_reads_like_its_rows() -> None:
             made[6]
         with pytest.raises(KeyError):
             made[0]["b"]
+
+
+def test_all_records_are_those_that_are_read_one_by_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "samples.jsonl")
+    for step in range(600):  # more than a batch, with marks of what is not finite in one of them
+        journal.append({"step": step, "answer": "NaN" if step == 300 else f"a\u2028{step}", "kl": math.inf})
+    for step in range(600, 1200):
+        journal.append({"step": step, "answer": "plain"})
+    journal.close()
+    records = read_records(journal.path).records
+    assert list(records) == [records[row] for row in range(1200)] == journal.read().records
+
+
+def test_a_bad_line_among_all_records_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b'{"step": 1}\n' * 300 + b'{"step": 2},{"step": 3}\n' + b'{"step": 4}\n')
+    with pytest.raises(RunError, match=r"samples\.jsonl:301: this line is not a JSON object"):
+        list(read_records(path).records)

@@ -213,7 +213,7 @@ def _add_alike(columns: _Columns, names: Sequence[str], rows: NDArray[np.intp], 
 def _matrix(records: Rows, names: Sequence[str], *, is_whole: bool) -> Floats:
     """`is_whole`: the records have these names alone, in this order."""
     if is_whole:
-        flat: Iterable[Any] = chain.from_iterable(record.values() for record in records)
+        flat: Iterable[Any] = chain.from_iterable([record.values() for record in records])
     elif len(names) < 2:  # itemgetter of one name gives no tuple
         flat = (record[name] for record in records for name in names)
     else:

@@ -18,7 +18,6 @@ from kedge.core.metric_table import MetricTable
 from kedge.runs.journal import parse_line
 from kedge.runs.lines import Block, JournalReader
 
-
 _BATCH = 256
 """Records that are read and parsed together where all of them are asked for."""
 

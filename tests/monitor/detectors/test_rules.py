@@ -270,7 +270,7 @@ def test_a_trend_counts_less_where_noise_lasts() -> None:
 
 def test_values_that_are_not_finite_stay_out_of_averages() -> None:
     rows = [{"kl/mean": kl} for kl in (1.0, math.nan, 3.0, math.inf, 5.0)]
-    window = Window(start=rows, recent=rows, num_steps=10)
+    window = Window(start=rows, latest=rows[-1], column=lambda name: [row[name] for row in rows], num_steps=10)
     assert window.mean("kl/mean", 3) == 3.0
     assert window.early("kl/mean") == 3.0
     assert window.mean("kl/mean", 4) is None

@@ -74,7 +74,7 @@ class RunRecord:
 
 def read_run(folder: Path, *, only: Collection[str] | None = None) -> RunRecord:
     """Everything that a report needs, from disk. `only` names the metrics to read: None reads all, and an empty one
-    no journal."""
+    no journal. Whether journals were altered is checked where all is read: it takes as long as the reading."""
     run = Run.open(folder, for_writing=False)
     if run.manifest.kind != "pipeline":
         stage = _read_stage(folder, only)
@@ -116,7 +116,8 @@ def _read_stage(folder: Path, only: Collection[str] | None) -> StageRecord:
         evaluation=_json(folder / EVALUATION),
         missing=(),
     )
-    return replace(record, missing=(*half, *_altered(run), *_missing(record)))
+    altered = _altered(run) if only is None else ()
+    return replace(record, missing=(*half, *altered, *_missing(record)))
 
 
 def _altered(run: Run) -> Iterator[str]:
