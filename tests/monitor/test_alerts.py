@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -201,6 +204,56 @@ def test_a_url_may_come_from_the_environment(server: Server, monkeypatch: pytest
     monkeypatch.delenv("TEAM_HOOK")
     with pytest.raises(ConfigError, match="TEAM_HOOK holds no"):
         alerts(ThreadRecorder(), webhooks=[{"url_variable": "TEAM_HOOK"}])
+
+
+def test_a_reply_that_never_ends_is_given_up_at_the_time_limit() -> None:
+    """The limit is of the whole exchange: a byte now and then does not start it again."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    done = threading.Event()
+
+    def drip() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            for byte in itertools.cycle(b"HTTP/1.1 200 O"):
+                if done.wait(0.05):
+                    return
+                with suppress(OSError):
+                    connection.sendall(bytes([byte]))
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    tracker = ThreadRecorder()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/hook/s3cret"
+    out = alerts(tracker, webhooks=[{"url": url, "timeout_s": 0.4}], flush_s=4)
+    out.event(event("warning"))
+    out.close()
+    done.set()
+    thread.join()
+    listening.close()
+    assert "TimeoutError: no reply within 0.4 s" in tracker.events[-1]["message"]
+
+
+def test_a_failure_says_why_without_the_url() -> None:
+    tracker = ThreadRecorder()
+    out = alerts(tracker, webhooks=[{"url": "http://127.0.0.1:9/hook/s3cret?token=t0ken"}])
+    out.event(event("warning"))
+    out.close()
+    message = tracker.events[-1]["message"]
+    assert "webhook 1 (127.0.0.1): ConnectionError" in message
+    assert "s3cret" not in message
+    assert "t0ken" not in message
+
+
+@pytest.mark.parametrize("url", ["http://hooks.example/x?token=abc123", "http://me:abc123@hooks.example/x"])
+def test_a_key_goes_unencrypted_to_this_machine_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match=r"would go unencrypted over http to hooks\.example"):
+        AlertSettings.model_validate({"webhooks": [{"url": url}]})
+    AlertSettings.model_validate({"webhooks": [{"url": url.replace("http:", "https:")}]})
+    monkeypatch.setenv("TEAM_HOOK", "http://hooks.example/services/abc123")
+    with pytest.raises(ConfigError, match=r"http://hooks\.example: it counts as a secret") as refused:
+        alerts(ThreadRecorder(), webhooks=[{"url_variable": "TEAM_HOOK"}])
+    assert "abc123" not in str(refused.value)
 
 
 @pytest.mark.parametrize("webhook", [{}, {"url": "http://a/b", "url_variable": "X"}, {"url": "file:///etc/passwd"}])

@@ -77,6 +77,25 @@ def refuse_open_key(url: str, *, key: str | None) -> None:
         )
 
 
+def failure_reason(error: BaseException) -> str:
+    """Why a call failed: what the system said, which libraries wrap in words of their own.
+
+    >>> try:
+    ...     raise RuntimeError("all attempts failed") from ConnectionRefusedError(111, "Connection refused")
+    ... except RuntimeError as error:
+    ...     failure_reason(error)
+    '[Errno 111] Connection refused'
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if isinstance(cause, OSError) and cause.strerror:
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
+
+
 def _without_secrets(match: re.Match[str]) -> str:
     user = f"{HIDDEN}@" if match["user"] else ""
     fields = (match["query"] or "").removeprefix("?").split("&")

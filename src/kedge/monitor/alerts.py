@@ -7,6 +7,7 @@ Left out: retries, and any format but one JSON object an event; a command can tr
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -14,19 +15,18 @@ import signal
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from queue import Full, Queue
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
-from pydantic import Field, PlainSerializer, model_validator
+import httpx2
+from pydantic import AfterValidator, Field, PlainSerializer, model_validator
 
 from kedge.core.errors import ConfigError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.settings import Section
-from kedge.core.urls import redacted
+from kedge.core.urls import HIDDEN, check_url, failure_reason, is_loopback, redacted, refuse_open_key
 from kedge.monitor.trackers.forwarding import ForwardingTracker
 
 MAX_WAITING = 256
@@ -39,19 +39,38 @@ Send = Callable[[bytes], None]
 class Webhook(Section):
     """A URL that gets the event as JSON by POST; a status below 300 means delivered."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^/\s]+"), PlainSerializer(redacted)] | None = None
+    url: Annotated[str, AfterValidator(check_url), PlainSerializer(redacted)] | None = None
     """The URL. It is written into the run's folder, without passwords and values of its query: for one whose path is a
     secret, use `url_variable`."""
     url_variable: str | None = None
-    """Environment variable that holds the URL."""
+    """Environment variable that holds the URL, which counts as a secret: over https, or to this machine."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds for the connection, and for each wait on it."""
+    """Seconds for one delivery, from the look-up of the host to the status of the reply."""
 
     @model_validator(mode="after")
     def _has_one_url(self) -> Webhook:
         if (self.url is None) == (self.url_variable is None):
             raise ValueError("give one of url and url_variable")
+        if self.url is not None:
+            refuse_open_key(self.url, key=None)
         return self
+
+    def address(self) -> str:
+        """The URL to call; a ConfigError where the environment variable holds none that may be called."""
+        if self.url is not None:
+            return self.url
+        url = os.environ.get(self.url_variable or "", "").strip()
+        where = f"alerts.webhooks: the environment variable {self.url_variable}"
+        try:
+            check_url(url)
+        except ValueError:  # its words hold the URL, whose path is the secret
+            raise ConfigError(f"{where} holds no http(s) URL") from None
+        if urlsplit(url).scheme == "http" and not is_loopback(url):
+            raise ConfigError(
+                f"{where} holds a URL of http://{urlsplit(url).hostname}: it counts as a secret and would travel "
+                "unencrypted; use https://, or give a URL that is none as url"
+            )
+        return url
 
 
 class Command(Section):
@@ -161,9 +180,7 @@ class Alerts(ForwardingTracker):
 def _webhooks(webhooks: list[Webhook]) -> dict[str, Send]:
     senders: dict[str, Send] = {}
     for number, hook in enumerate(webhooks, start=1):
-        url = hook.url or os.environ.get(hook.url_variable or "", "").strip()
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"alerts.webhooks: the environment variable {hook.url_variable} holds no http(s) URL")
+        url = hook.address()
         # Paths of webhooks are often secrets: the name has the host alone.
         senders[f"webhook {number} ({urlsplit(url).hostname})"] = _poster(url, hook.timeout_s)
     return senders
@@ -171,22 +188,28 @@ def _webhooks(webhooks: list[Webhook]) -> dict[str, Send]:
 
 def _poster(url: str, timeout_s: float) -> Send:
     def send(body: bytes) -> None:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+        loop = asyncio.new_event_loop()
         try:
-            urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s).close()
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ConnectionError(f"HTTP {error.code} {error.reason}") from None
+            loop.run_until_complete(_post(url, body, timeout_s))
+        except TimeoutError:
+            raise TimeoutError(f"no reply within {timeout_s:g} s") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise ConnectionError(redacted(failure_reason(error).replace(url, HIDDEN))) from None
+        finally:
+            loop.close()
 
     return send
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is a failure: the event goes to the URL of the recipe and to no other."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
+async def _post(url: str, body: bytes, timeout_s: float) -> None:
+    """Deliver to the URL of the recipe and to no other: a redirect is a failure. What the reply says is not read."""
+    async with (
+        asyncio.timeout(timeout_s),  # of the whole exchange: httpx's limits start again with every byte
+        httpx2.AsyncClient(timeout=None, follow_redirects=False, trust_env=not is_loopback(url)) as http,
+        http.stream("POST", url, content=body, headers={"Content-Type": "application/json"}) as reply,
+    ):
+        if not reply.is_success:
+            raise ConnectionError(f"HTTP {reply.status_code} {reply.reason_phrase}".strip())
 
 
 def _commands(commands: list[Command]) -> dict[str, Send]:

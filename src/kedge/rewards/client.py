@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import httpx2
 
 from kedge.core.errors import ConfigError
-from kedge.core.urls import HIDDEN, is_loopback, redacted
+from kedge.core.urls import HIDDEN, failure_reason, is_loopback, redacted
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ async def _call(http: httpx2.AsyncClient, endpoint: Endpoint, call: Call[T]) -> 
         except TimeoutError:
             reason = f"no whole reply within {endpoint.timeout_s:g} s"
         except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            reason = _reason(error)
+            reason = failure_reason(error)
         except (ValueError, RecursionError) as error:
             reason = f"unusable reply: {error}"
         if attempt < endpoint.retries:
@@ -172,18 +172,6 @@ def _failed(endpoint: Endpoint, reason: str) -> CallFailed:
     """What a server says in its reply may hold the key that it was sent."""
     text = f"{redacted(endpoint.url)}: {redacted(reason)}"
     return CallFailed(text.replace(endpoint.key, HIDDEN) if endpoint.key else text)
-
-
-def _reason(error: BaseException) -> str:
-    """What the system said, which libraries wrap in words of their own."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        if isinstance(cause, OSError) and cause.strerror:
-            return str(cause)
-        cause = cause.__cause__ or cause.__context__
-    return str(error) or type(error).__name__
 
 
 def _seconds(retry_after: str | None) -> float:
