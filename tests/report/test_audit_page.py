@@ -98,3 +98,24 @@ def test_chart_is_logarithmic_and_to_scale() -> None:
 def test_findings_of_others_are_shown(result: Audit) -> None:
     more = Finding(level="fatal", code="tokenizer.eos", message="No <eos> in the targets.")
     assert "No &lt;eos&gt; in the targets." in render_audit(result.with_findings([more]), reasons=REASONS)
+
+
+def test_items_with_marks_of_a_template_are_shown_as_turns_unless_the_marks_are_the_fault(tmp_path: Path) -> None:
+    row = {"prompt": "<|im_start|>user\nHow much?<|im_end|>\n", "chosen": "", "rejected": "<|im_start|>assistant\nTen"}
+    path = tmp_path / "marks.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps({"prompt": "Plain?", "chosen": "", "rejected": "Yes"}) + "\n")
+    page = render_audit(audit([path]), reasons=REASONS)
+    sections = {code: section for section in page.split("<section") if (code := _code_of(section))}
+    turns = (
+        '<div class="turns"><p class="turn prompt"><b>prompt</b> </p><p class="turn user"><b>user</b> How much?</p>'
+        '<p class="turn chosen"><b>chosen</b> </p><p class="turn rejected"><b>rejected</b> </p>'
+        '<p class="turn assistant"><b>assistant</b> Ten</p></div>'
+    )
+    assert turns in sections["empty.chosen"]
+    assert "<pre>prompt: Plain?\nchosen: \nrejected: Yes</pre>" in sections["empty.chosen"]
+    assert "<pre>prompt: &lt;|im_start|&gt;user" in sections["tokens.special"]
+
+
+def _code_of(section: str) -> str | None:
+    code = re.search(r"<code>([a-z_.]+)</code>", section)
+    return code and code[1]

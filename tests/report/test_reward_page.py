@@ -195,3 +195,16 @@ def test_json_keeps_every_number(hostile: list[ScoredPair]) -> None:
     assert back["worst_errors"][0]["pair"]["prompt"] == "<script>alert(1)</script>"
     assert (back["train_accuracy"], back["facts"]) == (0.9, {"model": "m"})
     assert len(back["histogram"]["edges"]) == 31
+
+
+def test_prompts_and_answers_are_shown_as_turns_without_marks(hostile: list[ScoredPair]) -> None:
+    prompt = "system: Be kind.\nuser: <|im_start|>user\nHow much?<|im_end|>\n<|im_start|>assistant\n"
+    pair = replace(hostile[0], prompt=prompt, chosen_text="assistant: Ten.<|im_end|>", rejected_text="No<|im_end|>So")
+    source = render_html(reward_report([pair, *hostile[1:]]))
+    assert (
+        '<div class="turns"><p class="turn system"><b>system</b> Be kind.</p>'
+        '<p class="turn user"><b>user</b> How much?</p></div>'
+    ) in source
+    assert "<pre>assistant: Ten.</pre>" in source
+    assert "<pre>No⟨im_end⟩So</pre>" in source  # a mark in the middle was written by somebody, and is shown as one
+    assert "im_start" not in Page(source).text

@@ -11,13 +11,18 @@ from markupsafe import Markup
 from kedge.report.charts import svg
 from kedge.report.charts.axes import Axis
 from kedge.report.charts.plot import Bar, Bars, Colour, Plot
-from kedge.report.pages import render_page
+from kedge.report.chat import has_marks, named_turns
+from kedge.report.pages import conversation, render_page
 
 if TYPE_CHECKING:
     from kedge.data.auditing import Audit, FileAudit
-    from kedge.data.auditing.result import Histogram, LongerWins
+    from kedge.data.auditing.result import Histogram, LongerWins, Offender
 
 _COLOURS: Mapping[str, Colour] = {"prompt": "third", "rejected": "second", "disliked": "second"}
+
+_PARTS = ("prompt", "chosen", "rejected", "answer", "liked", "disliked")
+"""The names of the parts of an excerpt."""
+_ABOUT_MARKS = ("tokens.", "template.")
 
 
 def render_audit(audit: Audit, *, reasons: Mapping[str, str]) -> str:
@@ -38,7 +43,16 @@ def render_audit(audit: Audit, *, reasons: Mapping[str, str]) -> str:
         reasons=reasons,
         figures=_figures,
         longer_wins=_longer_wins,
+        excerpt=_excerpt,
     )
+
+
+def _excerpt(offender: Offender) -> Markup:
+    """An item as it is in its file, or as turns where its text holds marks of a chat template and the finding is not
+    about these."""
+    if has_marks(offender.text) and not offender.code.startswith(_ABOUT_MARKS):
+        return conversation(named_turns(offender.text, _PARTS))
+    return Markup("<pre>{}</pre>").format(offender.text)
 
 
 def _figures(file: FileAudit) -> list[Markup]:

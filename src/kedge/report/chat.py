@@ -7,6 +7,7 @@ written by the model: it is shown, in brackets of its own, because it says that 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "model", "human", "gpt")
@@ -52,6 +53,38 @@ def turns(text: str) -> tuple[Turn, ...]:
         for role, start, end in zip(roles, starts, ends, strict=True)
     ]
     return tuple(turn for turn in parts if turn.text)
+
+
+def named_turns(text: str, names: Sequence[str] = ROLES) -> tuple[Turn, ...]:
+    """The turns of a text whose parts begin with `NAME: `, each on a line of its own. Marks of a template inside a part
+    begin turns of their own.
+
+    >>> named_turns("system: Be kind.\\nuser: <|im_start|>user\\nHow much?<|im_end|>")
+    (Turn(role='system', text='Be kind.'), Turn(role='user', text='How much?'))
+    >>> [turn.role for turn in named_turns("chosen: <|im_start|>assistant\\nTen", ["chosen"])]
+    ['chosen', 'assistant']
+    """
+    openings = list(re.finditer(rf"^({'|'.join(map(re.escape, names))}):[ ]", text, re.MULTILINE))
+    starts = [0, *(opening.end() for opening in openings)]
+    ends = [*(opening.start() for opening in openings), len(text)]
+    parts: list[Turn] = []
+    for name, start, end in zip(["", *(opening[1] for opening in openings)], starts, ends, strict=True):
+        inner = turns(text[start:end])
+        if inner and not inner[0].role:
+            inner = (Turn(role=name, text=inner[0].text), *inner[1:])
+        elif name and name not in ROLES:  # who speaks is said by the marks, which part it is only by its name
+            inner = (Turn(role=name, text=""), *inner)
+        parts += inner
+    return tuple(parts)
+
+
+def has_marks(text: str) -> bool:
+    """Whether a text holds marks of a chat template.
+
+    >>> has_marks("Ten.<|im_end|>"), has_marks("a <b> c")
+    (True, False)
+    """
+    return _MARK.search(text) is not None
 
 
 def answer_text(text: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 
 from kedge.report import words
 from kedge.report.charts import svg
 from kedge.report.charts.axes import Axis
 from kedge.report.charts.plot import Bar, Bars, Plot, Point
+from kedge.report.chat import Turn, answer_text, named_turns
 from kedge.report.pages import render_page
 from kedge.report.reward.accuracy import Bin
 from kedge.report.reward.calibration import Calibration
@@ -37,8 +37,13 @@ def render_html(report: RewardReport) -> str:
         tables=_tables(report),
         rules=RULES,
         words=words,
-        cut=partial(words.cut, most=_TEXT_CHARACTERS),
+        prompt_turns=_prompt_turns,
+        answer=lambda text: words.cut(answer_text(text), _TEXT_CHARACTERS),
     )
+
+
+def _prompt_turns(prompt: str) -> list[Turn]:
+    return [Turn(role=turn.role, text=words.cut(turn.text, _TEXT_CHARACTERS)) for turn in named_turns(prompt)]
 
 
 def _plots(report: RewardReport) -> list[Plot]:
