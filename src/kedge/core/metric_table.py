@@ -180,9 +180,11 @@ class _Columns:
 
     def put(self, names: Sequence[str], rows: NDArray[np.intp], values: Floats) -> None:
         """The values of some metrics, a row each, at some rows of the part."""
-        numbers = [self._numbers[name] for name in names]
-        where = numbers if len(rows) == self._size else np.ix_(numbers, rows)
-        self._values[where] = values
+        numbers = np.array([self._numbers[name] for name in names], dtype=np.intp)
+        if len(rows) == self._size:
+            self._values[numbers] = values
+        else:
+            self._values[numbers[:, None], rows] = values
         for name in names:
             self._rows.setdefault(name, []).append(rows)
 
