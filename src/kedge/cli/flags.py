@@ -1,7 +1,7 @@
 """Commands as typer builds them, but for two things.
 
-Help shows a flag as a flag: `--resume`, without a type that looks as if a value had to follow. And what an error says of
-the command line is escaped as our own messages are.
+Help shows a flag as a flag: `--resume`, without a type that looks as if a value had to follow. And what an error says
+of the command line is escaped as our own messages are.
 """
 
 from __future__ import annotations
