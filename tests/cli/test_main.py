@@ -146,3 +146,32 @@ def _on_a_terminal(arguments: list[str], *, no_color: bool) -> bytes:
     os.close(ours)
     child.wait()
     return text
+
+
+EVIL = "a\x1b[2J\u202e\x07\n[bold]x[/bold]:smile:\udcff"
+PLAIN = "[bold]x[/bold]:smile:"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((EVIL,), PLAIN),
+        (("data", EVIL), PLAIN),
+        (("run", f"--{EVIL}"), PLAIN),
+        (("run", "a.yaml", EVIL), PLAIN),
+        (("doctor", f"--{EVIL}={EVIL}"), PLAIN),
+        (("check", "a.yaml", f"--resolved={EVIL}"), "does not take a value"),
+        (("sample", "x", "--seed", EVIL), "--seed"),
+    ],
+)
+def test_usage_errors_are_escaped_as_our_own_messages_are(kedge: Kedge, arguments: tuple[str, ...], words: str) -> None:
+    done = kedge(*arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert not set("\x1b\u202e\x07\udcff") & set(done.err)
+    assert len(done.err.splitlines()) <= 8  # a line break of the argument makes no line of ours
+
+
+def test_a_usage_error_is_cut_where_it_is_long(kedge: Kedge) -> None:
+    done = kedge("run", "--" + "x" * 100_000)
+    assert (done.code, len(done.err) < 3000) == (2, True)

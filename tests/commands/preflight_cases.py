@@ -66,9 +66,9 @@ class Case:
     functions: str = FUNCTIONS
 
 
-def _function(name: str, *words: str, functions: str = FUNCTIONS) -> Case:
+def _function(name: str, *words: str, functions: str = FUNCTIONS, fault: str = "") -> Case:
     reward = f'{{kind: function, path: "mine.py:{name}"}}'
-    return Case(name=f"function {name}", reward=reward, words=words, functions=functions)
+    return Case(name=f"function {fault or name}", reward=reward, words=words, functions=functions)
 
 
 _UNTOLD: list[dict[str, object]] = [{"prompt": row["prompt"]} for row in PROMPTS]
@@ -91,8 +91,18 @@ CASES: tuple[Case, ...] = (
     _function("words", "returned 'good' as the score of answer 1 of 2, a str; expected a number or None"),
     _function("too_few", "returned 1 scores for 2 answers"),
     _function("quits", "ended its process with exit code 0"),
-    _function("good", "mine.py cannot be imported: line 1: NameError", functions="undefined_name\n"),
-    _function("good", "mine.py cannot be imported: line 2: SyntaxError", functions="x = 1\ndef good(:\n"),
+    _function(
+        "good",
+        "mine.py cannot be imported: line 1: NameError",
+        functions="undefined_name\n",
+        fault="of an unknown name",
+    ),
+    _function(
+        "good",
+        "mine.py cannot be imported: line 2: SyntaxError",
+        functions="x = 1\ndef good(:\n",
+        fault="with a syntax error",
+    ),
     Case(name="exact without answers", reward=_EXACT, words=("needs an `answer`", "12 of the 12"), prompts=_UNTOLD),
     Case(
         name="numeric without numbers",

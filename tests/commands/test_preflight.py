@@ -20,7 +20,10 @@ from kedge.recipe.schema import load_recipe
 GOOD = '{kind: function, path: "mine.py:good"}'
 
 
-SLOW = ("no_answer", "kills", "hangs", "words", "quits", "a part of a mix", "no judge", "a policy as reward model")
+SLOW = (
+    *("no_answer", "kills", "hangs", "words", "quits", "with a syntax error"),
+    *("a part of a mix", "no judge", "a policy as reward model"),
+)
 """A child process or a model each; the other cases go the same ways."""
 
 
@@ -138,7 +141,7 @@ def test_offline_no_server_is_asked(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_for_the_checkpoints_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_machine, "free_bytes", lambda path: 1000)
-    report = checked(tmp_path, GOOD)
+    report = checked(tmp_path, "{kind: exact}")
     (found,) = report.machine
     assert (found.level, found.code) == ("fatal", "machine.disk")
     assert "has 1000 bytes free" in found.message
@@ -148,5 +151,5 @@ def test_a_device_that_is_not_there_is_fatal(tmp_path: Path, monkeypatch: pytest
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    file = write(Case(name="", reward=GOOD, words=()), tmp_path)
+    file = write(Case(name="", reward="{kind: exact}", words=()), tmp_path)
     assert [finding.code for finding in check_recipe(load_recipe(file, ["device=cuda"])).machine] == ["machine.device"]

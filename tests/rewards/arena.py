@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attacks import CASES, PRELUDE, SECRET, Attack
 
 _STRANGER = 65533
+_FILES_OF_OTHERS = 64
+"""On the same disk, made by the arena and the sandbox themselves while an attack runs."""
 _BY_NAME = {case.name: case for case in CASES}
 
 
@@ -269,7 +271,7 @@ def _seen(case: Attack, outcome: Outcome, sampler: Sampler, limits: dict[str, An
         return f"it printed {len(outcome.stdout):,} characters"
     if sampler.peak_mb > 3 * limits.get("disk_mb", 64) + 64:
         return f"it wrote {sampler.peak_mb:.0f} MB to the disk"
-    if sampler.peak_files > 16 * limits.get("files", 4096):
+    if sampler.peak_files > limits.get("files", 4096) + _FILES_OF_OTHERS:
         return f"it made {sampler.peak_files:,} files"
     return None
 

@@ -72,6 +72,34 @@ for n in range(40):
     f.write(bytes(4 << 20)); held.append(f)
     time.sleep(0.01)
 broke()""",
+    "unlinked but mapped": """
+libc.mmap.restype = ctypes.c_void_p
+for n in range(60):
+    f = os.open('f', os.O_RDWR | os.O_CREAT); os.unlink('f')
+    os.write(f, bytes(4 << 20))
+    libc.mmap(None, ctypes.c_size_t(4096), 1, 2, f, ctypes.c_long(0)); os.close(f)
+    time.sleep(0.01)
+broke()""",
+    "many files, moved about": """
+import threading
+def move():
+    while True: each(lambda: os.rename('a/d', 'b/d'), lambda: os.rename('b/d', 'a/d')); time.sleep(0.001)
+[os.mkdir(name) for name in ('a', 'b', 'a/d')]
+threading.Thread(target=move, daemon=True).start()
+total = 0
+def make(name):
+    global total
+    open(name, 'x').close()
+    total += 1
+for n in range(4000): each(lambda: make('a/d/f%d' % n), lambda: make('b/d/f%d' % n))
+total > 1500 and broke(total)""",
+    "many folders of one that will not stand still": """
+import threading
+def go_on():
+    while True: os.kill(os.getpid(), signal.SIGCONT)
+threading.Thread(target=go_on, daemon=True).start()
+for n in range(20000): os.mkdir('f%d' % n)
+broke()""",
     "in folders that cannot be read": """
 os.mkdir('d', 0o300)
 for n in range(60):

@@ -22,7 +22,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, uid: int, **trials: Trial) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
 
 
-WORKS = Trial(locks={"calls": True, "files": True, "nobody": True})
+WORKS = Trial(locks={"calls": True, "files": True, "counts": True, "nobody": True})
 WITHOUT_LANDLOCK = Trial(locks={"calls": True, "files": False, "nobody": True})
 WITHOUT_FILTER = Trial(locks={"calls": False, "files": False, "nobody": True})
 
@@ -87,6 +87,7 @@ def test_what_is_used_is_said_with_what_it_does_not_prevent(monkeypatch: pytest.
     assert describe("namespaces") == "isolation namespaces (allowed system calls, Landlock, runs as nobody)"
     words = describe("limits")
     assert words.startswith(
-        "isolation limits (allowed system calls, runs as nobody), without: Landlock; not prevented: "
+        "isolation limits (allowed system calls, runs as nobody), without: Landlock, files and threads counted as they "
+        "are made; not prevented: "
     )
     assert all(weakness in words for weakness in isolation.WEAKNESSES)

@@ -182,6 +182,28 @@ def test_the_disk_is_bounded(layer: Layer) -> None:
     assert ending(code, in_layer(layer, disk_mb=200)) == ("done", "")
 
 
+MAKING = {
+    "folders": "os.mkdir(f'f{n}')",
+    "files": "os.close(os.open(f'f{n}', os.O_CREAT | os.O_WRONLY))",
+    "symlinks": "os.symlink('x', f'f{n}')",
+    "links": "os.link('first', f'f{n}')",
+    "unlinked": "held.append(os.open('.', os.O_TMPFILE | os.O_RDWR))",
+}
+
+
+@pytest.mark.parametrize("make", MAKING.values(), ids=MAKING)
+def test_no_file_more_than_allowed_is_made_without_a_quota_of_the_disk(make: str) -> None:
+    """However rarely the keeper of the program runs: looking now and then would let hundreds pass."""
+    code = f"import os\nheld = []\nopen('first', 'w').close()\nfor n in range(3000):\n    {make}\n    os.write(1, b'.')"
+    outcome = run(Job(code=code), in_layer("limits", files=16))
+    assert (outcome.ending, outcome.stdout) == ("disk", "." * 15)
+
+
+def test_files_that_were_removed_do_not_count() -> None:
+    code = "import os\nfor n in range(100):\n    open('a', 'w').close()\n    os.mkdir('b')\n    os.rmdir('b')"
+    assert ending(code, in_layer("limits", files=8)) == ("done", "")
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

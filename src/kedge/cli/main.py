@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -55,12 +56,18 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
     pass
 
 
+@cache
+def _command() -> Any:
+    """All commands with their options, which takes longer to build than most commands take to start."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract, 130 interrupted."""
     # Libraries draw progress bars of their own, which no terminal and no log file needs between our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:
-        app()
+        _command()()
     except KedgeError as error:
         print_error(str(error))
         sys.exit(error.exit_code)

@@ -41,14 +41,14 @@ def audit_all(
     told: set[tuple[str, str, str]] = set()
     for codes in dict.fromkeys(cared_for.values()):
         train = [source for source, own in cared_for.items() if own == codes]
-        found = audit(
+        report = audit(
             train,
             heldout=sorted(held),
             max_broken=max_broken_of(*recipe.stages.values()),
             columns_of=_columns_by_file(plan),
             progress=progress,
         )
-        for finding in found.findings:
+        for finding in report.findings:
             key = (finding.code, finding.where, finding.message)
             if finding.level in ("warning", "fatal") and key not in told:
                 told.add(key)

@@ -126,8 +126,8 @@ def check_data(
         line += f", {words.count(file.num_broken, 'broken line')} left out (kedge data check lists them)"
     if tokenizer is None or window is None:
         return line, []
-    found = preflight_examples(tokenizer, file.examples[:SAMPLE], window=window)
-    return line, [finding for finding in found if not (is_asked and finding.code == "examples.prompt_too_long")]
+    findings = preflight_examples(tokenizer, file.examples[:SAMPLE], window=window)
+    return line, [finding for finding in findings if not (is_asked and finding.code == "examples.prompt_too_long")]
 
 
 def check_prompts(

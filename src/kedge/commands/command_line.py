@@ -11,8 +11,8 @@ from pathlib import Path
 def kedge_command() -> str:
     """`kedge` where the shell finds that of this environment; else its path, relative where it is in this folder."""
     script = Path(sys.executable).parent / "kedge"
-    found = shutil.which("kedge")
-    if found is not None and Path(found).absolute() == script:
+    command = shutil.which("kedge")
+    if command is not None and Path(command).absolute() == script:
         return "kedge"
     if not script.is_file():
         return f"{_shown(Path(sys.executable))} -m kedge.cli"

@@ -53,7 +53,7 @@ def check_files(
 
     facts = describe(model)
     tokenizer = load_tokenizer(resolve(model))
-    found = audit(
+    report = audit(
         files,
         heldout=heldout,
         evaluation=evaluation,
@@ -66,7 +66,7 @@ def check_files(
         progress=progress,
     )
     about_model = preflight(tokenizer, config_vocab_size=facts.vocab_size, window=facts.window)
-    return found.with_findings(about_model)
+    return report.with_findings(about_model)
 
 
 def render(audit: Audit) -> RenderableType:

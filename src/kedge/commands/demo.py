@@ -112,10 +112,10 @@ def _one_thread() -> Generator[None]:
 
 def _audit(data: Path, tell: Tell) -> None:
     train = [str(data / f"{name}.jsonl") for name in ("demonstrations", "pairs", "prompts")]
-    found = audit(train, heldout=[str(data / "heldout-prompts.jsonl")])
-    bad = [one.message for one in found.findings if one.level in ("warning", "fatal")]
-    items = sum(one.items for one in found.files)
-    tell(story.audited(items, len(found.files), len(found.findings), len(bad)), "plain")
+    report = audit(train, heldout=[str(data / "heldout-prompts.jsonl")])
+    bad = [finding.message for finding in report.findings if finding.level in ("warning", "fatal")]
+    items = sum(file.items for file in report.files)
+    tell(story.audited(items, len(report.files), len(report.findings), len(bad)), "plain")
     for message in bad:
         tell(message, "warning")
 

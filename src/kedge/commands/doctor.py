@@ -56,12 +56,14 @@ def recipe_diff(stage: str, changes: Sequence[Change]) -> Iterator[str]:
 def next_command(examined: Sequence[Examined]) -> str | None:
     """The command that runs the recipe with every change; None when there is none."""
     wanted = [
-        f"stages.{one.stage}.{change.key}={_yaml(change.new)}" for one in examined for change in one.diagnosis.changes
+        f"stages.{examination.stage}.{change.key}={_yaml(change.new)}"
+        for examination in examined
+        for change in examination.diagnosis.changes
     ]
     if not wanted:
         return None
     overrides = [f"name={examined[0].pipeline}-2", *wanted]
-    return f"{kedge_command()} run RECIPE " + " ".join(f"--set {shlex.quote(one)}" for one in overrides)
+    return f"{kedge_command()} run RECIPE " + " ".join(f"--set {shlex.quote(override)}" for override in overrides)
 
 
 def history_of(folder: Path) -> History:

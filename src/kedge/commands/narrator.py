@@ -89,9 +89,9 @@ class Narrator:
     def _new(self, kind: str, records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """The records that were not there the last time. A run that went back has fewer."""
         key = f"{self.stage} {kind}"
-        seen = min(self.told.get(key, 0), len(records))
+        shown = min(self.told.get(key, 0), len(records))
         self.told[key] = len(records)
-        return records[seen:]
+        return records[shown:]
 
     def _close(self) -> None:
         ends = {
@@ -105,11 +105,11 @@ class Narrator:
             ends[self.stage](self.folder / self.stage)
 
     def _prepared(self, home: Path) -> None:
-        prepared = next(one for one in records(home / "events.jsonl") if one["code"] == "data.prepared")
+        prepared = next(event for event in records(home / "events.jsonl") if event["code"] == "data.prepared")
         self.tell(f"Done: {prepared['message']}.", "plain")
 
     def _imitated(self, home: Path) -> None:
-        same = [one for one in records(home / "samples.jsonl") if one["number"] == SAMPLE]
+        same = [sample for sample in records(home / "samples.jsonl") if sample["number"] == SAMPLE]
         if same:
             self.tell(f"A customer: {story.reply(_asked(same[0]['prompt']))}", "plain")
             self.tell(f"before: {story.babble(same[0]['answer'])}", "sample")
@@ -131,22 +131,22 @@ class Narrator:
         for line in course.table(start, best, end):
             self.tell(line, "plain")
         self.tell(course.fall(best, end), "warning")
-        alarms = [one for one in run.read_events() if one["level"] != "info"]
+        alarms = [record for record in run.read_events() if record["level"] != "info"]
         self.tell(course.alarms(alarms), "warning")
-        found = fit([one["kl/mean"] for one in metrics], [one["gold/mean"] for one in metrics], kind="rl")
-        if found.observed is not None:
-            self.tell(f"By means of several looks, {found.observed.in_words()}.", "warning")
-        if isinstance(found, NoFit):
-            self.tell(f"The law of Gao et al. (2022) was not fitted: {found.reason}.", "plain")
+        law = fit([record["kl/mean"] for record in metrics], [record["gold/mean"] for record in metrics], kind="rl")
+        if law.observed is not None:
+            self.tell(f"By means of several looks, {law.observed.in_words()}.", "warning")
+        if isinstance(law, NoFit):
+            self.tell(f"The law of Gao et al. (2022) was not fitted: {law.reason}.", "plain")
         else:
-            self.tell(course.peak(found.peak_kl, found.peak_kl_interval, found.kl), "warning")
+            self.tell(course.peak(law.peak_kl, law.peak_kl_interval, law.kl), "warning")
 
     def _evaluated(self, home: Path) -> None:
         evaluation = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))
         asked, models = typical(records(home / "answers.jsonl"), evaluation["baseline"], self.judge)
         self.tell(f"A typical case (the median gain). Asked: {story.reply(asked)}", "plain")
-        for name, one in models.items():
-            said = story.reply(one["answer"], self._verdict(one["scores"]))
+        for name, reply in models.items():
+            said = story.reply(reply["answer"], self._verdict(reply["scores"]))
             self.tell(f"{story.name_of(name)}: {said}", "sample")
         self.tell(f"On {evaluation['prompts']:,} messages that no model has seen (intervals are 95 %)", "heading")
         for line in story.table(evaluation, self.judge):
@@ -158,12 +158,12 @@ def typical(
 ) -> tuple[str, dict[str, Mapping[str, Any]]]:
     """The message on which PPO gains the median over the baseline, and what every model replied to it."""
     by_prompt: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for one in answers:
-        by_prompt.setdefault(one["origin"], {})[one["model"]] = one
+    for answer in answers:
+        by_prompt.setdefault(answer["origin"], {})[answer["model"]] = answer
     gains = {at: own["ppo"]["scores"][judge] - own[baseline]["scores"][judge] for at, own in by_prompt.items()}
     middle = median_low(gains.values())
-    found = by_prompt[next(at for at, gain in gains.items() if gain == middle)]
-    return found[baseline]["prompt"][-1]["content"], found
+    pair = by_prompt[next(at for at, gain in gains.items() if gain == middle)]
+    return pair[baseline]["prompt"][-1]["content"], pair
 
 
 def records(file: Path) -> list[dict[str, Any]]:

@@ -87,12 +87,12 @@ def sampling_from(values: Mapping[str, Any]) -> SamplingSettings:
     try:
         return SamplingSettings.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        told = [
-            f"--{str(one['loc'][0]).replace('_', '-')}: {one['msg']}, found {one['input']!r}"
-            for one in error.errors()
-            if one["loc"]
+        problems = [
+            f"--{str(problem['loc'][0]).replace('_', '-')}: {problem['msg']}, found {problem['input']!r}"
+            for problem in error.errors()
+            if problem["loc"]
         ]
-        raise ConfigError("; ".join(told)) from error
+        raise ConfigError("; ".join(problems)) from error
 
 
 def refuse_target(to: Path | None) -> None:
@@ -148,7 +148,7 @@ def judge_for(best_of: int | None, reward: str | None, answers: int, *, device: 
 def verdicts(judge: Judge, prompts: Sequence[Messages], answered: Answered, *, answers: int) -> list[ScoreResult]:
     """What the judge says of each answer, read as text as `kedge score` reads it; or why it says nothing."""
     source = ModelSource.model_validate({"kind": "model", "from": judge.place})
-    told = [
+    lines = [
         Answer(
             prompt=tuple((message.role, message.content) for message in prompts[row // answers]),
             text=text,
@@ -163,7 +163,7 @@ def verdicts(judge: Judge, prompts: Sequence[Messages], answered: Answered, *, a
         prompt = tuple(Message(cast(Role, role), content) for role, content in answer.prompt)
         return judge.encoder.tokens(prompt, (Message("assistant", answer.text),))
 
-    return on_text(scorer_of(judge), source, encode).judge(told)
+    return on_text(scorer_of(judge), source, encode).judge(lines)
 
 
 def with_best(rows: Sequence[Mapping[str, Any]], told: Sequence[ScoreResult], *, n: int) -> Iterator[dict[str, Any]]:

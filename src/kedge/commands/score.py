@@ -62,14 +62,14 @@ def target_for(file: str, to: Path | None) -> Path:
 
 def kind_to_score(file: str) -> Kind:
     """What `file` holds, if there is something to score in it."""
-    found = recognised(file, None, is_strict=False)  # whatever else is known of an answer, it can be scored
-    if found.kind == "prompts":
+    layout = recognised(file, None, is_strict=False)  # whatever else is known of an answer, it can be scored
+    if layout.kind == "prompts":
         raise DataError(
-            f"{file}: holds prompts alone (read as {found}), so there is nothing to score: a reward model scores "
+            f"{file}: holds prompts alone (read as {layout}), so there is nothing to score: a reward model scores "
             "answers, in pairs, rankings, thumbs or demonstrations. Where prompts have solutions, this makes answers "
             f"of them: kedge data convert '{file}' --kind demonstrations"
         )
-    return found.kind
+    return layout.kind
 
 
 def read_answers(file: str, kind: Kind, judge: Judge, *, beside: Path, progress: Progress = lambda _: None) -> Answers:

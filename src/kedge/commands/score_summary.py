@@ -89,11 +89,11 @@ def in_words(summary: Summary) -> list[str]:
     """The summary as lines for a terminal."""
     raw = ", not normalised" if summary.is_raw else ""
     lines = [f"scored {summary.answers:,} answers of {summary.examples:,} {summary.kind} in {summary.file}{raw}"]
-    for name, one in summary.objectives.items():
-        members = "" if one.disagreement is None else f", members differ by {number(one.disagreement)}"
-        lines.append(f"{name}: mean {number(one.mean)}, std {number(one.std)}{members}")
-        if one.agreement is not None:
-            lines += [f"  {line}" for line in _agreement_in_words(one.agreement)]
+    for name, objective in summary.objectives.items():
+        members = "" if objective.disagreement is None else f", members differ by {number(objective.disagreement)}"
+        lines.append(f"{name}: mean {number(objective.mean)}, std {number(objective.std)}{members}")
+        if objective.agreement is not None:
+            lines += [f"  {line}" for line in _agreement_in_words(objective.agreement)]
     if summary.cut:
         lines.append(f"texts over {summary.max_length:,} tokens, which lost their beginning: {summary.cut:,}")
     if summary.broken:

@@ -34,8 +34,8 @@ def merge(under: Tree, over: Tree) -> Tree:
     {'a': {}}
     """
     values, replaced = _merged(under.values, over.values, ())
-    kept = {path: place for path, place in under.places.items() if not _is_below(path, replaced)}
-    return Tree(values, kept | over.places, over.file or under.file, over.root or under.root)
+    places = {path: place for path, place in under.places.items() if not _is_below(path, replaced)}
+    return Tree(values, places | over.places, over.file or under.file, over.root or under.root)
 
 
 def _with_bases(file: Path, chain: tuple[Path, ...]) -> Tree:

@@ -95,8 +95,8 @@ def known_keys(section: type[BaseModel], location: Iterable[str | int]) -> list[
     """The keys that the section at `location` (seen from `section`) accepts."""
     current: list[Any] = [section]
     for part in location:
-        current = [inner for one in current for inner in _step(one, part)] or current
-    return list(dict.fromkeys(name for one in current for name in _names(one)))
+        current = [inner for annotation in current for inner in _step(annotation, part)] or current
+    return list(dict.fromkeys(name for annotation in current for name in _names(annotation)))
 
 
 def _is_of_another_branch(details: ErrorDetails, lists: Container[tuple[int | str, ...]]) -> bool:
@@ -105,12 +105,12 @@ def _is_of_another_branch(details: ErrorDetails, lists: Container[tuple[int | st
     `lists` are the places where a list may stand too.
     """
     *place, branch = details["loc"]
-    found = details["input"]
+    value = details["input"]
     may_be_list = tuple(place) in lists
     if not place or details["type"] not in ("string_type", "list_type", "model_type"):
         return False
     if branch == "str":
-        return isinstance(found, Mapping) or (may_be_list and isinstance(found, list))
+        return isinstance(value, Mapping) or (may_be_list and isinstance(value, list))
     return may_be_list and (_is_list(branch) or details["type"] == "model_type")
 
 
@@ -173,7 +173,7 @@ def unwrapped(annotation: Any) -> list[Any]:
 
 def _written(details: ErrorDetails, section: type[BaseModel]) -> KeyPath:
     """Drop from pydantic's location what nobody wrote: class names, union tags, plugin names, validator names."""
-    location, kept = details["loc"], list[str | int]()
+    location, path = details["loc"], list[str | int]()
     current: list[Any] = [section]
     for index, part in enumerate(location):
         following = [inner for model in current for inner in _step(model, part)]
@@ -182,6 +182,6 @@ def _written(details: ErrorDetails, section: type[BaseModel]) -> KeyPath:
         is_branch = part == "str" or str(part).startswith(("tagged-union[", "list["))
         is_branch = is_branch or details["type"] == "value_error"
         if not is_plugin and (is_key or (index == len(location) - 1 and not (is_branch and index))):
-            kept.append(part)
+            path.append(part)
         current = following or current
-    return tuple(kept)
+    return tuple(path)

@@ -315,5 +315,5 @@ def _source(link: Link, folder: Path) -> str:
     if not link.stage:
         return link.source()
     home = folder / link.stage
-    made = {output.name: output for output in read_manifest(home).outputs}
-    return str(locate(made[link.output], home))
+    recorded = {output.name: output for output in read_manifest(home).outputs}
+    return str(locate(recorded[link.output], home))

@@ -27,8 +27,8 @@ def template_folder() -> Path:
 
 def templates() -> dict[str, str]:
     """Name and summary of every ready recipe: those of `START`, then the others by name."""
-    found = {file.stem: _summary(file) for file in sorted(template_folder().glob("*.yaml"))}
-    return {name: found[name] for name in (*START, *(name for name in found if name not in START))}
+    summaries = {file.stem: _summary(file) for file in sorted(template_folder().glob("*.yaml"))}
+    return {name: summaries[name] for name in (*START, *(name for name in summaries if name not in START))}
 
 
 def write_template(name: str, folder: Path) -> list[Path]:

@@ -86,11 +86,11 @@ def inputs_of(settings: Section) -> Iterator[tuple[tuple[str, ...], Input, Any]]
         if mark and DATA_KINDS & set(mark.kinds) and isinstance(value, DataFile):
             yield (own,), mark, value
         elif isinstance(value, Section):
-            yield from (((own, *path), inner, one) for path, inner, one in inputs_of(value))
+            yield from (((own, *path), inner, link) for path, inner, link in inputs_of(value))
         elif isinstance(value, Mapping):
             for key, part in cast("Mapping[str, Any]", value).items():
                 if isinstance(part, Section):
-                    yield from (((own, key, *path), inner, one) for path, inner, one in inputs_of(part))
+                    yield from (((own, key, *path), inner, link) for path, inner, link in inputs_of(part))
         elif mark:
             yield (own,), mark, value
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from kedge.core.quoting import escaped
@@ -21,12 +22,17 @@ _QUOTED = re.compile(r"`([^`]+)`")
 
 def render_page(package: str, template: str, **values: Any) -> str:
     """The page that `template`, a file of `package`, makes of `values`; it puts `{{ style }}` into its head."""
+    style = asset("kedge.report", "page.css") + asset("kedge.report.charts", "chart.css")
+    page = _compiled(package, template).render(style=style, conversation=conversation, **values)
+    return escaped(page)  # names and answers of others turn no line around, and a browser drops no control character
+
+
+@cache
+def _compiled(package: str, template: str) -> Template:
+    """Compiling takes longer than a short run's page does, and a run writes its page after each stage."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["marked"] = marked
-    style = asset("kedge.report", "page.css") + asset("kedge.report.charts", "chart.css")
-    body = environment.from_string(_text(package, template))
-    page = body.render(style=style, conversation=conversation, **values)
-    return escaped(page)  # names and answers of others turn no line around, and a browser drops no control character
+    return environment.from_string(_text(package, template))
 
 
 def conversation(turns: Iterable[Turn]) -> Markup:

@@ -33,12 +33,11 @@ Network = Literal["none", "allowed"]
 
 WEAKNESSES = (
     "it sees which files exist, how large they are and which processes run",
-    "its disk and threads are counted 100 times a second, so that it can pass its bounds for a moment (on a busy "
-    "machine 20,000 folders were made before 1,024 were noticed)",
+    "the bytes of its files are counted 100 times a second, so that it can pass their bound for a moment",
     "it is the same user as the run, or nobody where that is root",
     "a hole in the list of allowed system calls is not covered by a second wall",
 )
-"""What `limits` does not prevent, where the kernel has seccomp and Landlock."""
+"""What `limits` does not prevent, where the kernel has seccomp (with a listener: Linux 5.5) and Landlock."""
 
 _START_S = 30.0
 _BOOT = """
@@ -200,6 +199,7 @@ def describe(layer: Layer, network: Network = "none") -> str:
     """One line on what is used, for people."""
     locks = tried(layer, network).locks
     names = {"calls": "allowed system calls", "files": "Landlock", "nobody": "runs as nobody"}
+    names |= {"counts": "files and threads counted as they are made"} if layer == "limits" else {}
     closed = ", ".join(words for name, words in names.items() if locks.get(name))
     missing = ", ".join(words for name, words in names.items() if not locks.get(name))
     line = f"isolation {layer}" + (f" ({closed})" if closed else "") + (f", without: {missing}" if missing else "")
@@ -274,7 +274,7 @@ def _first_program(server: Server) -> str:
 
 def needed(locks: dict[str, bool]) -> list[str]:
     """The locks that must close around every program, since they do close here."""
-    return [name for name in ("calls", "files") if locks[name]]
+    return [name for name in ("calls", "files", "counts") if locks[name]]
 
 
 def _command(wall: Wall, line: int, scratch: str) -> list[str]:

@@ -156,6 +156,7 @@ def _adapter() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

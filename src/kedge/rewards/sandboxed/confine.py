@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import struct
@@ -17,6 +18,7 @@ from typing import Any
 from kedge.rewards.sandboxed import seccomp
 
 _END_WITH_PARENT, _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2
+_SECCOMP, _SET_FILTER, _NEW_LISTENER = {"x86_64": 317, "aarch64": 277}, 1, 8
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 1 << 1, 1 << 2, 1 << 3
 _CHANGE_TREE = sum(1 << bit for bit in range(4, 13))  # remove and make files, folders, links, pipes, sockets, devices
@@ -113,10 +115,31 @@ def prepare_filter(*, network: bool) -> None:
 
 def lock_calls(libc: Any, *, network: bool, own_files: bool) -> bool:
     """The list of allowed system calls. False where this processor or kernel has no such filter."""
-    machine = os.uname().machine
-    if sys.platform != "linux" or machine not in seccomp.ARCHITECTURES or sys.maxsize < 2**32:
+    if not _has_filters():
         return False
-    program = seccomp.filter_program(machine, pid=os.getpid(), network=network, own_files=own_files)
-    memory = ctypes.create_string_buffer(program, len(program))
-    head = ctypes.create_string_buffer(struct.pack("HP", len(program) // 8, ctypes.addressof(memory)))
+    program = seccomp.filter_program(os.uname().machine, pid=os.getpid(), network=network, own_files=own_files)
+    head, _memory = _as_kernel_wants(program)
     return libc.prctl(_SET_SECCOMP, _FILTER_MODE, ctypes.c_void_p(ctypes.addressof(head)), 0, 0) == 0
+
+
+def listen_to_calls(libc: Any) -> int:
+    """Have the kernel ask before this process makes a file or a thread; gives the handle by which it is answered.
+
+    -1 where it cannot: before Linux 5.5, or where a container listens already.
+    """
+    release = [int(part) for part in re.findall(r"\d+", os.uname().release)[:2]]
+    if not _has_filters() or release < [5, 5]:
+        return -1
+    machine = os.uname().machine
+    head, _memory = _as_kernel_wants(seccomp.asking_program(machine))
+    return libc.syscall(_SECCOMP[machine], _SET_FILTER, _NEW_LISTENER, ctypes.c_void_p(ctypes.addressof(head)))
+
+
+def _has_filters() -> bool:
+    return sys.platform == "linux" and os.uname().machine in seccomp.ARCHITECTURES and sys.maxsize >= 2**32
+
+
+def _as_kernel_wants(program: bytes) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_char]]:
+    """The head of a filter, and the memory that it points to."""
+    memory = ctypes.create_string_buffer(program, len(program))
+    return ctypes.create_string_buffer(struct.pack("HP", len(program) // 8, ctypes.addressof(memory))), memory

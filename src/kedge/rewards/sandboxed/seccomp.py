@@ -50,12 +50,18 @@ fcntl 72 25  ioctl 16 29  prctl 157 167  prlimit64 302 261  kill 62 129  tgkill 
 clone3 435 435  socketpair 53 199  socket 41 198  sendto 44 206  mmap 9 222
 """
 
+# What makes a file, a folder or a link; `open` and `openat` with the flags of `_MAKES`. `clone` makes a thread.
+_MAKING = "mkdir 83 -  mkdirat 258 34  link 86 -  linkat 265 37  symlink 88 -  symlinkat 266 36"
+_OPENING = "open 2 -  openat 257 56"
+_MAKES = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that is its own
+
 _EPERM, _ENOSYS = 1, 38
 _RETURN, _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT = 0x06, 0x20, 0x54, 0x15, 0x35, 0x45
 _ALLOW: Rule = (_RETURN, 0, 0, 0x7FFF0000)
 _DENY: Rule = (_RETURN, 0, 0, 0x00050000 | _EPERM)
 _ABSENT: Rule = (_RETURN, 0, 0, 0x00050000 | _ENOSYS)
 _KILL: Rule = (_RETURN, 0, 0, 0x80000000)
+_ASK: Rule = (_RETURN, 0, 0, 0x7FC00000)
 
 _CLONE_THREAD, _MAP_LOCKED, _MAP_HUGETLB, _O_ASYNC = 0x00010000, 0x2000, 0x40000, 0x2000
 _F_SETFL = 4
@@ -83,6 +89,28 @@ def filter_program(architecture: str, *, pid: int, network: bool, own_files: boo
         rules += [(_EQUAL, 0, len(block), guarded[name]), *block]
     rules.append(_DENY)
     return b"".join(struct.pack("HBBI", *rule) for rule in rules)
+
+
+@lru_cache(maxsize=1)
+def asking_program(architecture: str) -> bytes:
+    """A filter that has the kernel ask its listener before a file or a thread is made, and allows all else.
+
+    It stands beside `filter_program`, which is asked first and whose refusals hold.
+    """
+    column, audit = ARCHITECTURES[architecture]
+    rules: list[Rule] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), _ALLOW, (_LOAD, 0, 0, 0)]
+    for number in (*numbers(_MAKING, column).values(), thread_call(architecture)):
+        rules += [(_EQUAL, 0, 1, number), _ASK]
+    for name, number in numbers(_OPENING, column).items():
+        flags = _argument(1 if name == "open" else 2)
+        rules += [(_EQUAL, 0, 4, number), flags, (_ANY_BIT, 0, 1, _MAKES), _ASK, _ALLOW]
+    rules.append(_ALLOW)
+    return b"".join(struct.pack("HBBI", *rule) for rule in rules)
+
+
+def thread_call(architecture: str) -> int:
+    """The number of the call that starts a thread."""
+    return numbers(_GUARDED, ARCHITECTURES[architecture][0])["clone"]
 
 
 def numbers(table: str, column: int) -> dict[str, int]:

@@ -7,6 +7,7 @@ when the other end of its socket is shut, and says at last how it ended.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
@@ -21,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.rewards.sandboxed import confine, folders, kernel, namespaces, program
+from kedge.rewards.sandboxed import confine, folders, kernel, listener, namespaces, program
 
-_REPORT = 3
+_REPORT, _HANDOVER = 3, 4
 _LOOK_S = 0.01
 """How often the folder and the threads of a program are looked at where nothing else bounds them."""
 
@@ -97,7 +98,7 @@ def _prepare(setup: dict[str, Any]) -> Place:
 def _locks(place: Place) -> dict[str, bool]:
     """What can be kept from programs here, found by trying."""
     if sys.platform != "linux":
-        return {"calls": False, "files": False, "nobody": place.is_nobody}
+        return {"calls": False, "files": False, "counts": False, "nobody": place.is_nobody}
 
     def files() -> bool:
         confine.give_up_privileges(kernel.libc)
@@ -107,7 +108,12 @@ def _locks(place: Place) -> dict[str, bool]:
         confine.give_up_privileges(kernel.libc)
         return confine.lock_calls(kernel.libc, network=place.network, own_files=place.has_namespaces)
 
-    return {"calls": _succeeds(calls), "files": _succeeds(files), "nobody": place.is_nobody}
+    def counts() -> bool:
+        confine.give_up_privileges(kernel.libc)
+        return confine.listen_to_calls(kernel.libc) >= 0
+
+    tried = {"calls": _succeeds(calls), "files": _succeeds(files), "counts": place.counts_threads and _succeeds(counts)}
+    return tried | {"nobody": place.is_nobody}
 
 
 def _threads_are_bounded() -> bool:
@@ -162,16 +168,19 @@ def _keep(place: Place, handles: list[int]) -> None:
             )
         else:
             work = _make_folder(place)
+        ours, theirs = socket.socketpair()
         child = os.fork()
     except OSError as error:
         control.sendall(json.dumps({"error": str(error)}).encode())
         return
     if child == 0:
-        _in_child(lambda: _become(place, order, work, handles))
+        _in_child(lambda: _become(place, order, work, [*handles, theirs.fileno()]))
+    theirs.close()
     for handle in handles[1:]:
         os.close(handle)
     quota = folders.Quota("" if place.has_namespaces else work, order["limits"], proc=place.proc)
-    stopped = _watch(child, control, quota if place.counts_threads else None)
+    questions = listener.receive(ours, quota)
+    stopped = _watch(child, control, quota if place.counts_threads else None, questions)
     _, status, usage = os.wait4(child, 0)
     if not place.has_namespaces:
         with suppress(ProcessLookupError, PermissionError):
@@ -194,18 +203,31 @@ def _make_folder(place: Place) -> str:
     return folder
 
 
-def _watch(child: int, control: socket.socket, quota: folders.Quota | None) -> str:
+def _watch(child: int, control: socket.socket, quota: folders.Quota | None, questions: listener.Listener | None) -> str:
     """Wait until the program has ended; end it when the other side shuts the socket, or over its quota."""
     handle = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
-    waiting = [control, *([] if handle is None else [handle])]
+    poll = select.poll()
+    for source in (control, handle, questions and questions.handle):
+        if source is not None:
+            poll.register(source, select.POLLIN)
+    wait_ms = None if quota is None and handle is not None else _LOOK_S * 1000
+    look_at = time.monotonic() + _LOOK_S
     while True:
-        ready, _, _ = select.select(waiting, [], [], None if quota is None and handle is not None else _LOOK_S)
+        ready = dict(poll.poll(wait_ms))
         if handle in ready:
             return ""
         if handle is None and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return ""
-        broken = quota.broken(child) if quota is not None else ""
-        if control in ready or broken:
+        broken = ""
+        if questions is not None and questions.handle in ready:
+            if ready[questions.handle] & select.POLLIN:
+                broken = questions.answer(child)
+            else:  # nobody is left who could ask
+                poll.unregister(questions.handle)
+        if quota is not None and not broken and time.monotonic() >= look_at:
+            broken = quota.broken(child)
+            look_at = time.monotonic() + _LOOK_S
+        if control.fileno() in ready or broken:
             os.kill(child, signal.SIGKILL)
             return broken
 
@@ -215,14 +237,19 @@ def _become(place: Place, order: dict[str, Any], work: str, handles: list[int]) 
     os.setsid()
     os.chdir(work)
     nowhere = os.open("/dev/null", os.O_WRONLY)
-    for source, target in ((handles[1], 0), (handles[2], 1), (nowhere, 2), (handles[3], _REPORT)):
+    sources = (handles[1], handles[2], nowhere, handles[3], handles[4])
+    above = [
+        fcntl.fcntl(source, fcntl.F_DUPFD, 16) for source in sources
+    ]  # where no target takes a later source's place
+    for target, source in enumerate(above):
         os.dup2(source, target, inheritable=False)
-    os.closerange(_REPORT + 1, 4096)
+    os.closerange(_HANDOVER + 1, 4096)
     if place.is_nobody and not place.has_namespaces:
         namespaces.become_nobody()
     confine.bound_resources(order["limits"], alone=place.has_namespaces)
     if sys.platform == "linux":
         _lock(place, work, set(order["locks"]))
+    os.close(_HANDOVER)
     sys.path.extend(place.packages)
     gc.enable()
     program.serve(order, _REPORT)
@@ -233,8 +260,21 @@ def _lock(place: Place, work: str, needed: set[str]) -> None:
     kernel.drop_capabilities()
     confine.give_up_privileges(kernel.libc)
     locked = {
+        "counts": _hand_over() if place.counts_threads else False,
         "files": confine.lock_files(kernel.libc, work, place.libraries, network=place.network),
         "calls": confine.lock_calls(kernel.libc, network=place.network, own_files=place.has_namespaces),
     }
     if any(not locked[name] for name in needed):
         os._exit(1)
+
+
+def _hand_over() -> bool:
+    """Give the keeper the handle by which calls are answered. The program must not have it: it would answer itself."""
+    handle = confine.listen_to_calls(kernel.libc)
+    if handle < 0:
+        return False
+    line = socket.socket(fileno=_HANDOVER)
+    socket.send_fds(line, [b"x"], [handle])
+    line.detach()
+    os.close(handle)
+    return True
