@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from kedge.data.examples import Demonstration, Example, Pair, Prompt, Ranking, T
 from kedge.data.foreign.table import LAYOUTS
 from kedge.data.reading import load, read
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from foreign_rows import CASES, GOOD_OVER_BAD, GPT, PKU, STEER, USER
+
 Write = Any
-USER, GPT = {"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}
 
 
 def brief(example: Example) -> Any:
@@ -31,259 +34,6 @@ def brief(example: Example) -> Any:
             return tuple((message.role, message.content) for message in messages)
         case Prompt(prompt=prompt, answer=answer):
             return prompt[-1].content, answer
-
-
-GOOD_OVER_BAD = [("Why?", "good", "bad")]
-STEER = {"helpfulness": 3, "correctness": 1, "coherence": 4, "complexity": 1, "verbosity": 2}
-PKU = {"prompt": "Why?", "response_0": "bad", "response_1": "good"}
-TREE = {
-    "message_id": "1",
-    "text": "Why?",
-    "role": "prompter",
-    "replies": [
-        {"message_id": "2", "text": "bad", "role": "assistant", "rank": 1, "replies": []},
-        {
-            "message_id": "3",
-            "text": "good",
-            "role": "assistant",
-            "rank": 0,
-            "replies": [{"message_id": "4", "text": "And?", "role": "prompter", "replies": []}],
-        },
-    ],
-}
-
-
-def flat(node: Mapping[str, Any], parent: str | None = None) -> list[dict[str, Any]]:
-    own = {key: value for key, value in node.items() if key != "replies"}
-    row = {**own, "parent_id": parent, "message_tree_id": "1"}
-    return [row, *(child for reply in node["replies"] for child in flat(reply, node["message_id"]))]
-
-
-CASES: list[tuple[str, str, list[dict[str, Any]], list[Any]]] = [
-    ("PKU-SafeRLHF", "pairs", [{**PKU, "better_response_id": 1, "safer_response_id": 1}], GOOD_OVER_BAD),
-    (
-        "HelpSteer3 (preference)",
-        "pairs",
-        [
-            {
-                "domain": "stem",
-                "context": [{"role": "user", "content": "Why?"}],
-                "response1": "bad",
-                "response2": "good",
-                "overall_preference": 2,
-            }
-        ],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "HelpSteer2 (preference)",
-        "pairs",
-        [{"prompt": "Why?", "response_1": "good", "response_2": "bad", "preference_strength": -1, "split": "train"}],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "HelpSteer",
-        "rankings",
-        [
-            {"prompt": "Why?", "response": "bad", **STEER},
-            {"prompt": "Alone?", "response": "x", **STEER},
-            {"prompt": "Why?", "response": "good", **STEER, "helpfulness": 4},
-        ],
-        [("Why?", ("bad", "good"), (2, 1))],
-    ),
-    (
-        "SHP",
-        "pairs",
-        [{"history": "Why?", "human_ref_A": "bad", "human_ref_B": "good", "labels": 0, "score_A": 3, "score_B": 9}],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "question with response_j and response_k",
-        "pairs",
-        [{"qid": 1, "question": "Why?", "response_j": "good", "response_k": "bad"}],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "arena conversations",
-        "pairs",
-        [
-            {
-                "model_a": "x",
-                "model_b": "y",
-                "winner": winner,
-                "conversation_a": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "bad"}],
-                "conversation_b": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "good"}],
-            }
-            for winner in ("model_b", "tie", "tie (bothbad)")
-        ],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "arena answers",
-        "pairs",
-        [
-            {
-                "prompt": '["Why?"]',
-                "response_a": '["good"]',
-                "response_b": '["bad"]',
-                "winner_model_a": 1,
-                "winner_model_b": 0,
-                "winner_tie": 0,
-            }
-        ],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "AlpacaFarm",
-        "pairs",
-        [{"instruction": "Why?", "input": "", "output_1": "bad", "output_2": "good", "preference": 2}],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "summarize_from_feedback (comparisons)",
-        "pairs",
-        [
-            {
-                "info": {"subreddit": "kedges", "title": "Anchors", "post": "A long post."},
-                "summaries": [{"text": " bad"}, {"text": " good"}],
-                "choice": 1,
-            }
-        ],
-        [("SUBREDDIT: r/kedges\n\nTITLE: Anchors\n\nPOST: A long post.\n\nTL;DR:", "good", "bad")],
-    ),
-    (
-        "WebGPT comparisons",
-        "pairs",
-        [
-            {
-                "question": {"id": "1", "full_text": "Why?"},
-                "answer_0": "bad",
-                "answer_1": "good",
-                "score_0": -0.5,
-                "score_1": 0.5,
-            },
-            {"question": {"full_text": "Tie?"}, "answer_0": "x", "answer_1": "y", "score_0": 0, "score_1": 0},
-        ],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "OpenAI preference",
-        "pairs",
-        [
-            {
-                "input": {"messages": [{"role": "user", "content": "Why?"}], "tools": [], "parallel_tool_calls": True},
-                "preferred_output": [{"role": "assistant", "content": "good"}],
-                "non_preferred_output": [{"role": "assistant", "content": "bad"}],
-            }
-        ],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "LLaMA-Factory ShareGPT pairs",
-        "pairs",
-        [
-            {
-                "conversations": [USER],
-                "chosen": {"from": "gpt", "value": "good"},
-                "rejected": {"from": "gpt", "value": "bad"},
-            }
-        ],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "ms-swift pairs",
-        "pairs",
-        [
-            {
-                "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "good"}],
-                "rejected_response": "bad",
-            }
-        ],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "Alpaca pairs (output: [better, worse])",
-        "pairs",
-        [{"instruction": "Why?", "input": "", "output": ["good", "bad"]}],
-        GOOD_OVER_BAD,
-    ),
-    (
-        "TRL pairs with the prompt in both texts",
-        "pairs",
-        [{"chosen": "The sea is blue.", "rejected": "The sea is beige."}],
-        [("The sea is", "blue.", "beige.")],
-    ),
-    (
-        "UltraFeedback",
-        "rankings",
-        [
-            {
-                "source": "own",
-                "instruction": "Why?",
-                "models": ["a", "b"],
-                "completions": [
-                    {"model": "a", "response": "bad", "overall_score": 9, "fine-grained_score": 2.5},
-                    {"model": "b", "response": "good", "overall_score": 7, "fine-grained_score": 4.0},
-                ],
-            }
-        ],
-        [("Why?", ("bad", "good"), (2, 1))],
-    ),
-    (
-        "Nectar",
-        "rankings",
-        [
-            {
-                "prompt": "\n\nHuman: Why?\n\nAssistant: ",
-                "answers": [
-                    {"answer": "good", "model": "a", "rank": 1.0},
-                    {"answer": "bad", "model": "b", "rank": 2.0},
-                ],
-                "turns": 1,
-            }
-        ],
-        [("Why?", ("good", "bad"), (1, 2))],
-    ),
-    (
-        "BeaverTails",
-        "thumbs",
-        [
-            {"prompt": "Why?", "response": "bad", "category": {"harm": True}, "is_safe": False},
-            {"prompt": "Why?", "response": "good", "category": {"harm": False}, "is_safe": True},
-        ],
-        [("Why?", "bad", False), ("Why?", "good", True)],
-    ),
-    (
-        "stepwise supervision",
-        "thumbs",
-        [
-            {"prompt": "Why?", "completions": ["one", "two"], "labels": [True, True]},
-            {"prompt": "Why?", "completions": ["one", "oops"], "labels": [True, False]},
-        ],
-        [("Why?", "one\ntwo", True), ("Why?", "one\noops", False)],
-    ),
-    (
-        "OASST trees",
-        "rankings",
-        [{"message_tree_id": "1", "tree_state": "ready_for_export", "prompt": TREE}],
-        [("Why?", ("bad", "good"), (2, 1))],
-    ),
-    ("OASST messages", "rankings", flat(TREE), [("Why?", ("bad", "good"), (2, 1))]),
-    (
-        "verl",
-        "prompts",
-        [
-            {
-                "data_source": "own",
-                "prompt": [{"role": "user", "content": "2 + 2?"}],
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": "4"},
-                "extra_info": {"index": 0},
-            }
-        ],
-        [("2 + 2?", "4")],
-    ),
-]
 
 
 @pytest.mark.parametrize(("name", "kind", "rows", "expected"), CASES, ids=[case[0] for case in CASES])
@@ -327,6 +77,14 @@ def test_two_preferences_must_be_decided_between(write_lines: Write) -> None:
     assert [brief(e) for e in read(file, kind="prompts")] == [("Why?", None)]
     with pytest.raises(DataError, match=r"PKU-SafeRLHF has no 'prompt'.*; one of better_response_id, safer"):
         read(file, columns={"better": "prompt"})
+
+
+@pytest.mark.parametrize("truth", [{"target": ["4", "four"]}, ["4", "four"], {"inputs": "1"}, True])
+def test_verl_answer_that_is_not_one_is_named(truth: Any, write_lines: Write) -> None:
+    file = write_lines("a.jsonl", [{"prompt": "2 + 2?", "reward_model": {"style": "rule", "ground_truth": truth}}])
+    with pytest.raises(DataError, match=r"'reward_model\.ground_truth' is .*columns: \{ignore: \[reward_model\]\}"):
+        load(file)
+    assert [brief(e) for e in load(file, columns={"ignore": ["reward_model"]})] == [("2 + 2?", None)]
 
 
 def test_another_rating_can_decide(write_lines: Write) -> None:

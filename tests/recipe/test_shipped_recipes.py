@@ -11,6 +11,8 @@ from kedge.commands.doctor import examine
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.recipe.templates import template_folder
+from kedge.stages.data.settings import DataSettings
+from kedge.stages.reward.settings import RewardSettings
 
 CASES = (
     *("tiny", "loop", "dpo", "ipo", "kto", "cpo", "orpo", "simpo", "tdpo", "grpo", "dr_grpo", "rloo", "remax"),
@@ -37,3 +39,15 @@ def attempt(name: str, runs: Path, seed: int | None = None) -> str | None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_shipped_recipe_is_fit_runs_and_is_healthy(name: str, tmp_path: Path) -> None:
     assert attempt(name, tmp_path) is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_reward_model_that_can_end_the_run_is_judged_on_enough_pairs(name: str) -> None:
+    """Of 60 pairs, an accuracy of 62 % cannot be told from a coin: two of seven seeds of `loop` ended so."""
+    file = template_folder() / f"{name}.yaml"
+    stages = load_recipe(file).stages.values()
+    if any(isinstance(stage, RewardSettings) and stage.if_unfit == "stop" for stage in stages):
+        (prepare,) = (stage for stage in stages if isinstance(stage, DataSettings))
+        assert prepare.files == ["data/pairs.jsonl"]
+        pairs = len((file.parent / "data/pairs.jsonl").read_text().splitlines())
+        assert prepare.heldout * pairs >= 120

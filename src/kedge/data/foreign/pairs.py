@@ -172,12 +172,12 @@ def alpaca_farm(rows: Rows, pick: Pick) -> list[Any]:
 
 
 def summarize(rows: Rows, pick: Pick) -> list[Any]:
-    """openai/summarize_from_feedback, comparisons: the post as a prompt that asks for its TL;DR."""
+    """openai/summarize_from_feedback, comparisons: the post or article as a prompt that asks for its TL;DR."""
     (fields,) = rows
     info, summaries = fields["info"], fields["summaries"]
     if fields["choice"] not in (0, 1) or len(summaries) != 2:
         raise DataError(f"'choice' is {shown(fields['choice'])}; it must be 0 or 1, one of two summaries")
-    heads = (("SUBREDDIT: r/", "subreddit"), ("TITLE: ", "title"), ("POST: ", "post"), ("ARTICLE: ", "article"))
+    heads = (("SUBREDDIT: r/", "subreddit"), ("TITLE: ", "title"), ("POST: ", "post"), ("", "article"))
     parts = [f"{head}{info[name]}" for head, name in heads if info.get(name)]
     answers = [summary["text"].strip() for summary in summaries]
     prompt = "\n\n".join([*parts, "TL;DR:"])

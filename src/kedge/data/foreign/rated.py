@@ -80,12 +80,25 @@ def stepwise(rows: Rows, pick: Pick) -> list[Any]:
 
 
 def verl(rows: Rows, pick: Pick) -> list[Any]:
+    """verl: `ground_truth` is the checkable answer, unless a model judges (`style: model`), which does not read it."""
     (fields,) = rows
-    truth = cast(Mapping[str, Any], fields["reward_model"]).get("ground_truth")
-    if isinstance(truth, list) and len(cast(list[Any], truth)) == 1:
-        truth = truth[0]
+    reward = cast(Mapping[str, Any], fields["reward_model"])
+    truth = None if reward.get("style") == "model" else _only_truth(reward.get("ground_truth"))
     own = {} if truth is None else {"answer": truth}
     return [canonical(fields, ("prompt",), prompt=fields["prompt"], **own)]
+
+
+def _only_truth(truth: Any) -> Any:
+    """The one accepted answer: as it is, in a list of one, or under `target` (Search-R1)."""
+    accepted = cast(Mapping[str, Any], truth)["target"] if isinstance(truth, Mapping) and "target" in truth else truth
+    if isinstance(accepted, list) and len(cast(list[Any], accepted)) == 1:
+        accepted = accepted[0]
+    if accepted is None or (isinstance(accepted, str | int | float) and not isinstance(accepted, bool)):
+        return accepted
+    raise DataError(
+        f"'reward_model.ground_truth' is {shown(truth)}; a checkable answer must be one text or number. To read the "
+        "rows as prompts without it: columns: {ignore: [reward_model]}"
+    )
 
 
 def tree_id(fields: Fields) -> str:

@@ -182,7 +182,7 @@ LAYOUTS: tuple[Layout, ...] = (
         has=("info", "summaries", "choice"),
         fits=_mapping("info"),
         read=pairs.summarize,
-        note="the prompt is the post with its title and TL;DR:",
+        note="the prompt is the post or news article with its title and TL;DR:",
     ),
     Layout(
         name="WebGPT comparisons",
@@ -294,7 +294,8 @@ LAYOUTS: tuple[Layout, ...] = (
         has=("prompt", "reward_model"),
         fits=_mapping("reward_model"),
         read=rated.verl,
-        note="reward_model.ground_truth is the checkable answer",
+        note="reward_model.ground_truth is the checkable answer; where reward_model.style is model it is none, and "
+        "stays in extra",
     ),
 )
 
