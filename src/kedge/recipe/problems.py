@@ -51,6 +51,8 @@ MAX_DESCRIBED = 100
 """Problems of one section that are described in full."""
 RENAMED: dict[str, str] = {"hold": "memory", "watch": "logging", "look": "eval"}
 """Keys of version 0.1, and what they are called now."""
+GONE: dict[str, str] = {"packing": "sequences are always packed without padding; leave it out"}
+"""Keys of version 0.1 that nothing is in the place of, and why."""
 
 
 def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: KeyPath = ()) -> list[tuple[int, str]]:
@@ -87,6 +89,8 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     """The words for a key that is not one of `known`."""
     if RENAMED.get(key) in known:
         return f"is called `{RENAMED[key]}` now; the settings inside are the same"
+    if key in GONE:
+        return f"is no longer a setting: {GONE[key]}"
     allowed = f"; allowed: {', '.join(known)}" if known else ""
     return f"not a setting here{did_you_mean(key, known) or allowed}"
 

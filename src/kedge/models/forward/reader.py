@@ -115,6 +115,7 @@ class PartialLastLayer(nn.Module):
             value_NHE,
             layout.tails,
             layout.rows,
+            dropout=attention.attention_dropout if attention.training else 0.0,
         )
         hidden_MD = hidden_states[0].index_select(0, layout.tail_M) + attention.o_proj(attended_MHE.flatten(-2))
         return (hidden_MD + layer.mlp(layer.post_attention_layernorm(hidden_MD)))[None]

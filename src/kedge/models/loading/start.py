@@ -25,7 +25,7 @@ ENSEMBLE = "ensemble.json"
 def start_causal(
     source: str, *, lora: LoraSettings | None, device: str, seed: int, keeps_dropout: bool = True
 ) -> Module:
-    """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base.
+    """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base; in evaluation mode.
 
     Without `keeps_dropout` the model's own dropout is off; that of the adapters is in their settings. Trainable weights
     are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away.
@@ -37,7 +37,8 @@ def start_causal(
     )
     if not keeps_dropout:
         without_dropout(base)
-    return with_lora(base, lora, name="policy", seed=seed) if lora else base
+    model = with_lora(base, lora, name="policy", seed=seed) if lora else base
+    return model.eval()
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -9,14 +9,13 @@ Shape letters: B sequences, T token positions, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError
@@ -25,7 +24,8 @@ from kedge.core.per import Per
 from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.forward import heads
-from kedge.models.forward.backbones import Backbone, by_micro_batch, micro_batches
+from kedge.models.forward.backbones import Backbone, Part, by_micro_batch, micro_batches
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.forward.lora import Module
 from kedge.models.loading.start import save_causal
 from kedge.models.reward.ensemble import Member
@@ -33,46 +33,27 @@ from kedge.models.reward.reward_model import RewardFacts
 from kedge.models.roles.memory import RoleMemory
 from kedge.models.settings import Combine
 from kedge.models.training.ema import EMA
+from kedge.models.training.objectives import imitation
 from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
-
-Head = Callable[[], Tensor]
-"""The output matrix (V, D) as it is now."""
+from kedge.models.training.trained_weights import holding
 
 
 class Reference:
     """Log-probs without gradient: of a frozen model, or of the policy between its updates."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        head: Head,
-        *,
-        temperature: float,
-        rows: int,
-        compiled: bool,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
+    def __init__(self, model: LanguageModel, *, temperature: float, rows: int) -> None:
         """`rows` sequences are computed at once."""
-        self._backbone, self._head = backbone, head
-        self._temperature, self._rows, self._compiled, self._autocast = temperature, rows, compiled, autocast
+        self._model, self._temperature, self._rows = model, temperature, rows
 
     @torch.no_grad()
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response, 0 elsewhere."""
-        with self._backbone.active(), self._autocast():
+        with self._model.active():
             return by_micro_batch(rollouts, self._rows, self._logprobs)
 
-    def _logprobs(self, part: Rollouts) -> Tensor:
-        predicted_BT = heads.predicted(part.attention_mask_BT, part.response_mask_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(part.tokens_BT, part.attention_mask_BT, positions_BT)
-        return heads.logprobs_of(
-            self._head(),
-            hidden_ND,
-            part.tokens_BT,
-            predicted_BT,
-            temperature=self._temperature,
-            compiled=self._compiled,
+    def _logprobs(self, part: Part[Rollouts]) -> Tensor:
+        return self._model.logprobs(
+            part.record.tokens_BT, part.attention_mask_RT, part.response_mask_RT, temperature=self._temperature
         )
 
 
@@ -89,29 +70,20 @@ class Policy:
 
     def __init__(
         self,
-        backbone: Backbone,
-        head: Head,
+        model: LanguageModel,
         train_step: TrainStep,
         *,
         temperature: float,
         rows: int,
         inference_rows: int,
-        compiled: bool,
-        imitation: Imitation | None = None,
+        ptx: Imitation | None = None,
         ema: EMA | None = None,
     ) -> None:
         """`rows` sequences are computed at once in an update, `inference_rows` without gradients."""
-        self._backbone, self._head, self.train_step = backbone, head, train_step
-        self._temperature, self._rows, self._compiled = temperature, rows, compiled
-        self._imitation, self._ema = imitation, ema
-        self._without_gradients = Reference(
-            backbone,
-            head,
-            temperature=temperature,
-            rows=inference_rows,
-            compiled=compiled,
-            autocast=train_step.autocast,
-        )
+        self._model, self.train_step = model, train_step
+        self._temperature, self._rows = temperature, rows
+        self._imitation, self._ema = ptx, ema
+        self._without_gradients = Reference(model, temperature=temperature, rows=inference_rows)
 
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response as the policy is now, 0 elsewhere; without gradient."""
@@ -119,18 +91,16 @@ class Policy:
 
     def update(self, experience: Experience, loss: PolicyLoss, *, per: Per) -> dict[str, float]:
         width = experience.rollouts.tokens_BT.shape[1]
-        objective: Objective[Experience] = Objective(
-            weight=lambda part: float(weight_of(part.rollouts.response_mask_BT, per, max_length=width)),
+        objective: Objective[Part[Experience]] = Objective(
+            weight=lambda part: float(weight_of(part.response_mask_RT, per, max_length=width)),
             sums=lambda part: self._sums(part, loss, per),
         )
-        terms: list[Term[Any]] = [Term(objective=objective, batches=micro_batches(experience, self._rows))]
+        terms: list[Term[Any]] = [Term(objective=objective, batches=micro_batches(experience, rows=self._rows))]
         if self._imitation:
             batches = self._imitation.batches(self.train_step.step)
-            imitating: Objective[Batch] = Objective(
-                weight=lambda batch: float(weight_of(batch.counted_BT, "token")), sums=self._imitation_sums
-            )
+            imitating = imitation(self._model)
             terms.append(Term(objective=imitating, batches=batches, coef=self._imitation.coef, name="ptx_"))
-        with self._backbone.active():
+        with self._model.active():
             metrics = self.train_step.learn(*terms)
         if self._ema:
             self._ema.update(self.train_step.weights())
@@ -155,21 +125,13 @@ class Policy:
         if self._ema:
             self._ema.load(state["ema"])
 
-    def _sums(self, part: Experience, loss: PolicyLoss, per: Per) -> Sums:
-        rollouts = part.rollouts
+    def _sums(self, part: Part[Experience], loss: PolicyLoss, per: Per) -> Sums:
+        rollouts = part.record.rollouts
         mask_BT = rollouts.response_mask_BT
-        predicted_BT = heads.predicted(rollouts.attention_mask_BT, mask_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(rollouts.tokens_BT, rollouts.attention_mask_BT, positions_BT)
-        logp_BT, entropy_BT = heads.logprobs_and_entropy_of(
-            self._head(),
-            hidden_ND,
-            rollouts.tokens_BT,
-            predicted_BT,
-            temperature=self._temperature,
-            compiled=self._compiled,
+        logp_BT, entropy_BT = self._model.logprobs_and_entropy(
+            rollouts.tokens_BT, part.attention_mask_RT, part.response_mask_RT, temperature=self._temperature
         )
-        item = loss(logp_BT, entropy_BT, part)
+        item = loss(logp_BT, entropy_BT, part.record)
         facts = stat_sums(item, mask_BT) | {"entropy": weighted_sum(entropy_BT.detach(), mask_BT, "token")}
         peaks = {"ratio_max": masked(item.stats_BT["ratio"], mask_BT).max()} if "ratio" in item.stats_BT else {}
         return Sums(
@@ -178,14 +140,6 @@ class Policy:
             items=weight_of(mask_BT, "token"),
             peaks=peaks,
         )
-
-    def _imitation_sums(self, batch: Batch) -> Sums:
-        batch = batch.to(self._head().device)
-        predicted_BT = heads.predicted(batch.segment_BT, batch.counted_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(batch.tokens_BT, batch.segment_BT > 0, positions_BT)
-        logp_BT = heads.logprobs_of(self._head(), hidden_ND, batch.tokens_BT, predicted_BT, compiled=self._compiled)
-        return Sums(loss=weighted_sum(-logp_BT, batch.counted_BT, "token"), facts={})
 
 
 class Critic:
@@ -201,17 +155,17 @@ class Critic:
     @torch.no_grad()
     def values(self, rollouts: Rollouts) -> Tensor:
         """`values_BT` on the response as the critic is now, 0 elsewhere; without gradient."""
-        with self._backbone.active(), self.train_step.autocast():
-            return by_micro_batch(rollouts, self._inference_rows, self._values)
+        with self._backbone.active():
+            return by_micro_batch(rollouts, self._inference_rows, self._rollout_values)
 
     def update(self, targets: ValueTargets, loss: ValueLoss, *, per: Per) -> dict[str, float]:
         width = targets.rollouts.tokens_BT.shape[1]
-        objective: Objective[ValueTargets] = Objective(
-            weight=lambda part: float(weight_of(part.rollouts.response_mask_BT, per, max_length=width)),
+        objective: Objective[Part[ValueTargets]] = Objective(
+            weight=lambda part: float(weight_of(part.response_mask_RT, per, max_length=width)),
             sums=lambda part: self._sums(part, loss, per),
         )
         with self._backbone.active():
-            return self.train_step.learn(Term(objective=objective, batches=micro_batches(targets, self._rows)))
+            return self.train_step.learn(Term(objective=objective, batches=micro_batches(targets, rows=self._rows)))
 
     def state(self) -> dict[str, Any]:
         return self.train_step.state()
@@ -219,21 +173,22 @@ class Critic:
     def load(self, state: Mapping[str, Any]) -> None:
         self.train_step.load(state)
 
-    def _values(self, part: Rollouts) -> Tensor:
-        predicted_BT = heads.predicted(part.attention_mask_BT, part.response_mask_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(part.tokens_BT, part.attention_mask_BT, positions_BT)
-        # The head computes in float32, whatever the types of the backbone and of autocast are.
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            return heads.values_of(widen(hidden_ND), self._head, predicted_BT)
+    def _rollout_values(self, part: Part[Rollouts]) -> Tensor:
+        return self._values(part.record, part)
 
-    def _sums(self, part: ValueTargets, loss: ValueLoss, per: Per) -> Sums:
-        mask_BT = part.rollouts.response_mask_BT
-        item = loss(self._values(part.rollouts), part)
+    def _values(self, rollouts: Rollouts, part: Part[Any]) -> Tensor:
+        targets = heads.targets(part.attention_mask_RT, part.response_mask_RT, self._head.weight.device)
+        hidden_ND = self._backbone.hidden(rollouts.tokens_BT, part.attention_mask_RT, targets.read_BT)
+        # The head computes in float32, whatever the type of the backbone is.
+        return heads.values_of(widen(hidden_ND), self._head, targets)
+
+    def _sums(self, part: Part[ValueTargets], loss: ValueLoss, per: Per) -> Sums:
+        rollouts = part.record.rollouts
+        item = loss(self._values(rollouts, part), part.record)
         return Sums(
-            loss=weighted_sum(item.loss_BT, mask_BT, per),
-            facts=stat_sums(item, mask_BT),
-            items=weight_of(mask_BT, "token"),
+            loss=weighted_sum(item.loss_BT, rollouts.response_mask_BT, per),
+            facts=stat_sums(item, rollouts.response_mask_BT),
+            items=weight_of(rollouts.response_mask_BT, "token"),
         )
 
 
@@ -271,11 +226,6 @@ def head_from_scores(weight_KD: Tensor, facts: RewardFacts, objective: str | Non
     head.weight.copy_(weight_KD[index : index + 1].float() / std)
     head.bias.fill_(-mean / std)
     return head
-
-
-def output_head(model: PreTrainedModel) -> Callable[[], Tensor]:
-    """The output matrix as it is when it is asked for."""
-    return lambda: heads.lm_head(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,9 +274,5 @@ class RoleSet:
 
     def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
         """Save the policy as a whole model: with `ema`, the moving average of its weights."""
-        last = {name: weight.clone() for name, weight in self.policy.weights().items()}
-        self.policy.train_step.load_weights(self.policy.final_weights())
-        try:
+        with holding(self.policy.train_step.named, self.policy.final_weights()):
             return save_causal(self.model, tokenizer, folder)
-        finally:
-            self.policy.train_step.load_weights(last)

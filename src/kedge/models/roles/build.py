@@ -6,18 +6,19 @@ where hidden states come from; the roles themselves, their optimisers and their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
+from kedge.models.forward.heads import Head
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.forward.lora import Module, base_of, merge
 from kedge.models.forward.reader import compile_layers
 from kedge.models.loading.load import DTypeName
@@ -86,17 +87,15 @@ class RoleSpec:
         return self.rows * (_INFERENCE_FACTOR if fits_more else 1)
 
 
-def make_policy(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor]) -> Policy:
+def make_policy(spec: RoleSpec, backbone: Backbone, head: Head) -> Policy:
     train_step = TrainStep(backbone.trainable(), spec.actor, total_steps=spec.actor_steps, owner="policy")
     return Policy(
-        backbone,
-        head,
+        LanguageModel(backbone=backbone, head=head, compiled=spec.compile),
         train_step,
         temperature=spec.temperature,
         rows=spec.rows,
         inference_rows=spec.inference_rows,
-        compiled=spec.compile,
-        imitation=spec.imitation,
+        ptx=spec.imitation,
         ema=None if spec.ema is None else EMA(train_step.weights(), spec.ema),
     )
 
@@ -108,16 +107,9 @@ def make_critic(spec: RoleSpec, settings: OptimiserSettings, backbone: Backbone,
     return Critic(backbone, head, train_step, rows=spec.rows, inference_rows=spec.inference_rows)
 
 
-def make_reference(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor], policy: Policy) -> Reference:
-    return Reference(
-        backbone,
-        head,
-        temperature=spec.temperature,
-        rows=spec.inference_rows,
-        compiled=spec.compile,
-        # The precision of the policy: before the first step the two must agree to the last bit.
-        autocast=policy.train_step.autocast,
-    )
+def make_reference(spec: RoleSpec, backbone: Backbone, head: Head) -> Reference:
+    model = LanguageModel(backbone=backbone, head=head, compiled=spec.compile)
+    return Reference(model, temperature=spec.temperature, rows=spec.inference_rows)
 
 
 def load_members(spec: RoleSpec) -> tuple[RewardModel, ...]:

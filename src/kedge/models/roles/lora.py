@@ -14,6 +14,7 @@ from torch import nn
 
 from kedge.core.seeds import seed_for
 from kedge.models.forward.backbones import LoraBackbone
+from kedge.models.forward.heads import output_head
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.hashing import folder_hash, module_hash
 from kedge.models.loading.load import load_causal
@@ -28,7 +29,6 @@ from kedge.models.roles.actor_critic import (
     RoleSet,
     SharedJudge,
     head_from_scores,
-    output_head,
     value_head,
 )
 from kedge.models.roles.build import RoleSpec, make_critic, make_policy, make_reference, prepare, width_of
@@ -56,7 +56,7 @@ def lora(spec: RoleSpec) -> RoleSet:
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(spec, LoraBackbone(model, None), output_head(base), policy),
+        reference=make_reference(spec, LoraBackbone(model, None), output_head(base)),
         shared_judge=judge,
         memory=_memory(model, policy, critic, judge),
         notes=[] if judge or not spec.reward else [_NOTE.format(spec.reward)],

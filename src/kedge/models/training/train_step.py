@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.models.training.adamw import adamw_backend
 
 BatchT = TypeVar("BatchT")
-Precision = Literal["auto", "float32", "mixed"]
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
@@ -67,23 +65,21 @@ class TrainStep:
         settings: OptimiserSettings,
         *,
         total_steps: int,
-        precision: Precision = "auto",
         owner: str = "",
+        masters: Sequence[nn.Parameter] | None = None,
     ) -> None:
-        """`owner` precedes the names of parameters in errors, where several roles have parameters of the same name."""
+        """`owner` precedes the names of parameters in errors, where several roles have parameters of the same name.
+
+        `masters` are the weights in full precision; without them, copies of those that are in lower precision.
+        """
         self.settings = settings
         self._owner = f"{owner}'s " if owner else ""
         self.total_steps = total_steps
         self.step = 0
         self.named = list(named)
         device = self.named[0][1].device
-        is_float32 = all(parameter.dtype == torch.float32 for _, parameter in self.named)
-        is_mixed = device.type == "cuda" and is_float32 if precision == "auto" else precision == "mixed"
-        self.autocast: Callable[[], AbstractContextManager[Any]] = (
-            (lambda: torch.autocast(device.type, torch.bfloat16)) if is_mixed else nullcontext
-        )
         parameters = [parameter for _, parameter in self.named]
-        self._masters = [_master(parameter) for parameter in parameters]
+        self._masters = list(masters) if masters is not None else [_master(parameter) for parameter in parameters]
         self._optimiser = _adamw(self._masters, settings, device)
         self._backend = adamw_backend(parameters, self._masters, self._optimiser)
 
@@ -112,8 +108,7 @@ class TrainStep:
             )
         totals = _Totals(weight=weight)
         for batch in term.batches:
-            with self.autocast():
-                sums = term.objective.sums(batch)
+            sums = term.objective.sums(batch)
             self._backend.add(sums.loss * (term.coef / weight))
             totals.add(sums)
         return totals
@@ -121,7 +116,7 @@ class TrainStep:
     def measure(self, objective: Objective[BatchT], batches: Sequence[BatchT]) -> dict[str, float]:
         """The same means, without gradients and without a step."""
         totals = _Totals(weight=sum(objective.weight(batch) for batch in batches))
-        with torch.no_grad(), self.autocast():
+        with torch.no_grad():
             for batch in batches:
                 totals.add(objective.sums(batch))
         means = totals.means()

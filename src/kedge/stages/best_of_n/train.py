@@ -13,7 +13,10 @@ import torch
 from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Message
 from kedge.data.writing import row_writer
+from kedge.models.forward.language_model import language_model
+from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.best_of_n.bond import train_bond
 from kedge.stages.best_of_n.rejection import train_rejection
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond, Rejection
@@ -30,18 +33,21 @@ def train(context: Context, settings: BestOfNSettings) -> Mapping[str, Path]:
     torch.manual_seed(context.seed)
     device = pick_device(context.device)
     model = start_causal(context.input("from"), lora=settings.lora, device=device, seed=context.seed)
+    trained = trained_weights(model, dtype=dtype_for("auto", device))
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, Bond))
     sampler = open_sampler(context, settings.round_settings(), model, start, device=device, round_metric=ROUND)
     if not sampler.settings.measures_kl:
         context.event("info", "best_of_n.kl", "KL is not measured: top_p or top_k cut the distribution")
     match settings.method:
         case Rejection():
-            taught, step = train_rejection(sampler, settings, settings.method, model)
+            taught, step = train_rejection(sampler, settings, settings.method, trained, language_model(model))
         case Bond():
-            taught, step = train_bond(sampler, settings, settings.method, model)
-    log_trained_policy(sampler, model, step)
+            taught, step = train_bond(sampler, settings, settings.method, trained, language_model(model))
+    log_trained_policy(sampler, step)
+    with trained.held():
+        saved = save_causal(model, sampler.tokenizer, context.folder / "model")
     return {
-        "model": save_causal(model, sampler.tokenizer, context.folder / "model"),
+        "model": saved,
         "demonstrations": _write_taught(sampler, taught, context.folder / "chosen.jsonl"),
     }
 

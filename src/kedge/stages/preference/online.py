@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import Module, base_of
-from kedge.models.forward.reader import evaluating
+from kedge.models.forward.language_model import language_model
+from kedge.models.forward.lora import Module
+from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import save_causal, start_causal
 from kedge.models.training.preference_methods import KTO, TDPO
-from kedge.models.training.preference_objectives import Reference, reference_for
+from kedge.models.training.preference_objectives import Reference, as_it_is, reference_for
+from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.preference.data import noun_of, offline_data, read_file
 from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.online_pairs import RoundPairs, drawn_beside, pairs_of, preferences_of, write_pairs
@@ -42,9 +41,6 @@ from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.held_out import hold_out
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, stop_if_asked
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 ROUND = "online/round"
 _HINT = (
@@ -72,19 +68,21 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
     model = start_causal(
         context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
     )
+    trained = trained_weights(model, dtype=dtype_for("auto", device))
+    policy = language_model(model)
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, TDPO))
     round_settings = online.round_settings(samples=settings.samples)
     sampler = open_sampler(context, round_settings, model, start, device=device, round_metric=ROUND, under="online.")
     if not round_settings.measures_kl:
         context.event("info", "preference.kl", "KL is not measured: top_p or top_k cut the distribution")
-    done, step = resume_rounds(context, model, settings.optimiser)
-    offline = _offline(sampler, settings, pairs_of(draw_round(sampler, model, 0).groups, online))
+    done, step = resume_rounds(context, trained)
+    offline = _offline(sampler, settings, pairs_of(draw_round(sampler, 0).groups, online))
     with interruptible(context.stop, context.say):
         for number in range(done, online.rounds):
             stop_if_asked(context, step)
             # Of its own, so that a run that is resumed between two rounds goes on with the same random numbers.
             torch.manual_seed(seed_for(context.seed, "dropout", number))
-            drawn = draw_round(sampler, model, number)
+            drawn = draw_round(sampler, number)
             pairs = pairs_of(drawn.groups, online)
             data = _data(sampler, settings, online, pairs, offline, number)
             if not data:
@@ -93,7 +91,8 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
             training = prepare_round(
                 context,
                 settings,
-                model,
+                trained,
+                policy,
                 train=data,
                 held_out=offline.held_out,
                 reference=_reference(settings, online, model, start),
@@ -103,8 +102,9 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
             )
             step = _learn(sampler, settings, training, drawn, pairs, first_step=step)
             save_round(context, training.learner, number, step=step)
-    log_trained_policy(sampler, model, step)
-    return save_causal(model, sampler.tokenizer, context.folder / "model")
+    log_trained_policy(sampler, step)
+    with trained.held():
+        return save_causal(model, sampler.tokenizer, context.folder / "model")
 
 
 def _learn(
@@ -192,11 +192,4 @@ def _reference(settings: PreferenceSettings, online: OnlineSettings, model: Modu
     """The reference of a round that begins now."""
     if online.reference == "start":
         return start
-    return reference_for(model) if isinstance(settings.method, TDPO) else partial(_as_it_is, model)
-
-
-@contextmanager
-def _as_it_is(model: Module) -> Generator[PreTrainedModel]:
-    """The policy with its adapters and without dropout."""
-    with evaluating(model):
-        yield base_of(model)
+    return reference_for(model) if isinstance(settings.method, TDPO) else as_it_is(model)

@@ -54,8 +54,6 @@ class PreferenceSettings(Section):
     """Pairs (`kto`: answers) in one optimiser step."""
     micro_batch: int = Field(default=8, ge=1)
     """Of them in memory at once; it changes speed and memory, never the update."""
-    packing: bool = False
-    """Let short answers share rows of `max_length` tokens; they do not see each other."""
     max_length: int = Field(default=1024, ge=8)
     """Longest prompt plus answer in tokens; pairs with a longer one are left out and counted, never cut."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=FULL_RATE, warmup=WARMUP)
@@ -123,8 +121,6 @@ def explain(settings: PreferenceSettings) -> list[str]:
     lines = batch_arithmetic.supervised(settings.batch, settings.micro_batch, settings.epochs, noun)
     if settings.online:
         lines = [*explain_online(settings.online, with_data=settings.data is not None), f"{lines[0]} of a round"]
-    if settings.packing:
-        lines.append(f"the answers of a micro-batch share rows of {settings.max_length:,} tokens")
     if isinstance(settings.method, TDPO):
         reference = "the policy without its adapters" if settings.lora else "a second model in memory"
         lines.append(f"{settings.method.kind}: the reference, {reference}, is asked at every step")

@@ -6,7 +6,6 @@ Left out: pairs that are made on the way, which is `online`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,13 @@ import torch
 
 from kedge.data.template import encode_prompt
 from kedge.data.tokenizer import padding_id
+from kedge.models.forward.language_model import language_model
 from kedge.models.forward.lora import base_of
+from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import save_causal, start_causal
 from kedge.models.training.preference_methods import TDPO
 from kedge.models.training.preference_objectives import adapters_off, reference_for
+from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.preference.data import offline_data
 from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.online import train_online
@@ -48,13 +50,15 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     model = start_causal(
         context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
     )
+    trained = trained_weights(model, dtype=dtype_for("auto", device))
     training = prepare_round(
         context,
         settings,
-        model,
+        trained,
+        language_model(model),
         train=data,
         held_out=held_out,
-        reference=reference_for(model) if isinstance(settings.method, TDPO) else partial(adapters_off, model),
+        reference=reference_for(model) if isinstance(settings.method, TDPO) else adapters_off(model),
         file=context.folder / NAME,
         pad=padding_id(tokenizer),
     )
@@ -74,7 +78,8 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     loop.take_best()
     last = training.learner.total_steps
     write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=last)
-    return {"model": save_causal(model, tokenizer, context.folder / "model")}
+    with trained.held():
+        return {"model": save_causal(model, tokenizer, context.folder / "model")}
 
 
 def _prompts(items: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:

@@ -8,17 +8,16 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from kedge.core.batches import pad_tokens
+from kedge.core.batches import cut, pad_tokens, send
 from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted
 from kedge.report.reward import Combine as ReportCombine
 from kedge.report.reward import RewardReport, ScoredPair, reward_report
 from kedge.stages.reward.comparisons import EncodedComparison, fold_of
-from kedge.stages.shared.chunks import token_chunks
 
 TOKENS_AT_ONCE = 16_384
-"""Tokens, padding counted, in one forward pass of scoring."""
+"""Tokens in one forward pass of scoring."""
 MOST_TRAINED = 1000
 """Training comparisons that are scored to compare with the held-out ones."""
 
@@ -36,13 +35,14 @@ def score_sequences(
     pad = padding_id(members[0].tokenizer)
     order: list[int] = []
     parts: list[Tensor] = []
-    for rows in token_chunks([len(sequence) for sequence in sequences], max_tokens=TOKENS_AT_ONCE):
+    for rows in cut(range(len(sequences)), length=lambda row: len(sequences[row]), tokens=TOKENS_AT_ONCE):
         tokens_BT, mask_BT = pad_tokens([sequences[row] for row in rows], pad=pad)
-        scores_MBK = [member.score_tokens(tokens_BT, mask_BT, normalised=normalised).cpu() for member in members]
-        parts.append(torch.stack(scores_MBK))
+        tokens_BT = send(tokens_BT, members[0].device)
+        scores = [member.score_tokens(tokens_BT, mask_BT, normalised=normalised) for member in members]
+        parts.append(torch.stack(scores))
         order += rows
         progress(len(order))
-    return torch.cat(parts, dim=1)[:, torch.tensor(order).argsort()]
+    return torch.cat(parts, dim=1).cpu()[:, torch.tensor(order).argsort()]
 
 
 def report_on(

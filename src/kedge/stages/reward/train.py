@@ -7,7 +7,9 @@ goes on with the member it was at.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +25,14 @@ from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
+from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import freeze_lowest, whole_folder
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.reward.reward_files import build, save
-from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser
+from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser, head_of, scores
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import preference
+from kedge.models.training.trained_weights import TrainedWeights, trained_weights
 from kedge.report.reward import render_html
 from kedge.runs.state import load_state, save_state
 from kedge.stages.reward.comparisons import EncodedComparison, fold, length_controlled, read_comparisons
@@ -53,10 +57,12 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     data, held_out = _data(context, settings, encoder)
     meter = CostMeter(pick_device(context.device))
     members = _members(context, settings, str(tokenizer.chat_template))
+    trained = [_trained_weights(context, member) for member in members]
+    members = [replace(member) for member in members]  # the backbones anew, for weights in the type of computation
     with interruptible(context.stop, context.say):
         for index, member in enumerate(members):
             unfolded = fold(data, member=index, members=settings.members, seed=context.seed)
-            _train_member(context, settings, member, unfolded, held_out, index)
+            _train_member(context, settings, member, trained[index], unfolded, held_out, index)
     cost = meter.read(context.run.read_metrics())
     demonstrations = _demonstrations(context, encoder, data)
     about = {
@@ -67,10 +73,13 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     others = [list(answer) for item in data[:MOST_DEMONSTRATIONS] for answer in item.ranked.answers]
     members = [_normalised(member, demonstrations, others, about) for member in members]
     folder = context.folder / "model"
-    if len(members) == 1:
-        save(members[0], folder)
-    else:
-        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder)
+    with ExitStack() as full_precision:
+        for weights in trained:
+            full_precision.enter_context(weights.held())
+        if len(members) == 1:
+            save(members[0], folder)
+        else:
+            save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder)
     _report(context, settings, members, data, held_out, cost)
     return {"model": folder}
 
@@ -113,10 +122,19 @@ def _built(context: Context, settings: RewardSettings, chat_template: str, index
     return reward_model
 
 
+def _trained_weights(context: Context, member: RewardModel) -> TrainedWeights:
+    """The weights of a member that learn; its head is computed in float32."""
+    member.activate()
+    return trained_weights(
+        member.model, dtype=dtype_for("auto", pick_device(context.device)), head=head_of(member.model)
+    )
+
+
 def _train_member(
     context: Context,
     settings: RewardSettings,
     member: RewardModel,
+    trained: TrainedWeights,
     data: Sequence[EncodedComparison],
     held_out: Sequence[EncodedComparison],
     index: int,
@@ -126,8 +144,8 @@ def _train_member(
     # Of its own, so that a run that is resumed between two members goes on with the same random numbers.
     torch.manual_seed(seed_for(context.seed, "dropout", index))
     total = num_steps(len(data), epochs=settings.epochs, batch=settings.batch)
-    objective = preference(member.model, ranking=settings.loss.ranking, centre=settings.loss.centre)
-    learner = Learner(member.model, objective, settings.optimiser, total_steps=total)
+    objective = preference(partial(scores, member), ranking=settings.loss.ranking, centre=settings.loss.centre)
+    learner = Learner(trained, member.backbone, objective, settings.optimiser, total_steps=total)
     finished = context.folder / "finished" / f"member-{index}"
     if finished.is_dir():
         learner.load_weights(load_state(finished)["weights"])
@@ -154,7 +172,7 @@ def _train_member(
         loop.finish(metrics)
     loop.take_best()
     with whole_folder(finished) as beside:
-        save_state(beside, {"weights": learner.state()["weights"], "last_step": loop.step})
+        save_state(beside, {"weights": learner.weights(), "last_step": loop.step})
 
 
 def _steps_before(finished: Path, index: int) -> int:

@@ -90,8 +90,8 @@ class AnswerSampler:
 
     def kl(self, rollouts: Rollouts) -> list[float]:
         """The log-ratio of each answer to the model that the stage started from."""
-        with self.reference() as model:
-            return log_ratios(model, rollouts, temperature=self.settings.sampling.temperature).tolist()
+        with self.reference() as opened:
+            return log_ratios(opened.language_model, rollouts, temperature=self.settings.sampling.temperature).tolist()
 
     def _scored(self, rollouts: Rollouts, answers: int, kl: Sequence[float]) -> list[ScoredAnswer]:
         scores, gold = self.reward.score(rollouts).tolist(), self.gold.score(rollouts).tolist() if self.gold else None

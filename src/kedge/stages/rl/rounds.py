@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kedge.core.files import write_json
-from kedge.core.optimiser import OptimiserSettings
 from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
@@ -23,8 +22,8 @@ from kedge.models.forward.lora import Module, base_of
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
-from kedge.models.training.objectives import imitation
-from kedge.models.training.preference_objectives import Reference, reference_for
+from kedge.models.training.preference_objectives import OpenReference, Reference, as_it_is, reference_for
+from kedge.models.training.trained_weights import TrainedWeights
 from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
@@ -45,7 +44,7 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 FRONTIER = "best-of.json"
 AFTER = -1
@@ -119,27 +118,28 @@ def starting_model(context: Context, model: Module, *, device: str, is_asked_oft
         return reference_for(model)
 
     @contextmanager
-    def read_again() -> Generator[PreTrainedModel]:
-        yield load_causal(context.input("from"), dtype="float32", device=device)
+    def read_again() -> Generator[OpenReference]:
+        with as_it_is(load_causal(context.input("from"), device=device))() as opened:
+            yield opened
 
     return read_again
 
 
-def draw_round(sampler: AnswerSampler, model: Module, number: int) -> Round:
+def draw_round(sampler: AnswerSampler, number: int) -> Round:
     """The answers of round `number`, new or as they were drawn before the run was resumed.
 
     From those of the first one it is estimated what the best of N gives.
     """
     folder, settings = sampler.context.folder, sampler.settings
-    drawn = _draw(sampler, model, number, answers=settings.answers, name=f"answers-{number + 1}.jsonl")
+    drawn = _draw(sampler, number, answers=settings.answers, name=f"answers-{number + 1}.jsonl")
     if number == 0:
         write_json(folder / FRONTIER, frontier(drawn.groups, settings.n))
     return drawn
 
 
-def log_trained_policy(sampler: AnswerSampler, model: Module, step: int) -> None:
+def log_trained_policy(sampler: AnswerSampler, step: int) -> None:
     """Log one answer of the trained policy to each prompt: what it scores, and how far it is from the start."""
-    log_round(sampler, _draw(sampler, model, AFTER, answers=1, name="answers-after.jsonl"), step)
+    log_round(sampler, _draw(sampler, AFTER, answers=1, name="answers-after.jsonl"), step)
 
 
 def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -169,23 +169,22 @@ def save_round(context: Context, learner: Learner[Any], number: int, *, step: in
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
     with whole_folder(finished / f"round-{number}") as beside:
-        save_state(beside, {"weights": learner.state()["weights"], "last_step": step})
+        save_state(beside, {"weights": learner.weights(), "last_step": step})
     shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
 
 
-def resume_rounds(context: Context, model: Module, optimiser: OptimiserSettings) -> tuple[int, int]:
+def resume_rounds(context: Context, trained: TrainedWeights) -> tuple[int, int]:
     """How many rounds are done, and at which step; the model gets the weights of the last one."""
     finished = context.folder / "finished"
     numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
     if not numbers:
         return 0, 0
     state = load_state(finished / f"round-{max(numbers)}")
-    Learner(model, imitation(base_of(model)), optimiser, total_steps=1).load_weights(state["weights"])
+    trained.load(state["weights"])
     return max(numbers) + 1, int(state["last_step"])
 
 
-def _draw(sampler: AnswerSampler, model: Module, number: int, *, answers: int, name: str) -> Round:
-    model.eval()
+def _draw(sampler: AnswerSampler, number: int, *, answers: int, name: str) -> Round:
     file = sampler.context.folder / name
     if file.exists():
         return Round(number=number, groups=read_answers(file), seconds=None)

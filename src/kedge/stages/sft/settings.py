@@ -32,9 +32,7 @@ class SFTSettings(Section):
     batch: int = Field(default=32, ge=1)
     """Conversations in one optimiser step."""
     micro_batch: int = Field(default=8, ge=1)
-    """Rows in memory at once; it changes speed and memory, never the update."""
-    packing: bool = True
-    """Put several conversations into one row of `max_length` tokens; they do not see each other."""
+    """Of them in memory at once; it changes speed and memory, never the update."""
     max_length: int = Field(default=1024, ge=8)
     """Longest conversation in tokens; longer ones are left out and counted, never cut."""
     lora: LoraSettings | None = None
@@ -52,10 +50,7 @@ class SFTSettings(Section):
 
 
 def explain(settings: SFTSettings) -> list[str]:
-    width = settings.max_length if settings.packing else None
-    return batch_arithmetic.supervised(
-        settings.batch, settings.micro_batch, settings.epochs, "conversation", packed_into=width
-    )
+    return batch_arithmetic.supervised(settings.batch, settings.micro_batch, settings.epochs, "conversation")
 
 
 def check(settings: SFTSettings) -> Iterator[Finding]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from kedge.core.batches import Batch
-from kedge.data.batching import TokenSequence, num_steps, packed_batches, padded_batches, step_rows
+from kedge.data.batching import num_steps, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
+from kedge.models.forward.language_model import language_model
 from kedge.models.forward.lora import base_of
+from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import save_causal, start_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
+from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.sft.settings import SFTSettings
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
@@ -41,8 +43,10 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
 
     device = pick_device(context.device)
     model = start_causal(context.input("from"), lora=settings.lora, device=device, seed=context.seed)
+    trained = trained_weights(model, dtype=dtype_for("auto", device))
+    policy = language_model(model)
     total = num_steps(len(data.sequences), epochs=settings.epochs, batch=settings.batch)
-    learner = Learner(model, imitation(base_of(model)), settings.optimiser, total_steps=total)
+    learner = Learner(trained, policy.backbone, imitation(policy), settings.optimiser, total_steps=total)
     loop = TrainLoop(context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
     if not loop.is_resumed:
         write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=0)
@@ -51,7 +55,9 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
     )
     with interruptible(context.stop, context.say):
         for rows in loop.steps(order):
-            metrics = loop.update(_batches([data.sequences[row] for row in rows], settings, pad))
+            metrics = loop.update(
+                padded_batches([data.sequences[row] for row in rows], rows=settings.micro_batch, pad=pad)
+            )
             if metrics is None:
                 continue
             if held_out_batches and loop.is_evaluation_due:
@@ -59,7 +65,8 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
             loop.finish(metrics)
     loop.take_best()
     write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=total)
-    return {"model": save_causal(model, tokenizer, context.folder / "model")}
+    with trained.held():
+        return {"model": save_causal(model, tokenizer, context.folder / "model")}
 
 
 def _read(context: Context, settings: SFTSettings, tokenizer: PreTrainedTokenizerBase, field: str) -> Conversations:
@@ -77,10 +84,3 @@ def _report(context: Context, data: Conversations, held_out: Conversations | Non
         if conversations and conversations.num_too_long:
             what = f"{conversations.num_too_long:,} conversations of `{field}`"
             context.event("warning", "sft.too_long", f"{what} are longer than {settings.max_length} tokens: left out")
-
-
-def _batches(sequences: Sequence[TokenSequence], settings: SFTSettings, pad: int) -> list[Batch]:
-    """The micro-batches of one optimiser step."""
-    if settings.packing:
-        return packed_batches(sequences, rows=settings.micro_batch, width=settings.max_length, pad=pad)
-    return padded_batches(sequences, rows=settings.micro_batch, pad=pad)

@@ -27,20 +27,14 @@ def cut(total: int, size: int) -> str:
     return f"{whole + 1} micro-batches ({whole} of {size} and one of {rest})"
 
 
-def supervised(batch: int, micro_batch: int, epochs: float, noun: str, *, packed_into: int | None = None) -> list[str]:
+def supervised(batch: int, micro_batch: int, epochs: float, noun: str) -> list[str]:
     """The arithmetic of a stage that makes passes over a fixed data set.
 
     >>> supervised(32, 8, 1, "pair")
     ['each optimiser step: 32 pairs, as 4 micro-batches of 8; 1 pass over the data']
-    >>> print(supervised(32, 2, 1.5, "conversation", packed_into=512)[0])
-    each optimiser step: 32 conversations, packed into rows of 512 tokens, 2 rows at a time; 1.5 passes over the data
     """
     passes = f"{epochs:g} pass{'' if epochs == 1 else 'es'} over the data"
-    if packed_into is None:
-        layout = f"as {cut(batch, micro_batch)}"
-    else:
-        layout = f"packed into rows of {packed_into:,} tokens, {count(micro_batch, 'row')} at a time"
-    return [f"each optimiser step: {count(batch, noun)}, {layout}; {passes}"]
+    return [f"each optimiser step: {count(batch, noun)}, as {cut(batch, micro_batch)}; {passes}"]
 
 
 def on_policy(prompts: int, answers: int, epochs: int, minibatches: int, micro_batch: int) -> list[str]:
