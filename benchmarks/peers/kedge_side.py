@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Prompts, Rollouts, repeated, take
-from kedge.models.forward import heads
+from kedge.models.forward.language_model import language_model
 from kedge.models.forward.lora import base_of
 from kedge.models.reward.ensemble import load_reward
 from kedge.models.reward.reward_model import RewardModel, reward_role
@@ -165,17 +165,12 @@ def gaps(role_set: RoleSet, rollouts: Rollouts) -> dict[str, float]:
 
 @torch.no_grad()
 def float32_logprobs(model: Any, rollouts: Rollouts) -> Tensor:
-    wide = copy.deepcopy(model).float()
-    rows = [
-        heads.token_logprobs(
-            heads.lm_head(wide),
-            heads.hidden_states(wide, row.tokens_BT, row.attention_mask_BT, is_right_padded=True),
-            row.tokens_BT,
-            row.attention_mask_BT,
-            only_BT=row.response_mask_BT,
-        )
-        for row in (take(rollouts, slice(index, index + 1)) for index in range(len(rollouts.tokens_BT)))
-    ]
+    wide = language_model(copy.deepcopy(model).float())
+    with wide.active():
+        rows = [
+            wide.logprobs(row.tokens_BT, row.attention_mask_BT.cpu(), row.response_mask_BT.cpu())
+            for row in (take(rollouts, slice(index, index + 1)) for index in range(len(rollouts.tokens_BT)))
+        ]
     return torch.cat(rows)
 
 

@@ -23,7 +23,7 @@ from transformers import (
 
 from kedge.core.errors import ConfigError, DataError, ModelError, NumericsError
 from kedge.core.records import Prompts, Rollouts, repeated
-from kedge.models.forward import heads
+from kedge.models.forward.language_model import language_model
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
@@ -97,16 +97,10 @@ def test_every_index_of_the_record_says_what_the_answers_say(
 
 
 def _trainer_logp(model: PreTrainedModel, rollouts: Rollouts, temperature: float) -> Tensor:
-    segment_BT = rollouts.attention_mask_BT.long()
-    hidden_BTD = heads.hidden_states(model, rollouts.tokens_BT, segment_BT, is_right_padded=True)
-    return heads.token_logprobs(
-        heads.lm_head(model),
-        hidden_BTD,
-        rollouts.tokens_BT,
-        segment_BT,
-        only_BT=rollouts.response_mask_BT,
-        temperature=temperature,
-    ).detach()
+    trainer = language_model(model)
+    masks = rollouts.attention_mask_BT.cpu(), rollouts.response_mask_BT.cpu()
+    with torch.no_grad(), trainer.active():
+        return trainer.logprobs(rollouts.tokens_BT, *masks, temperature=temperature)
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 5, "top_p": 0.7, "min_new_tokens": 6}])

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.heads import at_last, hidden_states
 from kedge.models.forward.lora import base_of, using, with_lora
 from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import load_causal
@@ -54,8 +53,8 @@ def members(tiny: Path, count: int) -> tuple[RewardModel, ...]:
 
 def raw_scores(causal: PeftModel, name: str, head_KD: Tensor) -> Tensor:
     with torch.no_grad(), using(causal, name):
-        hidden_BTD = hidden_states(base_of(causal), TOKENS_BT, MASK_BT, is_right_padded=True)
-    return at_last(hidden_BTD, MASK_BT) @ head_KD.T
+        hidden_BTD = base_of(causal).get_decoder()(TOKENS_BT, use_cache=False).last_hidden_state
+    return hidden_BTD[torch.arange(len(MASK_BT)), MASK_BT.sum(dim=1) - 1] @ head_KD.T
 
 
 def test_one_model_on_a_causal_base(tiny: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
 
@@ -16,13 +17,15 @@ from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.files import hash_folder
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import TokenSequence, padded_batches
-from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.forward.language_model import language_model
+from kedge.models.forward.lora import Module, with_lora
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner, Objective, Sums
 from kedge.models.training.objectives import imitation
 from kedge.models.training.train_step import learning_rate
+from kedge.models.training.trained_weights import trained_weights
 from kedge.runs.state import load_state, save_state
 
 
@@ -37,7 +40,12 @@ def batches(seed: int, *, rows: int = 2) -> list[Batch]:
 def causal_learner(**settings: float) -> Learner[Batch]:
     model = tiny_model(hidden=32, layers=1)
     optimiser = OptimiserSettings.model_validate({"lr": 1e-2, **settings})
-    return Learner(model, imitation(model), optimiser, total_steps=20)
+    return imitator(model, optimiser, total_steps=20)
+
+
+def imitator(model: Module, optimiser: OptimiserSettings, *, total_steps: int) -> Learner[Batch]:
+    policy = language_model(model)
+    return Learner(trained_weights(model), policy.backbone, imitation(policy), optimiser, total_steps=total_steps)
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -59,6 +67,19 @@ class Two(nn.Module):
         self.bias = nn.Parameter(torch.tensor([-1.0], dtype=torch.float64))
 
 
+class NoBackbone:
+    """For an objective that computes without one."""
+
+    def active(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        raise NotImplementedError
+
+
 def linear(module: Two) -> Objective[float]:
     """A batch is its number of items; each item pulls on 3·matrix + 4·bias."""
 
@@ -72,7 +93,7 @@ def linear(module: Two) -> Objective[float]:
 def hand_learner(**settings: object) -> tuple[Two, Learner[float]]:
     module = Two()
     optimiser = OptimiserSettings.model_validate({"lr": 0.1, "schedule": "constant", "warmup": 0.0, **settings})
-    return module, Learner(module, linear(module), optimiser, total_steps=4)
+    return module, Learner(trained_weights(module), NoBackbone(), linear(module), optimiser, total_steps=4)
 
 
 def test_a_step_of_adam_by_hand() -> None:
@@ -217,7 +238,7 @@ def test_a_learner_over_adapters_trains_them_alone(tmp_path: Path) -> None:
     content = hash_folder(folder)
     model = start_causal(str(folder), lora=LoraSettings(rank=2), device="cpu", seed=4)
     before = weights(model)
-    learner = Learner(model, imitation(base_of(model)), OptimiserSettings(lr=1e-2), total_steps=3)
+    learner = imitator(model, OptimiserSettings(lr=1e-2), total_steps=3)
     for seed in range(3):
         learner.update(batches(seed))
     changed = {name for name, weight in weights(model).items() if not torch.equal(weight, before[name])}
@@ -231,7 +252,7 @@ def test_a_learner_over_adapters_trains_them_alone(tmp_path: Path) -> None:
 def test_dropout_is_on_in_a_step_and_off_in_a_measurement() -> None:
     torch.manual_seed(3)
     model = with_lora(tiny_model(hidden=32, layers=1), LoraSettings(rank=4, dropout=0.5), name="policy", seed=1)
-    learner = Learner(model, imitation(base_of(model)), OptimiserSettings(lr=1e-2), total_steps=3)
+    learner = imitator(model, OptimiserSettings(lr=1e-2), total_steps=3)
     learner.update(batches(1))  # B is no longer zero, so that dropout on the way to A can be seen
     held_out: Sequence[Batch] = batches(2)
     first, again = learner.measure(held_out), learner.measure(held_out)

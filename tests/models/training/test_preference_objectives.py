@@ -261,9 +261,7 @@ def test_facts_of_pairs_by_hand() -> None:
 
 def test_facts_of_thumbs_are_means_over_the_liked_and_over_the_others() -> None:
     model = small().eval()
-    batches = [
-        replace(item, anchor=torch.tensor(-2.0)) for item in answer_batches(thumbs(), rows=2, pad=PAD)
-    ]
+    batches = [replace(item, anchor=torch.tensor(-2.0)) for item in answer_batches(thumbs(), rows=2, pad=PAD)]
     metrics = learner_of(model, KTO(beta=0.3)).measure(batches)
     rewards = [(0.3 * (logp(model, item.sequences[0]).item() - item.ref_logp[0]), item.is_good[0]) for item in thumbs()]
     liked, others = [x for x, good in rewards if good], [x for x, good in rewards if not good]

@@ -41,10 +41,9 @@ def records(folder: Path, journal: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"{journal}.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("packing", ["true", "false"])
-def test_the_loss_falls_and_held_out_prompts_are_answered_before_and_after(run: Run, packing: str) -> None:
+def test_the_loss_falls_and_held_out_prompts_are_answered_before_and_after(run: Run) -> None:
     how = "heldout: h.jsonl, epochs: 3, batch: 8, max_length: 192, samples: 2, sample_tokens: 5, optimiser: {lr: 1e-2}"
-    folder = run(f"{how}, packing: {packing}")
+    folder = run(how)
     logged = records(folder, "metrics")
     assert [one["step"] for one in logged] == list(range(1, 16))
     assert logged[0]["train/loss"] == pytest.approx(5.56, abs=0.06)  # log 259: it begins with knowing nothing
@@ -65,13 +64,13 @@ def test_adapters_on_a_cpu_are_trained_and_saved_in_float32(run: Run) -> None:
     assert not any(is_narrow)  # and what it learnt was not rounded on the way
 
 
-def test_packing_changes_the_layout_and_not_the_run(run: Run, tmp_path: Path) -> None:
+def test_how_a_step_is_cut_changes_nothing_of_the_run(run: Run, tmp_path: Path) -> None:
     how = "batch: 8, max_length: 192, samples: 0, optimiser: {lr: 1e-3}"
     losses: list[list[float]] = []
-    for packing in ("true", "false"):
-        folder = run(f"{how}, packing: {packing}")
+    for size in (8, 3):
+        folder = run(f"{how}, micro_batch: {size}")
         losses.append([one["train/loss"] for one in records(folder, "metrics")])
-        (tmp_path / "runs").rename(tmp_path / f"runs-{packing}")
+        (tmp_path / "runs").rename(tmp_path / f"runs-{size}")
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 

@@ -162,3 +162,9 @@ def _kl(hidden_ND: Tensor, head_VD: Tensor, ref_hidden_ND: Tensor, ref_head_VD: 
 def last_token(attention_mask_BT: Tensor) -> Tensor:
     """True on the last token of each row. Rows are right-padded."""
     return attention_mask_BT & ~F.pad(attention_mask_BT[:, 1:], (0, 1))
+
+
+def at_last(hidden_BTD: Tensor, attention_mask_BT: Tensor) -> Tensor:
+    """The hidden state of the last real token of each row (B, D)."""
+    last_B = attention_mask_BT.shape[1] - 1 - attention_mask_BT.long().flip(-1).argmax(-1)
+    return hidden_BTD[torch.arange(len(last_B), device=last_B.device), last_B]

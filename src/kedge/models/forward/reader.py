@@ -163,7 +163,7 @@ def _agree(candidate: Reader, padded: Reader) -> bool:
     others as they are to the last bit.
     """
     device, dtype = padded.decoder.device, padded.decoder.dtype
-    layout = lay_out(torch.tensor(_PROBE_READ, device=device).bool())
+    layout = lay_out(torch.tensor(_PROBE_READ).bool(), device)
     shape = len(layout.place_N), padded.decoder.config.get_text_config().hidden_size
     probe_ND = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     changed_ND = probe_ND.clone()
