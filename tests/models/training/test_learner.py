@@ -175,10 +175,10 @@ def test_a_step_that_is_not_finite_is_refused_by_name_and_counted(where: str, me
 def test_a_step_in_which_nothing_counts_is_refused() -> None:
     learner = causal_learner()
     nothing = padded_batches([TokenSequence(tokens=[1, 2, 3], counted=[False] * 3)], rows=1, pad=256)
-    before = weights(learner.module)
+    before = weights(learner.trained.module)
     with pytest.raises(NumericsError, match=r"step 1: nothing in it counts \(weight 0\); the weights are unchanged"):
         learner.update(nothing)
-    assert_same(weights(learner.module), before)
+    assert_same(weights(learner.trained.module), before)
 
 
 # Going on
@@ -196,7 +196,7 @@ def test_a_learner_goes_on_from_its_state_to_the_last_bit(tmp_path: Path) -> Non
     assert second.step == 3
     metrics += [second.update(batches(seed)) for seed in range(3, 6)]
     assert metrics == expected
-    assert_same(weights(second.module), weights(whole.module))
+    assert_same(weights(second.trained.module), weights(whole.trained.module))
 
 
 def test_a_state_of_other_weights_is_refused() -> None:
@@ -208,21 +208,21 @@ def test_a_state_of_other_weights_is_refused() -> None:
 def test_measuring_changes_nothing_and_is_the_mean_over_everything() -> None:
     learner = causal_learner()
     learner.update(batches(1))
-    before, moments = weights(learner.module), str(learner.state()["optimiser"])
+    before, moments = weights(learner.trained.module), str(learner.state()["optimiser"])
     gradients = {
         name: parameter.grad.clone()
-        for name, parameter in learner.module.named_parameters()
+        for name, parameter in learner.trained.module.named_parameters()
         if parameter.grad is not None
     }
     state = torch.get_rng_state()
 
     metrics = learner.measure(batches(2))
-    assert_same(weights(learner.module), before)
+    assert_same(weights(learner.trained.module), before)
     assert str(learner.state()["optimiser"]) == moments
     assert learner.step == 1
     assert torch.equal(torch.get_rng_state(), state)
     after = {
-        name: parameter.grad for name, parameter in learner.module.named_parameters() if parameter.grad is not None
+        name: parameter.grad for name, parameter in learner.trained.module.named_parameters() if parameter.grad is not None
     }
     assert_same(after, gradients)
     # Cut otherwise it is the same, and it is the loss that a step on the same batches would begin with.
