@@ -222,7 +222,9 @@ def test_measuring_changes_nothing_and_is_the_mean_over_everything() -> None:
     assert learner.step == 1
     assert torch.equal(torch.get_rng_state(), state)
     after = {
-        name: parameter.grad for name, parameter in learner.trained.module.named_parameters() if parameter.grad is not None
+        name: parameter.grad
+        for name, parameter in learner.trained.module.named_parameters()
+        if parameter.grad is not None
     }
     assert_same(after, gradients)
     # Cut otherwise it is the same, and it is the loss that a step on the same batches would begin with.
