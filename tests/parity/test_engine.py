@@ -396,3 +396,28 @@ def test_the_critic_of_ppo(model: Any) -> None:
         return torch.maximum(free_BT, held_BT)[sampled.response_mask_BT].mean() / 2
 
     expect_the_plain_step(learn, lambda: plainly(nn.ModuleList([model, head]), loss))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["imitation", "dpo", "kto", "tdpo"])
+def test_a_pass_does_not_wait_for_the_device(name: str) -> None:
+    """Forward and backward are queued without a single read of the device."""
+    own: Any = tiny_model(hidden=64, layers=2).cuda()
+    trained = trained_weights(own, dtype=torch.bfloat16)
+    policy = language_model(own)
+    if name == "imitation":
+        objective: Any = imitation(policy)
+        (batch,) = padded_batches(ROWS, pad=PAD)
+    else:
+        reference = as_it_is(deepcopy(own).requires_grad_(False))
+        objective = preference_objective(policy, METHODS[name], reference=reference)
+        (batch,) = answer_batches(labelled(METHODS[name]), pad=PAD)  # pyright: ignore[reportAssignmentType]
+    weights = [weight for _, weight in trained.named]
+    with policy.active():
+        torch.autograd.grad(objective.sums(batch).loss, weights, allow_unused=True)  # what is made once is made
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            torch.autograd.grad(objective.sums(batch).loss, weights, allow_unused=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
