@@ -59,23 +59,27 @@ class LabelledAnswers:
         return sum(sequence.num_tokens for sequence in self.sequences)
 
 
-def num_steps(items: int, *, epochs: float, batch: int) -> int:
-    """Optimiser steps in `epochs` passes; a last step that is not full counts.
+def num_steps(items: int, *, epochs: float, batch: int, max_steps: int | None = None) -> int:
+    """Optimiser steps in `epochs` passes, `max_steps` at most; a last step that is not full counts.
 
-    >>> num_steps(100, epochs=1.5, batch=32)
-    5
+    >>> num_steps(100, epochs=1.5, batch=32), num_steps(100, epochs=1.5, batch=32, max_steps=3)
+    (5, 3)
     """
-    return math.ceil(_num_visits(items, epochs) / batch)
+    steps = math.ceil(_num_visits(items, epochs) / batch)
+    return steps if max_steps is None else min(steps, max_steps)
 
 
-def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 0) -> Iterator[list[int]]:
+def step_rows(
+    items: int, *, epochs: float, batch: int, seed: int, start: int = 0, max_steps: int | None = None
+) -> Iterator[list[int]]:
     """The items of each optimiser step from step `start` on: a new permutation every epoch, cut every `batch`.
 
     >>> [sorted(rows) for rows in step_rows(4, epochs=1, batch=4, seed=0)]
     [[0, 1, 2, 3]]
     """
     total = _num_visits(items, epochs)
-    for first in range(start * batch, total, batch):
+    end = num_steps(items, epochs=epochs, batch=batch, max_steps=max_steps) * batch
+    for first in range(start * batch, min(end, total), batch):
         yield [item_at(index, items, seed) for index in range(first, min(first + batch, total))]
 
 

@@ -1,18 +1,61 @@
-"""Settings of adapters, quantised bases and reward models. Free of torch, so that a recipe is checked without it."""
+"""Settings of adapters, memory, quantised bases and reward models. Free of torch, so that a recipe is checked without
+it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from kedge.core.quoting import quoted
 from kedge.core.settings import Section
+from kedge.core.suggest import did_you_mean
 
 BaseBits = Literal[16, 8, 4]
 """Bits a weight of a frozen base. 8 and 4 need CUDA and bitsandbytes."""
 
+SaveDType = Literal["float32", "bfloat16"]
+"""The type of the weights of a saved model."""
+
+
+def _auto_or(allowed: str) -> WrapValidator:
+    """One complaint for a choice of `auto` and something else, instead of one for each."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            nearest = did_you_mean(value, ("auto",)) if isinstance(value, str) else ""
+            raise ValueError(f"must be {allowed}, found {quoted(value)}{nearest}") from error
+
+    return WrapValidator(check)
+
+
+AutoSize = Annotated[
+    Literal["auto"] | Annotated[int, Field(ge=1)], _auto_or("auto or a whole number from 1 to 1,000,000")
+]
+"""How much is computed at once: chosen by what the device can do, or a number of rows."""
+
+AutoFlag = Annotated[Literal["auto"] | bool, _auto_or("auto, true or false")]
+
 Truncate = Literal["left", "refuse"]
 """What happens to a text longer than the window: its beginning is cut off, or it is an error. The end is never cut."""
+
+
+class TrainingMemory(Section):
+    """Types of the weights, and what memory is traded for speed."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights: bfloat16 on a GPU, float32 on a CPU. Those that learn have float32 copies in any case."""
+    recompute: bool = False
+    """Recompute activations in the backward pass: about a third slower, in much less memory."""
+    compile: AutoFlag = "auto"
+    """Compile the layers (torch.compile), which takes some seconds at the start; `auto` does so on a GPU."""
+    save_dtype: SaveDType = "float32"
+    """Of the saved weights: bfloat16 halves the files, and rounds away updates that are small beside the weights."""
+
+    def compiles_on(self, device: str) -> bool:
+        return device.startswith("cuda") if self.compile == "auto" else self.compile
 
 
 class LoraSettings(Section):

@@ -204,9 +204,3 @@ def test_the_memory_table_counts_what_learns(spec: RoleSpec) -> None:
     assert 0 < adapted["actor"].learns < weights / 4
     shared = {row.role: row for row in trunk(spec).memory}
     assert shared["trunk"].own_bytes + shared["actor"].own_bytes == 4 * weights
-
-
-def test_more_rows_are_computed_at_once_where_an_update_keeps_more_than_one_layer(spec: RoleSpec) -> None:
-    on_gpu = replace(spec, device="cuda:1", rows=4)
-    specs = (spec, on_gpu, replace(on_gpu, recompute=True))
-    assert [each.inference_rows for each in specs] == [spec.rows, 16, 4]

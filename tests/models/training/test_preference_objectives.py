@@ -27,6 +27,7 @@ from kedge.models.forward.lora import Module, with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner
+from kedge.models.training.passes import InferenceSize
 from kedge.models.training.preference_methods import CPO, DPO, IPO, KTO, ORPO, TDPO, AnyMethod, SimPO
 from kedge.models.training.preference_objectives import (
     Reference,
@@ -290,7 +291,9 @@ def test_the_reference_point_is_the_mean_log_ratio_over_the_whole_step() -> None
     ratios = [logp(model, item.sequences[0]).item() - item.ref_logp[0] for item in thumbs()]
     for rows in (7, 1, 3):
         model.train()
-        anchor = anchor_point(model, language_model(model), answer_batches(thumbs(), rows=rows, pad=PAD))
+        policy, inference = language_model(model), InferenceSize(torch.device("cpu"))
+        batches = answer_batches(thumbs(), rows=rows, pad=PAD)
+        anchor = anchor_point(model, policy, lambda _, batches=batches: batches, inference)
         assert anchor.item() == pytest.approx(sum(ratios) / 7, rel=1e-5)
         assert not anchor.requires_grad
         assert model.training

@@ -20,8 +20,8 @@ from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
+from kedge.models.training import passes
 from kedge.models.training.preference_objectives import adapters_off
-from kedge.stages.preference import reference as preference_reference
 from kedge.stages.preference.reference import NAME, reference_logprobs, tokens_hash
 
 
@@ -93,7 +93,7 @@ def test_it_is_asked_once_for_a_run_and_once_for_all_runs_of_the_same_content(co
 
 
 def test_long_data_is_asked_in_parts(count: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preference_reference, "PASS_TOKENS", 60)
+    monkeypatch.setattr(passes, "CPU_WITHOUT_GRADIENTS", 60)
     in_parts = ask(tmp_path / "run", model())
     assert count == [2, 3]  # 30 tokens each; then 12, 7 and 3
     logp_TV = model()(torch.tensor([sequences()[2].tokens])).logits[0].log_softmax(-1)

@@ -181,7 +181,7 @@ def test_the_log_ratio_does_not_depend_on_how_many_rows_are_read_at_once(
 ) -> None:
     rollouts, other = answer(asked, PROMPTS).rollouts, tiny_model(seed=6, hidden=32)
     together = ratios(other, rollouts, 1.0)
-    monkeypatch.setattr("kedge.stages.rl.divergence._TOKENS_AT_ONCE", 100)
+    monkeypatch.setattr("kedge.models.training.passes.CPU_WITHOUT_GRADIENTS", 100)
     torch.testing.assert_close(ratios(other, rollouts, 1.0), together, rtol=1e-4, atol=1e-4)
 
 

@@ -78,7 +78,7 @@ def test_held_out_conversations_are_evaluated_and_never_learnt(whole: Any) -> No
     assert b"train 03?" in learnt
     assert b"held" not in learnt
     for batches in whole.evaluations:
-        assert [len(batch.tokens_BT) for batch in batches] == [1] * 5
+        assert [len(batch.tokens_BT) for batch in batches] == [5]  # without gradients more fit
         joined = b"".join(whole.texts(batches))
         assert all(f"held {number:02d}?".encode() in joined for number in range(5))
         assert b"train" not in joined

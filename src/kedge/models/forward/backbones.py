@@ -7,7 +7,7 @@ each. Shape letters: B sequences, T token positions, N tokens of packed rows, R 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -281,6 +281,11 @@ class Part(Generic[RecordT]):
     attention_mask_RT: Tensor
     response_mask_RT: Tensor
 
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int(self.attention_mask_RT.sum())
+
 
 def micro_batches(record: RecordT, *, rows: int | None = None, tokens: int | None = None) -> list[Part[RecordT]]:
     """At most `rows` rows each, or `tokens` of their tokens, longest first.
@@ -305,12 +310,3 @@ def micro_batches(record: RecordT, *, rows: int | None = None, tokens: int | Non
             )
         )
     return parts
-
-
-def by_micro_batch(rollouts: Rollouts, rows: int, compute: Callable[[Part[Rollouts]], Tensor]) -> Tensor:
-    """`compute` on every micro-batch, as one (B, T) tensor in the order of `rollouts`; 0 where rows were trimmed."""
-    result_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
-    for part in micro_batches(rollouts, rows=rows):
-        part_RT = compute(part).float().to(result_BT.device)
-        result_BT[:, : part_RT.shape[1]].index_copy_(0, part.index_R, part_RT)
-    return result_BT

@@ -59,9 +59,9 @@ class LanguageModel:
         )
 
 
-def language_model(model: Module) -> LanguageModel:
+def language_model(model: Module, *, compiled: bool = False) -> LanguageModel:
     """A whole model; with adapters, the one that is active now is a part of it."""
-    return LanguageModel(backbone=backbone_of(model), head=output_head(base_of(model)))
+    return LanguageModel(backbone=backbone_of(model), head=output_head(base_of(model)), compiled=compiled)
 
 
 def base_language_model(model: Module) -> LanguageModel:

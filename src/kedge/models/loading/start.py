@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Generator
@@ -16,14 +17,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kedge.core.errors import ModelError
 from kedge.core.files import fsync_folder, run_errors
 from kedge.models.forward.lora import Module, base_of, is_quantised, merge, merge_anew, with_lora
+from kedge.models.forward.reader import compile_layers
 from kedge.models.loading.load import load_causal, no_bars
-from kedge.models.settings import LoraSettings
+from kedge.models.settings import LoraSettings, SaveDType, TrainingMemory
 
 ENSEMBLE = "ensemble.json"
+_PLAIN = TrainingMemory()
 
 
 def start_causal(
-    source: str, *, lora: LoraSettings | None, device: str, seed: int, keeps_dropout: bool = True
+    source: str,
+    *,
+    lora: LoraSettings | None,
+    device: str,
+    seed: int,
+    keeps_dropout: bool = True,
+    memory: TrainingMemory = _PLAIN,
 ) -> Module:
     """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base; in evaluation mode.
 
@@ -31,14 +40,23 @@ def start_causal(
     are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away.
     """
     base = (
-        load_causal(source, device=device, bits=lora.base_bits)
+        load_causal(source, dtype=memory.dtype, device=device, bits=lora.base_bits)
         if lora
         else load_causal(source, dtype="float32", device=device)
     )
     if not keeps_dropout:
         without_dropout(base)
     model = with_lora(base, lora, name="policy", seed=seed) if lora else base
+    prepare_layers(model, compiled=memory.compiles_on(device), recomputes=memory.recompute)
     return model.eval()
+
+
+def prepare_layers(model: Module, *, compiled: bool, recomputes: bool) -> None:
+    """Compile the layers, and recompute their activations in the backward pass of a model in training mode."""
+    if compiled:
+        compile_layers(base_of(model))
+    if recomputes:
+        base_of(model).gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -77,9 +95,13 @@ def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
     raise ModelError(f"{type(decoder).__name__}: no list of its {count} transformer blocks was found in it")
 
 
-def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+def save_causal(
+    model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path, *, dtype: SaveDType = "float32"
+) -> Path:
     """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
     plain = _merged(model) if isinstance(model, PeftModel) else model
+    if dtype == "bfloat16":
+        plain = copy.deepcopy(plain).bfloat16()
     with whole_folder(folder) as partial, no_bars():
         plain.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

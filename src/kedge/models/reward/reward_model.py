@@ -228,7 +228,7 @@ def reward_tokens(
     if len(text) > max_length and truncate == "refuse":
         raise DataError(
             f"a text of {len(text)} tokens is longer than the window of {max_length}; raise max_length, or set "
-            "truncate: left to score it without its beginning"
+            "too_long: cut to score it without its beginning"
         )
     return text[-max_length:]
 

@@ -24,16 +24,17 @@ from kedge.core.per import Per
 from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.forward import heads
-from kedge.models.forward.backbones import Backbone, Part, by_micro_batch, micro_batches
+from kedge.models.forward.backbones import Backbone, Part, RecordT, micro_batches
 from kedge.models.forward.language_model import LanguageModel
 from kedge.models.forward.lora import Module
 from kedge.models.loading.start import save_causal
 from kedge.models.reward.ensemble import Member
 from kedge.models.reward.reward_model import RewardFacts
 from kedge.models.roles.memory import RoleMemory
-from kedge.models.settings import Combine
+from kedge.models.settings import Combine, SaveDType
 from kedge.models.training.ema import EMA
 from kedge.models.training.objectives import imitation
+from kedge.models.training.passes import Cut, InferenceSize
 from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 from kedge.models.training.trained_weights import holding
 
@@ -41,15 +42,15 @@ from kedge.models.training.trained_weights import holding
 class Reference:
     """Log-probs without gradient: of a frozen model, or of the policy between its updates."""
 
-    def __init__(self, model: LanguageModel, *, temperature: float, rows: int) -> None:
-        """`rows` sequences are computed at once."""
-        self._model, self._temperature, self._rows = model, temperature, rows
+    def __init__(self, model: LanguageModel, *, temperature: float) -> None:
+        self._model, self._temperature = model, temperature
+        self._inference = InferenceSize(model.device)
 
     @torch.no_grad()
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response, 0 elsewhere."""
         with self._model.active():
-            return by_micro_batch(rollouts, self._rows, self._logprobs)
+            return _by_pass(rollouts, self._inference, self._logprobs)
 
     def _logprobs(self, part: Part[Rollouts]) -> Tensor:
         return self._model.logprobs(
@@ -61,7 +62,7 @@ class Reference:
 class Imitation:
     """The PTX mix: a likelihood term on demonstrations (Ouyang et al. 2022, eq. 2), batched by the step's number."""
 
-    batches: Callable[[int], Sequence[Batch]]
+    batches: Callable[[int], Cut[Batch]]
     coef: float
 
 
@@ -74,16 +75,12 @@ class Policy:
         train_step: TrainStep,
         *,
         temperature: float,
-        rows: int,
-        inference_rows: int,
         ptx: Imitation | None = None,
         ema: EMA | None = None,
     ) -> None:
-        """`rows` sequences are computed at once in an update, `inference_rows` without gradients."""
-        self._model, self.train_step = model, train_step
-        self._temperature, self._rows = temperature, rows
+        self._model, self.train_step, self._temperature = model, train_step, temperature
         self._imitation, self._ema = ptx, ema
-        self._without_gradients = Reference(model, temperature=temperature, rows=inference_rows)
+        self._without_gradients = Reference(model, temperature=temperature)
 
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response as the policy is now, 0 elsewhere; without gradient."""
@@ -95,7 +92,7 @@ class Policy:
             weight=lambda part: float(weight_of(part.response_mask_RT, per, max_length=width)),
             sums=lambda part: self._sums(part, loss, per),
         )
-        terms: list[Term[Any]] = [Term(objective=objective, batches=micro_batches(experience, rows=self._rows))]
+        terms: list[Term[Any]] = [Term(objective=objective, batches=_cut(experience))]
         if self._imitation:
             batches = self._imitation.batches(self.train_step.step)
             imitating = imitation(self._model)
@@ -145,18 +142,15 @@ class Policy:
 class Critic:
     """Values of prefixes. `update` is one optimiser step on the loss that it is given."""
 
-    def __init__(
-        self, backbone: Backbone, head: nn.Linear, train_step: TrainStep, *, rows: int, inference_rows: int
-    ) -> None:
-        """`rows` sequences are computed at once in an update, `inference_rows` without gradients."""
+    def __init__(self, backbone: Backbone, head: nn.Linear, train_step: TrainStep) -> None:
         self._backbone, self._head, self.train_step = backbone, head, train_step
-        self._rows, self._inference_rows = rows, inference_rows
+        self._inference = InferenceSize(head.weight.device)
 
     @torch.no_grad()
     def values(self, rollouts: Rollouts) -> Tensor:
         """`values_BT` on the response as the critic is now, 0 elsewhere; without gradient."""
         with self._backbone.active():
-            return by_micro_batch(rollouts, self._inference_rows, self._rollout_values)
+            return _by_pass(rollouts, self._inference, self._rollout_values)
 
     def update(self, targets: ValueTargets, loss: ValueLoss, *, per: Per) -> dict[str, float]:
         width = targets.rollouts.tokens_BT.shape[1]
@@ -165,7 +159,7 @@ class Critic:
             sums=lambda part: self._sums(part, loss, per),
         )
         with self._backbone.active():
-            return self.train_step.learn(Term(objective=objective, batches=micro_batches(targets, rows=self._rows)))
+            return self.train_step.learn(Term(objective=objective, batches=_cut(targets)))
 
     def state(self) -> dict[str, Any]:
         return self.train_step.state()
@@ -207,6 +201,18 @@ class NoCritic:
 
     def load(self, state: Mapping[str, Any]) -> None:
         del state
+
+
+def _cut(record: RecordT) -> Cut[Part[RecordT]]:
+    return lambda size: micro_batches(record, rows=size.rows, tokens=size.tokens)
+
+
+def _by_pass(rollouts: Rollouts, inference: InferenceSize, compute: Callable[[Part[Rollouts]], Tensor]) -> Tensor:
+    """`compute` on every part, as one (B, T) tensor in the order of `rollouts`; 0 where rows were trimmed."""
+    result_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
+    for part, part_RT in inference.each(_cut(rollouts), compute):
+        result_BT[:, : part_RT.shape[1]].index_copy_(0, part.index_R, part_RT.float().to(result_BT.device))
+    return result_BT
 
 
 def value_head(width: int, device: torch.device) -> nn.Linear:
@@ -272,7 +278,7 @@ class RoleSet:
         self.policy.load(state["policy"])
         self.critic.load(state["critic"])
 
-    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path, *, dtype: SaveDType = "float32") -> Path:
         """Save the policy as a whole model: with `ema`, the moving average of its weights."""
         with holding(self.policy.train_step.named, self.policy.final_weights()):
-            return save_causal(self.model, tokenizer, folder)
+            return save_causal(self.model, tokenizer, folder, dtype=dtype)

@@ -5,7 +5,7 @@ Dropout acts inside of `update` alone: everywhere else the model is in evaluatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.reader import evaluating
+from kedge.models.training.passes import Cut, Passes
 from kedge.models.training.train_step import BatchT, Objective, Sums, Term, TrainStep
 from kedge.models.training.trained_weights import TrainedWeights
 
@@ -30,9 +31,13 @@ class Learner(Generic[BatchT]):
         settings: OptimiserSettings,
         *,
         total_steps: int,
+        passes: Passes | None = None,
     ) -> None:
+        """`passes` says how much of a step is computed at once."""
         self.trained, self.backbone, self.objective = trained, backbone, objective
-        self.train_step = TrainStep(trained.named, settings, total_steps=total_steps, masters=trained.masters)
+        self.train_step = TrainStep(
+            trained.named, settings, total_steps=total_steps, masters=trained.masters, passes=passes
+        )
 
     @property
     def step(self) -> int:
@@ -42,7 +47,7 @@ class Learner(Generic[BatchT]):
     def total_steps(self) -> int:
         return self.train_step.total_steps
 
-    def update(self, batches: Sequence[BatchT]) -> dict[str, float]:
+    def update(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
         module = self.trained.module
         module.train()
@@ -52,10 +57,10 @@ class Learner(Generic[BatchT]):
         finally:
             module.eval()
 
-    def measure(self, batches: Iterable[BatchT]) -> dict[str, float]:
+    def measure(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
         """The same means without a step: for held-out batches."""
         with evaluating(self.trained.module), self.backbone.active():
-            return self.train_step.measure(self.objective, list(batches))
+            return self.train_step.measure(self.objective, batches)
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights by the names of their parameters, in full precision."""

@@ -7,7 +7,7 @@ Shape letters: B rows, T token positions, D width, S answers, C pairs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from kedge.models.forward.language_model import LanguageModel, base_language_mod
 from kedge.models.forward.lora import Module, base_of
 from kedge.models.forward.reader import evaluating
 from kedge.models.training.learner import Objective, Sums
+from kedge.models.training.passes import Cut, InferenceSize
 from kedge.models.training.preference_methods import (
     CPO,
     DPO,
@@ -82,16 +83,20 @@ def answer_logprobs(model: LanguageModel, batch: AnswerBatch) -> Tensor:
 
 
 @torch.no_grad()
-def anchor_point(policy: nn.Module, model: LanguageModel, batches: Sequence[AnswerBatch]) -> Tensor:
+def anchor_point(
+    policy: nn.Module, model: LanguageModel, batches: Cut[AnswerBatch], inference: InferenceSize
+) -> Tensor:
     """KTO's reference point: the mean log-ratio of answers to other prompts, over a whole step; without dropout.
 
     It stays on the device. `model` is the backbone and head of `policy`.
     """
+
+    def log_ratio(batch: AnswerBatch) -> Tensor:
+        return (answer_logprobs(model, batch) - send(batch.ref_logp_S, model.device)).sum().float()
+
     with evaluating(policy), model.active():
-        ratios = [
-            (answer_logprobs(model, batch) - send(batch.ref_logp_S, model.device)).sum().float() for batch in batches
-        ]
-    return torch.stack(ratios).sum() / sum(batch.num_answers for batch in batches)
+        parts = inference.each(batches, log_ratio)
+    return torch.stack([ratio for _, ratio in parts]).sum() / sum(batch.num_answers for batch, _ in parts)
 
 
 def adapters_off(model: Module) -> Reference:

@@ -23,6 +23,7 @@ from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.language_model import LanguageModel
 from kedge.models.training.learner import Learner
+from kedge.models.training.passes import Cut, PassSize
 from kedge.models.training.trained_weights import TrainedWeights
 from kedge.models.training.weighted_objective import WeightedAnswers, weighted_likelihood
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond
@@ -30,7 +31,7 @@ from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer, chosen
 from kedge.stages.rl.rounds import draw_round, log_round
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop
+from kedge.stages.shared.loop import TrainLoop, passes_for
 from kedge.trainers.shared import sampled_tokens
 
 
@@ -76,17 +77,25 @@ def train_bond(
     drawn = draw_round(sampler, 0)
     anchors = _anchors(context, drawn.groups, settings.n)
     objective = weighted_likelihood(policy, temperature=settings.sampling.temperature)
-    learner = Learner(trained, policy.backbone, objective, settings.optimiser, total_steps=method.steps)
+    steps = min(method.steps, settings.max_steps or method.steps)
+    learner = Learner(
+        trained,
+        policy.backbone,
+        objective,
+        settings.optimiser,
+        total_steps=steps,
+        passes=passes_for(context, settings.micro_batch),
+    )
     loop = TrainLoop(context, learner, checkpoints=settings.checkpoints)
     if not loop.is_resumed:
         log_round(sampler, drawn, 0)
-    prompts_of_steps = sampler.dataset.batches(learner.step, method.steps)
+    prompts_of_steps = sampler.dataset.batches(learner.step, steps)
     with interruptible(context.stop, context.say):
         for number, prompts in loop.steps(enumerate(prompts_of_steps, start=learner.step)):
             rollouts = sampler.generator.generate(prompts, seed_for(context.seed, "own", number))
             answers = _score(sampler, to_device(rollouts, "cpu"))
             rows = [*_best_rows(sampler, method, anchors, answers), *_own_rows(sampler, method, anchors, answers)]
-            metrics = loop.update(_batches(rows, settings.micro_batch, pad))
+            metrics = loop.update(_batches(rows, pad))
             if metrics is not None:
                 loop.finish({**metrics, **_metrics(answers)})
     return chosen(drawn.groups, settings.n), loop.step
@@ -178,10 +187,12 @@ def _metrics(answers: _OwnAnswers) -> dict[str, float]:
     return metrics if answers.gold_B is None else metrics | {"gold/mean": torch.nanmean(answers.gold_B).item()}
 
 
-def _batches(rows: Sequence[_Row], size: int, pad: int) -> list[WeightedAnswers]:
-    """Micro-batches of at most `size` rows."""
-    parts = cut(rows, length=lambda row: len(row.prompt) + len(row.answer), rows=size)
-    return [_lay_out(part, pad) for part in parts]
+def _batches(rows: Sequence[_Row], pad: int) -> Cut[WeightedAnswers]:
+    def batches(size: PassSize) -> list[WeightedAnswers]:
+        parts = cut(rows, length=lambda row: len(row.prompt) + len(row.answer), rows=size.rows, tokens=size.tokens)
+        return [_lay_out(part, pad) for part in parts]
+
+    return batches
 
 
 def _lay_out(rows: Sequence[_Row], pad: int) -> WeightedAnswers:

@@ -32,20 +32,23 @@ def train(context: Context, settings: BestOfNSettings) -> Mapping[str, Path]:
     """Train, and save the policy and what it was taught; a resumed run goes on where it was."""
     torch.manual_seed(context.seed)
     device = pick_device(context.device)
-    model = start_causal(context.input("from"), lora=settings.lora, device=device, seed=context.seed)
-    trained = trained_weights(model, dtype=dtype_for("auto", device))
+    model = start_causal(
+        context.input("from"), lora=settings.lora, device=device, seed=context.seed, memory=settings.memory
+    )
+    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
+    policy = language_model(model, compiled=settings.memory.compiles_on(device))
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, Bond))
     sampler = open_sampler(context, settings.round_settings(), model, start, device=device, round_metric=ROUND)
     if not sampler.settings.measures_kl:
         context.event("info", "best_of_n.kl", "KL is not measured: top_p or top_k cut the distribution")
     match settings.method:
         case Rejection():
-            taught, step = train_rejection(sampler, settings, settings.method, trained, language_model(model))
+            taught, step = train_rejection(sampler, settings, settings.method, trained, policy)
         case Bond():
-            taught, step = train_bond(sampler, settings, settings.method, trained, language_model(model))
+            taught, step = train_bond(sampler, settings, settings.method, trained, policy)
     log_trained_policy(sampler, step)
     with trained.held():
-        saved = save_causal(model, sampler.tokenizer, context.folder / "model")
+        saved = save_causal(model, sampler.tokenizer, context.folder / "model", dtype=settings.memory.save_dtype)
     return {
         "model": saved,
         "demonstrations": _write_taught(sampler, taught, context.folder / "chosen.jsonl"),

@@ -40,7 +40,7 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.held_out import hold_out
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, stop_if_asked
+from kedge.stages.shared.loop import TrainLoop, passes_for, steps_left, stop_if_asked
 
 ROUND = "online/round"
 _HINT = (
@@ -66,20 +66,28 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
     torch.manual_seed(context.seed)
     device = pick_device(context.device)
     model = start_causal(
-        context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
+        context.input("from"),
+        lora=settings.lora,
+        device=device,
+        seed=context.seed,
+        keeps_dropout=False,
+        memory=settings.memory,
     )
-    trained = trained_weights(model, dtype=dtype_for("auto", device))
-    policy = language_model(model)
+    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
+    policy = language_model(model, compiled=settings.memory.compiles_on(device))
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, TDPO))
     round_settings = online.round_settings(samples=settings.samples)
     sampler = open_sampler(context, round_settings, model, start, device=device, round_metric=ROUND, under="online.")
     if not round_settings.measures_kl:
         context.event("info", "preference.kl", "KL is not measured: top_p or top_k cut the distribution")
-    done, step = resume_rounds(context, trained)
+    passes = passes_for(context, settings.micro_batch)
+    done, step = resume_rounds(context, trained, passes)
     offline = _offline(sampler, settings, pairs_of(draw_round(sampler, 0).groups, online))
     with interruptible(context.stop, context.say):
         for number in range(done, online.rounds):
             stop_if_asked(context, step)
+            if (left := steps_left(settings.max_steps, step)) == 0:
+                break
             # Of its own, so that a run that is resumed between two rounds goes on with the same random numbers.
             torch.manual_seed(seed_for(context.seed, "dropout", number))
             drawn = draw_round(sampler, number)
@@ -98,13 +106,15 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
                 reference=_reference(settings, online, model, start),
                 file=context.folder / f"reference-{number + 1}.safetensors",
                 pad=padding_id(sampler.tokenizer),
+                passes=passes,
+                max_steps=left,
                 has_adapters=online.reference == "round",
             )
             step = _learn(sampler, settings, training, drawn, pairs, first_step=step)
             save_round(context, training.learner, number, step=step)
     log_trained_policy(sampler, step)
     with trained.held():
-        return save_causal(model, sampler.tokenizer, context.folder / "model")
+        return save_causal(model, sampler.tokenizer, context.folder / "model", dtype=settings.memory.save_dtype)
 
 
 def _learn(

@@ -23,6 +23,7 @@ from kedge.data.batching import TokenSequence, cut, token_batch
 from kedge.models.forward.language_model import LanguageModel
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.hashing import module_hash
+from kedge.models.training.passes import InferenceSize, PassSize
 from kedge.models.training.preference_objectives import Reference
 from kedge.stages.shared.context import Context
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME: Final = "reference.safetensors"
-PASS_TOKENS: Final = 8192
-"""Tokens of one forward pass. Fixed, so that the numbers depend on nothing but what the key names."""
 _FORMAT: Final = "2"
 
 
@@ -82,14 +81,17 @@ def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_
 
 
 def _compute(model: LanguageModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
-    passes = cut(range(len(sequences)), length=lambda row: sequences[row].num_tokens, tokens=PASS_TOKENS)
-    parts: list[Tensor] = []
-    for rows in passes:
+    def passes(size: PassSize) -> list[list[int]]:
+        return cut(range(len(sequences)), length=lambda row: sequences[row].num_tokens, tokens=size.tokens)
+
+    def compute(rows: list[int]) -> Tensor:
         batch = token_batch([sequences[row] for row in rows], pad=pad)
-        parts.append(model.logprobs(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT).sum(dim=1))
-    order_S = torch.tensor([row for rows in passes for row in rows])
+        return model.logprobs(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT).sum(dim=1)
+
+    parts = InferenceSize(model.device).each(passes, compute)
+    order_S = torch.tensor([row for rows, _ in parts for row in rows])
     logp_S = torch.zeros(len(sequences))
-    logp_S[order_S] = torch.cat(parts).float().cpu()
+    logp_S[order_S] = torch.cat([logp_R for _, logp_R in parts]).float().cpu()
     return logp_S
 
 

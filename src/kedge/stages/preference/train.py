@@ -30,7 +30,7 @@ from kedge.stages.preference.settings import PreferenceSettings
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop
+from kedge.stages.shared.loop import TrainLoop, passes_for
 from kedge.stages.shared.samples import write_samples
 from kedge.stages.shared.tokenizer import tokenizer_for
 
@@ -48,19 +48,26 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     prompts = _prompts(held_out, tokenizer, settings.samples)
     device = pick_device(context.device)
     model = start_causal(
-        context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
+        context.input("from"),
+        lora=settings.lora,
+        device=device,
+        seed=context.seed,
+        keeps_dropout=False,
+        memory=settings.memory,
     )
-    trained = trained_weights(model, dtype=dtype_for("auto", device))
+    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
     training = prepare_round(
         context,
         settings,
         trained,
-        language_model(model),
+        language_model(model, compiled=settings.memory.compiles_on(device)),
         train=data,
         held_out=held_out,
         reference=reference_for(model) if isinstance(settings.method, TDPO) else adapters_off(model),
         file=context.folder / NAME,
         pad=padding_id(tokenizer),
+        passes=passes_for(context, settings.micro_batch),
+        max_steps=settings.max_steps,
     )
     loop = TrainLoop(context, training.learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
     if not loop.is_resumed:
@@ -79,7 +86,7 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     last = training.learner.total_steps
     write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=last)
     with trained.held():
-        return {"model": save_causal(model, tokenizer, context.folder / "model")}
+        return {"model": save_causal(model, tokenizer, context.folder / "model", dtype=settings.memory.save_dtype)}
 
 
 def _prompts(items: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:

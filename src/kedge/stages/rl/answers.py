@@ -70,6 +70,8 @@ class AnswerSampler:
     dataset: PromptDataset
     tokenizer: PreTrainedTokenizerBase
     generator: LocalGenerator
+    rows: int
+    """Answers that are sampled at once."""
     reward: Reward
     gold: Reward | None
     reference: Reference
@@ -78,7 +80,7 @@ class AnswerSampler:
     def draw(self, answers: int, *, seed: int, is_start: bool) -> Groups:
         """So many answers to every prompt. At the start the policy is its own reference, and no KL is measured."""
         num_prompts = len(self.dataset.prompts)
-        size = max(1, self.settings.rows * _ROUNDS // answers)
+        size = max(1, self.rows * _ROUNDS // answers)
         scored: list[ScoredAnswer] = []
         for at in range(0, num_prompts, size):
             groups = range(at, min(at + size, num_prompts))

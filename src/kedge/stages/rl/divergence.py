@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from kedge.core.records import Rollouts
-from kedge.models.forward.backbones import micro_batches
+from kedge.models.forward.backbones import Part, micro_batches
 from kedge.models.forward.language_model import LanguageModel
-
-_TOKENS_AT_ONCE = 16_384
-"""Tokens in one forward pass."""
+from kedge.models.training.passes import InferenceSize
 
 
 @torch.no_grad()
@@ -23,9 +21,8 @@ def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float) 
     Over samples of p, its mean is KL(p ‖ p_other) of a whole answer (the estimator k1: no bias, single ones may be
     negative). Both log-probs are taken at the temperature of sampling. On the host; `other` is active.
     """
-    parts: list[Tensor] = []
-    indices: list[Tensor] = []
-    for part in micro_batches(rollouts, tokens=_TOKENS_AT_ONCE):
+
+    def gaps(part: Part[Rollouts]) -> Tensor:
         record = part.record
         logp_RT = other.logprobs(
             record.tokens_BT, part.attention_mask_RT, part.response_mask_RT, temperature=temperature
@@ -33,8 +30,10 @@ def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float) 
         gap_RT = (record.behaviour_logp_BT.to(logp_RT.device) - logp_RT).masked_fill(
             ~record.response_mask_BT.to(logp_RT.device), 0.0
         )
-        parts.append(gap_RT.sum(dim=1))
-        indices.append(part.index_R)
+        return gap_RT.sum(dim=1)
+
+    parts = InferenceSize(other.device).each(lambda size: micro_batches(rollouts, tokens=size.tokens), gaps)
     ratio_B = torch.zeros(len(rollouts.tokens_BT))
-    ratio_B[torch.cat(indices).cpu()] = torch.cat(parts).float().cpu()
+    index_B = torch.cat([part.index_R for part, _ in parts]).cpu()
+    ratio_B[index_B] = torch.cat([gap_R for _, gap_R in parts]).float().cpu()
     return ratio_B

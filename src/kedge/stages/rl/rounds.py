@@ -22,11 +22,13 @@ from kedge.models.forward.lora import Module, base_of
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
+from kedge.models.training.passes import Passes
 from kedge.models.training.preference_objectives import OpenReference, Reference, as_it_is, reference_for
 from kedge.models.training.trained_weights import TrainedWeights
 from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
+from kedge.rollout.rows import rows_at_once
 from kedge.runs.state import load_state, save_state
 from kedge.stages.rl.answers import (
     AnswerSampler,
@@ -87,12 +89,17 @@ def open_sampler(
         too_long=settings.too_long,
         report=partial(report_long_prompts, context, settings.too_long),
     )
+    answers = max(settings.answers * len(dataset.prompts), settings.step_answers * settings.batch)
+    longest_prompt = max(map(len, dataset.tokens))
+    rows = rows_at_once(
+        base_of(model), settings.rows, longest=longest_prompt + settings.sampling.max_new_tokens, total=answers
+    )
     generator = LocalGenerator(
         base_of(model),
         settings.sampling,
         stop_ids=stop_ids(tokenizer),
         pad=padding_id(tokenizer),
-        max_rows=settings.rows,
+        max_rows=rows,
         decode=partial(decoded, tokenizer),
     )
     source = partial(_open_source, context, settings, dataset, tokenizer, device)
@@ -103,6 +110,7 @@ def open_sampler(
         dataset=dataset,
         tokenizer=tokenizer,
         generator=generator,
+        rows=rows,
         reward=source(settings.reward, f"{under}reward"),
         gold=source(settings.gold, f"{under}gold") if settings.gold else None,
         reference=reference,
@@ -169,18 +177,20 @@ def save_round(context: Context, learner: Learner[Any], number: int, *, step: in
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
     with whole_folder(finished / f"round-{number}") as beside:
-        save_state(beside, {"weights": learner.weights(), "last_step": step})
+        passes = learner.train_step.passes.state()
+        save_state(beside, {"weights": learner.weights(), "last_step": step, "passes": passes})
     shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
 
 
-def resume_rounds(context: Context, trained: TrainedWeights) -> tuple[int, int]:
-    """How many rounds are done, and at which step; the model gets the weights of the last one."""
+def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> tuple[int, int]:
+    """How many rounds are done, and at which step; the model gets the weights of the last one, `passes` their size."""
     finished = context.folder / "finished"
     numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
     if not numbers:
         return 0, 0
     state = load_state(finished / f"round-{max(numbers)}")
     trained.load(state["weights"])
+    passes.load(state["passes"])
     return max(numbers) + 1, int(state["last_step"])
 
 
