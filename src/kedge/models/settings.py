@@ -22,6 +22,8 @@ class LoraSettings(Section):
     """Rank of the change to each matrix; memory and trained weights grow with it."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the change, which is multiplied by alpha / rank."""
+    rslora: bool = False
+    """Multiply it by alpha / sqrt(rank) instead, which keeps its size the same at every rank (Kalajdzievski 2023)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is dropped in training."""
     targets: Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all"
