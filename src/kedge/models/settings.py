@@ -11,6 +11,9 @@ from kedge.core.settings import Section
 BaseBits = Literal[16, 8, 4]
 """Bits a weight of a frozen base. 8 and 4 need CUDA and bitsandbytes."""
 
+SaveDType = Literal["float32", "bfloat16"]
+"""The type of the weights of a saved model."""
+
 Truncate = Literal["left", "refuse"]
 """What happens to a text longer than the window: its beginning is cut off, or it is an error. The end is never cut."""
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from kedge.rollout.merged import is_adapted, unsupported_adapter_reason
+from kedge.models.forward.lora import LoraLinear
+from kedge.rollout.merged import unsupported_adapter_reason
 
 _FAMILIES = ("llama", "mistral", "qwen2")
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -30,10 +31,10 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
     for name, module in model.named_modules():
-        if is_adapted(module) and (reason := unsupported_adapter_reason(module)):
+        if isinstance(module, LoraLinear) and (reason := unsupported_adapter_reason(module)):
             return f"{name} has {reason}"
     for name, module in cast(Any, model.get_decoder()).layers.named_modules():
-        if name.endswith("_proj") and not is_adapted(module) and type(module) is not nn.Linear:
+        if name.endswith("_proj") and type(module) not in (nn.Linear, LoraLinear):
             return f"{name} is a {type(module).__module__}.{type(module).__name__}, not a plain linear layer"
     if model.device.type == "cuda" and model.dtype.itemsize != 2:
         return f"its weights are {model.dtype}; the kernels hold tiles of two-byte numbers"

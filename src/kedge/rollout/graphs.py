@@ -7,14 +7,15 @@ the same steps run uncaptured. Weights are read where the trainer has them, so a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from logging import getLogger
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kedge.models.forward.lora import LoraLinear
 from kedge.rollout.cache import RowCache, placed
 from kedge.rollout.steps import PLACE, Sampler, Slots, State, empty_slots, last_hidden
 from kedge.rollout.tiles import head_tile
@@ -129,9 +130,5 @@ class GraphSteps:
 
 def weights_identity(model: PreTrainedModel) -> Hashable:
     """The addresses of the weights and the active adapters: a graph that was captured under others must not be used."""
-    adapters = [
-        (tuple(module.active_adapters), tuple(module.merged_adapters), module.disable_adapters)
-        for module in cast(Iterable[Any], model.modules())
-        if hasattr(module, "merged_adapters")
-    ]
+    adapters = [module.active for module in model.modules() if isinstance(module, LoraLinear)]
     return tuple(weight.data_ptr() for weight in model.parameters()), tuple(adapters)

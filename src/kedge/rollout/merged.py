@@ -2,7 +2,7 @@
 
 Each merged layer holds W + scale · B · A, added in float32 and rounded once to the type of W, stochastically: a change
 too small for bfloat16 still counts in the mean. The model's own weights are never written, and the merged ones exist
-only while rows are decoded. Left out: DoRA and other variants, and quantised bases.
+only while rows are decoded. Left out: quantised bases.
 Shape letters: N outputs and K inputs of a layer, R the rank of an adapter.
 """
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+
+from kedge.models.forward.lora import LoraLinear
 
 _ALIGNED = 128
 """Bytes: what the copy engine of a GPU asks of an address, and more."""
@@ -46,49 +48,34 @@ class MergedLayers:
                 plain.weight.data = plain.weight.new_empty(0)
 
 
-def is_adapted(module: nn.Module) -> bool:
-    return hasattr(module, "merged_adapters")
-
-
-def unsupported_adapter_reason(module: Any) -> str | None:
+def unsupported_adapter_reason(module: LoraLinear) -> str | None:
     """Why an adapted layer cannot be merged into one matrix; None where it can."""
     if type(module.base_layer) is not nn.Linear:
         kind = type(module.base_layer)
         return f"an adapter on a {kind.__module__}.{kind.__name__}, not on a plain linear layer"
-    active = _active(module)
-    if any(name in module.lora_variant for name in active):
-        return "an adapter of another kind than plain LoRA"
-    if any(module.lora_B[name].bias is not None for name in active):
-        return "an adapter with a bias"
     return None
 
 
-def _places(model: nn.Module) -> Iterable[tuple[nn.Module, str, nn.Module]]:
+def _places(model: nn.Module) -> Iterable[tuple[nn.Module, str, LoraLinear]]:
     """Every adapted layer, with the module that has it and its name there."""
     for parent in model.modules():
         for name, module in parent.named_children():
-            if is_adapted(module):
+            if isinstance(module, LoraLinear):
                 yield parent, name, module
 
 
-def _active(module: Any) -> list[str]:
-    names = () if module.disable_adapters else module.active_adapters
-    return [name for name in names if name in module.lora_A]
-
-
-def _plain(module: Any) -> nn.Linear:
+def _plain(module: LoraLinear) -> nn.Linear:
     """A linear layer without a matrix of its own yet, and with the bias of the adapted one."""
-    base: nn.Linear = module.base_layer
-    plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
-    plain.weight = nn.Parameter(base.weight.new_empty(0), requires_grad=False)
-    plain.bias = base.bias
+    plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+    plain.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+    plain.bias = cast("nn.Parameter", module.bias)
     return plain
 
 
-def _merged_weights(adapted: list[nn.Module]) -> list[Tensor]:
+def _merged_weights(adapted: list[LoraLinear]) -> list[Tensor]:
     """The matrices with their adapters, in one block of memory: a block of the same size is likely to be allocated at
     the same address the next time, where graphs look for it."""
-    bases = [cast(Tensor, cast(Any, module).base_layer.weight).detach() for module in adapted]
+    bases = [module.weight.detach() for module in adapted]
     if not bases:
         return []
     starts = [0, *accumulate(-(-base_NK.nbytes // _ALIGNED) * _ALIGNED for base_NK in bases)]
@@ -98,16 +85,8 @@ def _merged_weights(adapted: list[nn.Module]) -> list[Tensor]:
     merged: list[Tensor] = []
     for module, base_NK, start in zip(adapted, bases, starts, strict=False):
         merged_NK = memory[start : start + base_NK.nbytes].view(base_NK.dtype).view_as(base_NK)
-        merged.append(merged_NK.copy_(_rounded(_summed(module, base_NK), base_NK.dtype, rng)))
+        merged.append(merged_NK.copy_(_rounded(module.merged(module.active), base_NK.dtype, rng)))
     return merged
-
-
-def _summed(module: Any, base_NK: Tensor) -> Tensor:
-    wide_NK = base_NK.float()
-    for name in _active(module):
-        a_RK, b_NR = module.lora_A[name].weight.float(), module.lora_B[name].weight.float()
-        wide_NK = torch.addmm(wide_NK, b_NR, a_RK, alpha=module.scaling[name])
-    return wide_NK
 
 
 def _rounded(wide_NK: Tensor, dtype: torch.dtype, rng: torch.Generator) -> Tensor:

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.lora import base_of, trainable_names, with_lora
+from kedge.models.forward.lora import LoraLinear, trainable_names, with_lora
 from kedge.models.loading import load
 from kedge.models.loading.start import blocks_of, freeze_lowest, save_causal, start_causal, without_dropout
 from kedge.models.loading.tiny import make_tiny, tiny_model, tiny_tokenizer
@@ -54,11 +53,7 @@ def test_a_model_without_dropout_says_the_same_each_time(tmp_path: Path, lora: L
         model = start_causal(str(tmp_path), lora=lora, device="cpu", seed=1, keeps_dropout=keeps_dropout).train()
         first, again = (model(input_ids=TOKENS_BT).logits for _ in range(2))
         assert torch.equal(first, again) is not keeps_dropout  # that of adapters too: they begin as nothing
-        own = [
-            module.p
-            for name, module in model.named_modules()
-            if ".lora_dropout" in name and isinstance(module, nn.Dropout)
-        ]
+        own = [module.dropout["policy"] for module in model.modules() if isinstance(module, LoraLinear)]
         assert bool(own) is (lora is not None)
         assert set(own) <= {0.5}
 
@@ -106,12 +101,12 @@ def test_a_quantised_base_is_saved_as_it_is_on_disk_with_the_adapter(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = with_lora(load.load_causal(tiny), LoraSettings(rank=4, alpha=8.0), name="policy", seed=3)
-    monkeypatch.setattr(base_of(model), "is_quantized", True, raising=False)
+    monkeypatch.setattr(model, "is_quantized", True, raising=False)
     rounded_base(model)
     save_causal(model, tiny_tokenizer(), tmp_path / "saved")
     reward = build(tiny, objectives=("a", "b"), seed=4)
     judge = with_lora(reward.model, LoraSettings(rank=4, alpha=8.0), name="judge", seed=3)
-    monkeypatch.setattr(base_of(judge), "is_quantized", True, raising=False)
+    monkeypatch.setattr(judge, "is_quantized", True, raising=False)
     rounded_base(judge)
     save(RewardModel(model=judge, tokenizer=reward.tokenizer, facts=reward.facts, adapter="judge"), tmp_path / "reward")
 
@@ -123,11 +118,11 @@ def test_a_quantised_base_is_saved_as_it_is_on_disk_with_the_adapter(
                 continue
             expected = parameter.detach()
             if "_proj" in at:
-                lora = f"base_model.model.{at.removesuffix('.weight')}.lora"
-                change = learnt[f"{lora}_B.{name}.weight"] @ learnt[f"{lora}_A.{name}.weight"]
+                lora = f"{at.removesuffix('.weight')}.lora"
+                change = learnt[f"{lora}_B.{name}"] @ learnt[f"{lora}_A.{name}"]
                 expected = expected + change.detach() * (8.0 / 4)
             torch.testing.assert_close(saved[at], expected, rtol=1e-5, atol=1e-6)
-    head = dict(judge.named_parameters())["base_model.model.score.modules_to_save.judge.weight"]
+    head = dict(judge.named_parameters())["score.lora_head.judge.weight"]
     assert torch.equal(load_weights(tmp_path / "reward")["score.weight"], head)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(TOKENS_BT).logits.shape == (2, 4, 259)
 

@@ -267,8 +267,8 @@ def test_adapters_are_merged_for_saving(tiny: Path, tmp_path: Path) -> None:
     reward = build(tiny, objectives=TWO, seed=4, dtype="float32")
     base = {name: parameter.clone() for name, parameter in reward.model.model.named_parameters()}
     model = with_lora(reward.model, LoraSettings(rank=4), name="judge", seed=5)
-    assert trainable_names(model)[-1] == "base_model.model.score.modules_to_save.judge.weight"
-    assert sum("lora_" not in name for name in trainable_names(model)) == 1
+    assert trainable_names(model)[-1] == "score.lora_head.judge.weight"
+    assert sum(".lora_head." in name for name in trainable_names(model)) == 1
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

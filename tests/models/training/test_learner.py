@@ -221,7 +221,7 @@ def test_a_learner_over_adapters_trains_them_alone(tmp_path: Path) -> None:
     for seed in range(3):
         learner.update(batches(seed))
     changed = {name for name, weight in weights(model).items() if not torch.equal(weight, before[name])}
-    adapters = {name for name in before if ".lora_A.policy." in name or ".lora_B.policy." in name}
+    adapters = {name for name in before if name.endswith((".lora_A.policy", ".lora_B.policy"))}
     assert changed == adapters
     assert len(adapters) == 14  # A and B of seven matrices in one layer
     assert learner.state()["weights"].keys() == adapters

@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
 from kedge.core.records import Experience, Rollouts, ValueTargets, take, trimmed
-from kedge.models.forward.lora import base_of
+from kedge.models.forward.lora import required_adapters
 from kedge.models.forward.packing import lay_out
 from kedge.models.forward.reader import Reader, reader_of, view
 
@@ -57,24 +56,32 @@ class FullBackbone:
 class LoraBackbone:
     """A base that several roles share, with one of its adapters; without an adapter it is the base itself."""
 
-    def __init__(self, model: PeftModel, adapter: str | None) -> None:
+    def __init__(self, model: PreTrainedModel, adapter: str | None) -> None:
         self.model = model
         self.adapter = adapter
-        self._reader = reader_of(base_of(model).get_decoder())
+        self._adapters = required_adapters(model)
+        self._active = self._adapters.stack(adapter)
+        self._reader = reader_of(model.get_decoder())
 
     @contextmanager
     def active(self) -> Generator[None]:
-        with _only(self.model, self.adapter), self._reader.active():
-            yield
+        before = self._adapters.active
+        self._adapters.activate(self._active)
+        try:
+            with self._reader.active():
+                yield
+        finally:
+            self._adapters.activate(before)
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
         del attention_mask_BT  # causal: nothing after the last position that is read matters
         return _read(self._reader, tokens_BT, read_BT)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        own = f".{self.adapter}."
-        named = self.model.named_parameters()
-        return [(name, parameter) for name, parameter in named if ".lora_" in name and own in name]
+        """The factors of the adapter; a score head is no part of the backbone."""
+        if self.adapter is None:
+            return []
+        return [pair for pair in self._adapters.parameters(self.adapter) if ".lora_head." not in pair[0]]
 
 
 class TrunkBackbone:
@@ -106,37 +113,6 @@ def _read(reader: Reader, tokens_BT: Tensor, read_BT: Tensor) -> Tensor:
 
 def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-
-
-@contextmanager
-def _only(model: PeftModel, adapter: str | None) -> Generator[None]:
-    """Inside of the block `adapter` is active (None: the base alone); which weights are trainable does not change."""
-    active = cast(str, model.active_adapter)
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        if adapter is None:
-            with model.disable_adapter():
-                _restore(flags)
-                yield
-        else:
-            _switch(model, adapter, flags)
-            yield
-    finally:
-        _switch(model, active, flags)
-        _restore(flags)
-
-
-def _switch(model: PeftModel, adapter: str, flags: list[tuple[nn.Parameter, bool]]) -> None:
-    if model.active_adapter != adapter:
-        model.set_adapter(adapter)
-        _restore(flags)
-
-
-def _restore(flags: list[tuple[nn.Parameter, bool]]) -> None:
-    """peft freezes adapters that are not active; here each belongs to a role that is trained in its turn."""
-    for parameter, is_trainable in flags:
-        if parameter.requires_grad != is_trainable:
-            parameter.requires_grad_(is_trainable)
 
 
 class SharedTrunk:

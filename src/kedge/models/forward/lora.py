@@ -160,7 +160,9 @@ class Adapters:
     def stack(self, name: str | None) -> tuple[str, ...]:
         """What is active with adapter `name`; None is the base alone."""
         if name is not None and name not in self.known:
-            raise ModelError(f"no adapter named '{name}'{did_you_mean(name, self.known)}; there are {_list(self.known)}")
+            raise ModelError(
+                f"no adapter named '{name}'{did_you_mean(name, self.known)}; there are {_list(self.known)}"
+            )
         return (*self.beneath, *([] if name is None else [name]))
 
     def parameters(self, name: str) -> list[tuple[str, nn.Parameter]]:
@@ -251,6 +253,11 @@ def using(model: PreTrainedModel, name: str | None) -> Generator[None]:
         adapters.activate(before)
 
 
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model itself: adapters are inside of its layers."""
+    return model
+
+
 def is_quantised(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "is_quantized", False))
 
@@ -265,11 +272,13 @@ def merge(
     name: str | None = None,
     weights: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
+    device: str | None = None,
 ) -> PreTrainedModel:
     """A plain model with adapter `name` (what is active if None) added to its weights; `model` is not changed.
 
-    `weights` are more precise ones than the model's own, by the names of its parameters. The sum is rounded once, to
-    `dtype` (None: that of the base). Weights without an adapter are shared with `model` unless their type changes.
+    `weights` are more precise ones than the model's own, by the names of its parameters. Sums are computed in float32
+    and rounded once, to `dtype` (None: that of the base). What has no adapter is shared with `model` unless its type or
+    device changes.
     """
     if is_quantised(model):
         raise ModelError(
@@ -282,17 +291,39 @@ def merge(
         for key, parameter in model.named_parameters()
     }
     twin = copy.deepcopy(model, shared)
-    adapters = required_adapters(twin)
+    if (adapters := adapters_of(twin)) is not None:
+        names = adapters.active if name is None else adapters.stack(name)
+        for path, layer in adapters.layers.items():
+            merged = layer.merged(names).to(device or layer.weight.device, dtype or layer.weight.dtype)
+            layer.base_layer.weight = nn.Parameter(merged, requires_grad=False)
+            twin.set_submodule(path, layer.base_layer)
+        if adapters.heads is not None:
+            adapters.heads.active = names
+            cast(Any, twin).score = adapters.heads.current()
+        delattr(twin, _REGISTRY)
+    return cast(PreTrainedModel, nn.Module.to(twin, device=device, dtype=dtype))
+
+
+def merge_anew(
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    *,
+    name: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+) -> PreTrainedModel:
+    """As `merge`, but into `base`, which is changed in place: the base of `model` loaded again in 16 or 32 bits."""
+    adapters = required_adapters(model)
     names = adapters.active if name is None else adapters.stack(name)
-    for path, layer in adapters.layers.items():
-        merged = layer.merged(names).to(dtype or layer.weight.dtype)
-        layer.base_layer.weight = nn.Parameter(merged, requires_grad=False)
-        twin.set_submodule(path, layer.base_layer)
-    if adapters.heads is not None:
-        adapters.heads.active = names
-        cast(Any, twin).score = adapters.heads.current()
-    delattr(twin, _REGISTRY)
-    return twin if dtype is None else twin.to(dtype)
+    for part in names:
+        paths = [path for path, layer in adapters.layers.items() if part in layer.lora_A]
+        attach(base, adapters.known[part], paths, name=part, seed=0)
+        precise = {key: (weights or {}).get(key, parameter) for key, parameter in adapters.parameters(part)}
+        with torch.no_grad():
+            for key, parameter in required_adapters(base).parameters(part):
+                parameter.copy_(precise[key])
+    required_adapters(base).activate(names)
+    return merge(base, dtype=dtype)
 
 
 def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:

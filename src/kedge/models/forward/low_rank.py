@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 
@@ -19,7 +20,9 @@ def lora_linear(
     x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, factors: Sequence[Tensor], scales: Sequence[float]
 ) -> Tensor:
     """A linear layer with frozen weights and its adapters: `factors` are A, B, A, B, …, each pair with a scale."""
-    return cast(Tensor, _LoraLinear.apply(x, weight_NK, bias_N, tuple(scales), *factors))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *factors)):
+        return cast(Tensor, _LoraLinear.apply(x, weight_NK, bias_N, tuple(scales), *factors))
+    return _forward(x, weight_NK, bias_N, scales, factors)[0]
 
 
 def add_low_rank(base: Tensor, x: Tensor, a_RK: Tensor, b_NR: Tensor, scale: float) -> Tensor:
@@ -33,18 +36,13 @@ class _LoraLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, scales: tuple[float, ...], *factors: Tensor
     ) -> Tensor:
-        x_TK = x.reshape(-1, x.shape[-1])
-        y_TN = linear(x_TK, weight_NK, bias_N)
-        low: list[Tensor] = []
-        for scale, a_RK, b_NR in zip(scales, factors[::2], factors[1::2], strict=True):
-            low_TR = x_TK @ a_RK.T
-            y_TN.addmm_(low_TR, b_NR.T, alpha=scale)
-            low.append(low_TR)
+        y, low = _forward(x, weight_NK, bias_N, scales, factors)
         ctx.save_for_backward(x, weight_NK, *factors, *low)
         ctx.scales = scales
-        return y_TN.view(*x.shape[:-1], y_TN.shape[-1])
+        return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight_NK, *rest = cast(tuple[Tensor, ...], ctx.saved_tensors)
         scales: tuple[float, ...] = ctx.scales
@@ -64,6 +62,20 @@ class _LoraLinear(torch.autograd.Function):
             grads.append(grad_low_TR.T @ x_TK if needs_a and grad_low_TR is not None else None)
             grads.append(_scaled_product(grad_TN.T, low[index], scale) if needs_b else None)
         return (grad_x_TK.view(x.shape) if grad_x_TK is not None else None), None, None, None, *grads
+
+
+def _forward(
+    x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, scales: Sequence[float], factors: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """The output, and x Aᵀ of each adapter."""
+    x_TK = x.reshape(-1, x.shape[-1])
+    y_TN = linear(x_TK, weight_NK, bias_N)
+    low: list[Tensor] = []
+    for scale, a_RK, b_NR in zip(scales, factors[::2], factors[1::2], strict=True):
+        low_TR = x_TK @ a_RK.T
+        y_TN.addmm_(low_TR, b_NR.T, alpha=scale)
+        low.append(low_TR)
+    return y_TN.view(*x.shape[:-1], y_TN.shape[-1]), low
 
 
 def _scaled_product(left: Tensor, right: Tensor, scale: float) -> Tensor:

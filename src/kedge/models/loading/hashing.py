@@ -17,7 +17,7 @@ def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
     LoRA adapters count only with `with_adapters`; without, a model hashes the same whether or not it carries some.
     """
     weights = {
-        name.replace(".base_layer", ""): tensor  # peft's name of the layer below an adapter
+        name.replace(".base_layer", ""): tensor  # the layer below an adapter
         for name, tensor in module.state_dict().items()
         if with_adapters or ".lora_" not in name
     }

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from peft import PeftModel
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import ModelError
 from kedge.core.files import fsync_folder, run_errors
-from kedge.models.forward.lora import Module, base_of, is_quantised, merge, merge_anew, with_lora
+from kedge.models.forward.lora import LoraLinear, adapters_of, is_quantised, merge, merge_anew, with_lora
+from kedge.models.loading.adapters import CONFIG, save_adapter
 from kedge.models.loading.load import load_causal, no_bars
-from kedge.models.settings import LoraSettings
+from kedge.models.settings import LoraSettings, SaveDType
 
 ENSEMBLE = "ensemble.json"
+ADAPTER = "adapter"
+"""The folder of an adapter by itself: beside a policy's model, and inside of a reward model's."""
 
 
 def start_causal(
     source: str, *, lora: LoraSettings | None, device: str, seed: int, keeps_dropout: bool = True
-) -> Module:
+) -> PreTrainedModel:
     """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base.
 
     Without `keeps_dropout` the model's own dropout is off; that of the adapters is in their settings. Trainable weights
@@ -45,6 +48,8 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if isinstance(module, LoraLinear):
+            module.dropout = dict.fromkeys(module.dropout, 0.0)
         # Some modules have no layer for it but a number: `attention_dropout`, `residual_dropout`, `hidden_dropout`, …
         shares = [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]
         for name in shares:
@@ -76,17 +81,49 @@ def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
     raise ModelError(f"{type(decoder).__name__}: no list of its {count} transformer blocks was found in it")
 
 
-def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-    """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
-    plain = _merged(model) if isinstance(model, PeftModel) else model
+def save_causal(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: SaveDType = "float32",
+) -> Path:
+    """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete.
+
+    The adapter that is active is also saved by itself, in `adapter` beside `folder`. `weights` are the float32 masters
+    of trained weights by the names of their parameters; without, the model's own are saved.
+    """
+    plain = plain_model(model, weights=weights, dtype=dtype)
     with whole_folder(folder) as partial, no_bars():
         plain.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+    adapters = adapters_of(model)
+    if adapters is not None and adapters.active:
+        with whole_folder(folder.with_name(ADAPTER)) as partial:
+            save_adapter(model, partial, name=adapters.active[-1], weights=weights)
     return folder
 
 
-def _merged(model: PeftModel) -> PreTrainedModel:
-    return merge_anew(model, load_causal(str(base_of(model).name_or_path))) if is_quantised(model) else merge(model)
+def plain_model(
+    model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None, dtype: SaveDType, name: str | None = None
+) -> PreTrainedModel:
+    """The model as it is saved: adapter `name` (the active one if None) merged in float32, then all of it in `dtype`.
+
+    A model that is so already is given as it is; any other is copied to the CPU.
+    """
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    if is_quantised(model):
+        # Weights that 8 or 4 bits have rounded are read again.
+        base = load_causal(str(model.name_or_path), dtype="float32")
+        return merge_anew(model, base, name=name, weights=weights, dtype=kind)
+    is_same = all(
+        parameter.dtype == kind and (weights or {}).get(key, parameter).data_ptr() == parameter.data_ptr()
+        for key, parameter in model.named_parameters()
+    )
+    if adapters_of(model) is None and is_same:
+        return model
+    return merge(model, name=name, weights=weights, dtype=kind, device="cpu")
 
 
 @contextmanager
@@ -95,7 +132,7 @@ def whole_folder(folder: Path) -> Generator[Path]:
 
     A reader never sees half a model. Only a model may be replaced: a folder with anything else in it is refused.
     """
-    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE)):
+    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE, CONFIG)):
         raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
     for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):

@@ -9,21 +9,22 @@ Shape letters: M members, B sequences, T token positions, K objectives.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from peft import PeftModel
 from pydantic import TypeAdapter
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithms.combine import ensemble_mean, uncertainty_weighted, worst_case
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
-from kedge.models.forward.lora import base_of, load_adapter, save_adapters, with_lora
+from kedge.models.forward.lora import has_adapters, with_lora
+from kedge.models.loading.adapters import load_adapter, save_adapters
 from kedge.models.loading.load import DTypeName
 from kedge.models.reward.reward_files import (
     ENSEMBLE,
@@ -42,6 +43,7 @@ from kedge.models.settings import (
     Combine,
     LoraSettings,
     MeanOfMembers,
+    SaveDType,
     UncertaintyWeighted,
     WorstMember,
 )
@@ -142,8 +144,17 @@ def lora_members(base: RewardModel, lora: LoraSettings, *, count: int, seed: int
     return members
 
 
-def save_ensemble(ensemble: Ensemble[RewardModel], folder: Path) -> None:
-    """Save to `folder`: `ensemble.json` and one folder a member."""
+def save_ensemble(
+    ensemble: Ensemble[RewardModel],
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: SaveDType = "float32",
+) -> None:
+    """Save to `folder`: `ensemble.json` and one folder a member.
+
+    `weights` are the float32 masters of adapters by the names of their parameters. Adapters are float32 always.
+    """
     shared = _shared_model(ensemble)
     # Adapters keep their names, whatever the order of the members is.
     members = {
@@ -153,10 +164,10 @@ def save_ensemble(ensemble: Ensemble[RewardModel], folder: Path) -> None:
     with whole_folder(folder) as partial:
         if shared is None:
             for name, member in members.items():
-                save(member, partial / name)
+                save(member, partial / name, dtype=dtype)
         else:
-            record["base"] = base_record(str(base_of(shared).name_or_path), folder)
-            save_adapters(shared, partial, list(members))
+            record["base"] = base_record(str(shared.name_or_path), folder)
+            save_adapters(shared, partial, list(members), weights=weights)
             for name, member in members.items():
                 write_json(partial / name / FACTS, member.facts.as_dict())
             ensemble.tokenizer.save_pretrained(partial)
@@ -213,8 +224,8 @@ def _name(index: int) -> str:
     return f"member-{index}"
 
 
-def _shared_model(ensemble: Ensemble[RewardModel]) -> PeftModel | None:
+def _shared_model(ensemble: Ensemble[RewardModel]) -> PreTrainedModel | None:
     """The model that carries the adapters of all members; None where they do not share one."""
     model = ensemble.members[0].model
     is_shared = all(member.model is model and member.adapter for member in ensemble.members)
-    return model if is_shared and isinstance(model, PeftModel) else None
+    return model if is_shared and has_adapters(model) else None

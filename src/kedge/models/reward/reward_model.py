@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
 from kedge.core.loss import widen
 from kedge.models.forward.backbones import Backbone, FullBackbone, LoraBackbone
 from kedge.models.forward.heads import at_last, hidden_states, last_token
-from kedge.models.forward.lora import Module, base_of, using
+from kedge.models.forward.lora import ScoreHeads, activate, has_adapters, using
 from kedge.models.forward.reader import compile_layers, evaluating
 from kedge.models.loading.start import without_dropout
 from kedge.models.settings import Truncate
@@ -125,7 +124,7 @@ def unnormalised(objectives: Sequence[str]) -> RewardFacts:
 class RewardModel:
     """Weights, tokenizer and facts. With `adapter`, it is that adapter on a model that several members share."""
 
-    model: Module
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     facts: RewardFacts
     adapter: str | None = None
@@ -148,9 +147,7 @@ class RewardModel:
                 f"tokens_BT {tuple(tokens_BT.shape)} and attention_mask_BT {tuple(attention_mask_BT.shape)} must have "
                 "one shape, and every row a real token"
             )
-        with_adapter = (
-            using(self.model, self.adapter) if isinstance(self.model, PeftModel) and self.adapter else nullcontext()
-        )
+        with_adapter = using(self.model, self.adapter) if self.adapter else nullcontext()
         with with_adapter, evaluating(self.model), torch.inference_mode():
             scores_BK = scores(
                 self.model,
@@ -163,27 +160,28 @@ class RewardModel:
 
     def activate(self) -> None:
         """Where several members share one base: make the adapter of this one active, and it alone trainable."""
-        if isinstance(self.model, PeftModel) and self.adapter:
-            self.model.set_adapter(self.adapter)
+        if self.adapter:
+            activate(self.model, self.adapter)
 
 
-def scores(model: Module, tokens_BT: Tensor, attention_mask_BT: Tensor, *, is_right_padded: bool = False) -> Tensor:
+def scores(
+    model: PreTrainedModel, tokens_BT: Tensor, attention_mask_BT: Tensor, *, is_right_padded: bool = False
+) -> Tensor:
     """`scores_BK`: raw scores with gradient, float32 at least whatever the weights and autocast. One sequence a row."""
-    base = base_of(model)
-    hidden_BTD = hidden_states(base, tokens_BT, attention_mask_BT, is_right_padded=is_right_padded)
+    hidden_BTD = hidden_states(model, tokens_BT, attention_mask_BT, is_right_padded=is_right_padded)
     last_BD = at_last(hidden_BTD, attention_mask_BT)
     with torch.autocast(last_BD.device.type, enabled=False):
-        return head_of(base)(widen(last_BD))
+        return head_of(model)(widen(last_BD))
 
 
-def head_of(model: Module) -> nn.Linear:
+def head_of(model: PreTrainedModel) -> nn.Linear:
     """The score head; of a model with adapters, that of the active adapter."""
-    head: Any = getattr(base_of(model), "score", None)
-    if of_adapters := getattr(head, "modules_to_save", None):
-        head = of_adapters[head.active_adapters[0]]
+    head: Any = getattr(model, "score", None)
+    if isinstance(head, ScoreHeads):
+        head = head.current()
     if not isinstance(head, nn.Linear):
         raise ModelError(
-            f"{type(base_of(model)).__name__} has no linear layer named `score`; reward models are made from decoders "
+            f"{type(model).__name__} has no linear layer named `score`; reward models are made from decoders "
             "whose sequence-classification class in transformers has one (Llama, Qwen, Gemma, Mistral, Phi, GPT-2, …)"
         )
     return head
@@ -270,6 +268,6 @@ def reward_role(member: RewardModel, *, compiled: bool) -> RewardRole:
     without_dropout(model.eval())
     model.requires_grad_(False)  # after `activate`, which makes an adapter trainable
     if compiled:
-        compile_layers(base_of(model))
-    backbone = LoraBackbone(model, member.adapter) if isinstance(model, PeftModel) else FullBackbone(model)
+        compile_layers(model)
+    backbone = LoraBackbone(model, member.adapter) if has_adapters(model) else FullBackbone(model)
     return RewardRole(backbone=backbone, head_KD=head_KD, tokenizer=member.tokenizer, facts=member.facts)

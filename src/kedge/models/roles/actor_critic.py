@@ -26,12 +26,11 @@ from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import Backbone, by_micro_batch, micro_batches
-from kedge.models.forward.lora import Module
 from kedge.models.loading.start import save_causal
 from kedge.models.reward.ensemble import Member
 from kedge.models.reward.reward_model import RewardFacts
 from kedge.models.roles.memory import RoleMemory
-from kedge.models.settings import Combine
+from kedge.models.settings import Combine, SaveDType
 from kedge.models.training.ema import EMA
 from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 
@@ -290,7 +289,7 @@ class SharedJudge:
 class RoleSet:
     """The roles of a run."""
 
-    model: Module
+    model: PreTrainedModel
     """The policy with all its weights: the model that samples and is saved."""
     policy: Policy
     critic: Critic | NoCritic
@@ -322,11 +321,6 @@ class RoleSet:
         self.policy.load(state["policy"])
         self.critic.load(state["critic"])
 
-    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-        """Save the policy as a whole model: with `ema`, the moving average of its weights."""
-        last = {name: weight.clone() for name, weight in self.policy.weights().items()}
-        self.policy.train_step.load_weights(self.policy.final_weights())
-        try:
-            return save_causal(self.model, tokenizer, folder)
-        finally:
-            self.policy.train_step.load_weights(last)
+    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path, *, dtype: SaveDType = "float32") -> Path:
+        """Save the policy as a whole model, its adapter beside it; with `ema`, the moving average of its weights."""
+        return save_causal(self.model, tokenizer, folder, weights=self.policy.final_weights(), dtype=dtype)

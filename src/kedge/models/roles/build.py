@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.lora import Module, base_of, merge
+from kedge.models.forward.lora import has_adapters, merge
 from kedge.models.forward.reader import compile_layers
 from kedge.models.loading.load import DTypeName
 from kedge.models.loading.start import without_dropout
@@ -129,7 +128,7 @@ def load_members(spec: RoleSpec) -> tuple[RewardModel, ...]:
 
 def plain(member: RewardModel) -> PreTrainedModel:
     """The model of a member, its adapter merged in if it has one."""
-    return merge(member.model, name=member.adapter) if isinstance(member.model, PeftModel) else member.model
+    return merge(member.model, name=member.adapter) if has_adapters(member.model) else member.model
 
 
 def critic_head(spec: RoleSpec, member: RewardModel | None, width: int) -> nn.Linear:
@@ -141,17 +140,17 @@ def critic_head(spec: RoleSpec, member: RewardModel | None, width: int) -> nn.Li
     return head_from_scores(weight_KD, member.facts, spec.objective)
 
 
-def width_of(model: Module) -> int:
-    return cast(int, base_of(model).config.get_text_config().hidden_size)
+def width_of(model: PreTrainedModel) -> int:
+    return cast(int, model.config.get_text_config().hidden_size)
 
 
-def prepare(spec: RoleSpec, model: Module, *, learns: bool, recomputes: bool = False) -> None:
+def prepare(spec: RoleSpec, model: PreTrainedModel, *, learns: bool, recomputes: bool = False) -> None:
     """Dropout off, trainable or frozen, and, where the spec says so, layers compiled and activations recomputed."""
     without_dropout(model)
     model.requires_grad_(learns)
     if spec.compile:
-        compile_layers(base_of(model))
+        compile_layers(model)
     if spec.recompute and recomputes:
-        base_of(model).gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False})
         # transformers recomputes in training mode alone; without dropout it computes the same as evaluation mode.
         model.train()

@@ -16,7 +16,6 @@ from kedge.algorithms.reward import all_pairs, bradley_terry, plackett_luce
 from kedge.core.batches import Batch, Comparisons
 from kedge.core.loss import weight_of, weighted_sum
 from kedge.models.forward import heads
-from kedge.models.forward.lora import Module, base_of
 from kedge.models.reward.reward_model import scores
 from kedge.models.training.learner import Objective, Sums
 
@@ -30,7 +29,7 @@ def imitation(model: PreTrainedModel) -> Objective[Batch]:
     )
 
 
-def preference(model: Module, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
+def preference(model: PreTrainedModel, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
     """Scores in the order in which people ranked answers. Comparisons of two use Bradley–Terry with their margin."""
     return Objective(
         weight=lambda batch: float(batch.weight_C.double().sum()),
@@ -47,8 +46,8 @@ def _imitation_sums(model: PreTrainedModel, batch: Batch) -> Sums:
     return Sums(loss=weighted_sum(-logp_BT, batch.counted_BT, "token"), facts={})
 
 
-def _preference_sums(model: Module, batch: Comparisons, *, ranking: RankingLoss, centre: float) -> Sums:
-    batch = batch.to(base_of(model).device)
+def _preference_sums(model: PreTrainedModel, batch: Comparisons, *, ranking: RankingLoss, centre: float) -> Sums:
+    batch = batch.to(model.device)
     scores_BO = scores(model, batch.tokens_BT, batch.attention_mask_BT, is_right_padded=True)
     scores_CK = scores_BO[batch.row_CK, batch.objective_C[:, None]]
     ranking_loss = plackett_luce if ranking == "plackett_luce" else all_pairs

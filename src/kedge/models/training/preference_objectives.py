@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,7 +20,7 @@ from kedge.algorithms.preference import cpo, dpo, implicit_rewards, kto, orpo_od
 from kedge.core.batches import AnswerBatch
 from kedge.core.errors import ConfigError
 from kedge.models.forward import heads
-from kedge.models.forward.lora import Module, base_of
+from kedge.models.forward.lora import has_adapters, using
 from kedge.models.forward.reader import evaluating
 from kedge.models.training.learner import Objective, Sums
 from kedge.models.training.preference_methods import (
@@ -52,7 +51,7 @@ class _AnswerLogprobs:
 
 
 def preference_objective(
-    policy: Module, method: AnyMethod, *, reference: Reference | None = None
+    policy: PreTrainedModel, method: AnyMethod, *, reference: Reference | None = None
 ) -> Objective[AnswerBatch]:
     """The loss of a method; every item of the step has the same weight. Only TDPO runs the reference model itself."""
     if isinstance(method, TDPO) and reference is None:
@@ -69,34 +68,35 @@ def answer_logprobs(model: PreTrainedModel, batch: AnswerBatch) -> Tensor:
 
 
 @torch.no_grad()
-def anchor_point(policy: Module, batches: Sequence[AnswerBatch]) -> Tensor:
+def anchor_point(policy: PreTrainedModel, batches: Sequence[AnswerBatch]) -> Tensor:
     """KTO's reference point: the mean log-ratio of answers to other prompts, over a whole step; without dropout."""
-    model = base_of(policy)
     total = torch.zeros(())
     with evaluating(policy):
         for batch in batches:
-            moved = batch.to(model.device)
-            total = total + (answer_logprobs(model, moved) - moved.ref_logp_S).sum().float().cpu()
+            moved = batch.to(policy.device)
+            total = total + (answer_logprobs(policy, moved) - moved.ref_logp_S).sum().float().cpu()
     return total / sum(batch.num_answers for batch in batches)
 
 
 @contextmanager
-def adapters_off(model: Module) -> Generator[PreTrainedModel]:
+def adapters_off(model: PreTrainedModel) -> Generator[PreTrainedModel]:
     """The base of a model, without its adapters and without dropout inside of the block."""
-    with evaluating(model), model.disable_adapter() if isinstance(model, PeftModel) else nullcontext():
-        yield base_of(model)
+    with evaluating(model), using(model, None) if has_adapters(model) else nullcontext():
+        yield model
 
 
-def reference_for(policy: Module) -> Reference:
+def reference_for(policy: PreTrainedModel) -> Reference:
     """The policy as it is now, as the reference of its training: its base without adapters, or else a frozen copy."""
-    if isinstance(policy, PeftModel):
+    if has_adapters(policy):
         return partial(adapters_off, policy)
     twin = copy.deepcopy(policy).requires_grad_(False).eval()
     return lambda: nullcontext(twin)
 
 
-def _sums(policy: Module, method: AnyMethod, reference: Reference | None, unit: float, batch: AnswerBatch) -> Sums:
-    model = base_of(policy)
+def _sums(
+    policy: PreTrainedModel, method: AnyMethod, reference: Reference | None, unit: float, batch: AnswerBatch
+) -> Sums:
+    model = policy
     batch = batch.to(model.device)
     kl_of = _kl_of(reference, batch) if isinstance(method, TDPO) and reference else None
     hidden_BTD = _hidden(model, batch)

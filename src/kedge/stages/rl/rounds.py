@@ -19,7 +19,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import Module, base_of
+from kedge.models.forward.lora import Module, base_of, has_adapters
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
@@ -115,7 +115,7 @@ def starting_model(context: Context, model: Module, *, device: str, is_asked_oft
 
     Beside adapters it is their base. Else it stays in memory where it is asked often, and is read again where not.
     """
-    if is_asked_often or model is not base_of(model):
+    if is_asked_often or has_adapters(model):
         return reference_for(model)
 
     @contextmanager
