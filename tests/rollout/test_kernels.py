@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kedge.core.records import repeated
-from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.forward.lora import LoraLinear, base_of, with_lora
 from kedge.models.settings import LoraSettings
 from kedge.rollout.cache import RowCache, for_decoding
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.local import LocalGenerator
-from kedge.rollout.merged import MergedLayers, is_adapted
+from kedge.rollout.merged import MergedLayers
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import (
     ALIVE,
@@ -210,7 +210,7 @@ def _with_adapter(model: Any) -> Any:
 def _add_adapter(plain: Any, adapted: Any) -> None:
     """Into the matrices of a model like the base, rounded by the lots that `rollout.merged` draws."""
     base = base_of(adapted)
-    names = [name for name, module in base.named_modules() if is_adapted(module)]
+    names = [name for name, module in base.named_modules() if isinstance(module, LoraLinear)]
     with MergedLayers().within(base):
         for name in names:
             plain.get_submodule(name).weight.copy_(base.get_submodule(name).weight)

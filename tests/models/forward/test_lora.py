@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.functional import linear
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from kedge.core.errors import ModelError
@@ -21,6 +23,7 @@ from kedge.models.forward.lora import (
     using,
     with_lora,
 )
+from kedge.models.forward.low_rank import lora_linear
 from kedge.models.loading.adapters import load_adapter, save_adapters
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
@@ -184,6 +187,100 @@ def test_matrices_that_are_kept_the_other_way_round() -> None:
     assert parts == {"c_attn", "c_proj", "c_fc"}
     fill_b(model, "policy", 0.2)
     torch.testing.assert_close(logits(merge(model)), logits(model), rtol=1e-5, atol=1e-5)
+
+
+def low_rank(dtype: torch.dtype, *, bias: bool = True) -> tuple[torch.Tensor, ...]:
+    """x, W, the bias, and two adapters of rank 2 and 3; W and the bias are frozen."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 5), (7, 5), (7,), (2, 5), (7, 2), (3, 5), (7, 3)]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    return tuple(tensor.requires_grad_(index not in (1, 2)) for index, tensor in enumerate(tensors))
+
+
+def test_gradients_are_those_of_the_function() -> None:
+    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        return lora_linear(x, weight, bias, factors, [0.5, 2.0])
+
+    assert torch.autograd.gradcheck(forward, low_rank(torch.float64))
+    x, weight, _, a, b, *_ = low_rank(torch.float64)
+    assert torch.autograd.gradcheck(lambda *args: lora_linear(args[0], weight, None, args[1:], [3.0]), (x, a, b))
+    y = lora_linear(x, weight, None, (a, b), [3.0])
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_only_what_needs_a_gradient_gets_one(dtype: torch.dtype, tolerance: float) -> None:
+    for frozen in ((), (0,), (3, 4), (5,), (6,), (0, 3, 4, 5)):
+        ours, plain = (
+            [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in low_rank(dtype)] for _ in "ab"
+        )
+        for index in frozen:
+            ours[index].requires_grad_(False)
+            plain[index].requires_grad_(False)
+        x, weight, bias, a, b, c, d = plain
+        expected = linear(x, weight, bias) + 0.5 * x @ a.T @ b.T + 2.0 * x @ c.T @ d.T
+        actual = lora_linear(ours[0], ours[1], ours[2], ours[3:], [0.5, 2.0])
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=10 * tolerance)
+        expected.square().sum().backward()
+        actual.square().sum().backward()
+        for index, (tensor, other) in enumerate(zip(ours, plain, strict=True)):
+            assert (tensor.grad is None) == (other.grad is None) == (index in (1, 2, *frozen))
+            if tensor.grad is not None and other.grad is not None:
+                scale = other.grad.abs().max().item()
+                torch.testing.assert_close(tensor.grad, other.grad, rtol=0, atol=scale * tolerance)
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    def gradients(*, recompute: bool) -> list[torch.Tensor | None]:
+        model = with_lora(tiny_model(), SMALL, name="policy", seed=3).train()
+        fill_b(model, "policy", 0.3)
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(input_ids=TOKENS_BT, labels=TOKENS_BT).loss.backward()
+        return [parameter.grad for _, parameter in required_adapters(model).parameters("policy")]
+
+    for grad, expected in zip(gradients(recompute=True), gradients(recompute=False), strict=True):
+        assert grad is not None
+        assert expected is not None
+        assert torch.equal(grad, expected)
+
+
+def test_a_base_that_learns_and_autocast_are_computed_too() -> None:
+    model = with_lora(tiny_model(), SMALL, name="policy", seed=3)
+    fill_b(model, "policy", 0.3)
+    expected = logits(model)
+    layer = model.get_submodule("model.layers.0.mlp.up_proj")
+    assert isinstance(layer, LoraLinear)
+    layer.weight.requires_grad_(True)
+    model(input_ids=TOKENS_BT).logits.sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(logits(model).float(), expected, rtol=0, atol=0.2)
+
+
+@pytest.mark.slow
+def test_a_layer_compiles_as_one_graph_for_all_lengths() -> None:
+    model = with_lora(tiny_model(), SMALL, name="policy", seed=3)
+    fill_b(model, "policy", 0.3)
+    layer = model.get_submodule("model.layers.0.mlp.up_proj")
+    assert isinstance(layer, LoraLinear)
+    compiled = torch.compile(layer, dynamic=True, fullgraph=True)
+
+    def results(call: Any, length: int) -> list[torch.Tensor]:
+        x = torch.sin(torch.arange(2 * length * WIDTH, dtype=torch.float32)).view(2, length, WIDTH).requires_grad_()
+        y = call(x)
+        return [y, *torch.autograd.grad(y.square().sum(), (x, layer.lora_A["policy"], layer.lora_B["policy"]))]
+
+    for length in (3, 5, 8):
+        torch.testing.assert_close(results(compiled, length), results(layer, length), rtol=1e-4, atol=1e-4)
+    x = torch.ones(2, 4, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-5)
+        with using(model, None):
+            torch.testing.assert_close(compiled(x), layer.base_layer(x), rtol=1e-5, atol=1e-5)
 
 
 def test_adapters_are_saved_and_loaded(tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ def test_what_peft_saved_loads_here(family: str, targets: str, tmp_path: Path) -
         "excluded": {"target_modules": names, "exclude_modules": rf"{block}\..*"},
         "all-linear": {"target_modules": "all-linear"},
     }[targets]
-    config = LoraConfig(r=2, lora_alpha=3, use_rslora=True, task_type="CAUSAL_LM", **where)
+    config = LoraConfig(
+        r=2, lora_alpha=3, use_rslora=True, task_type="CAUSAL_LM", fan_in_fan_out=family == "gpt2", **where
+    )
     torch.manual_seed(1)
     witness: Any = get_peft_model(BASES[family](), config).eval()
     trained(witness)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.lora import merge, required_adapters, trainable_names
+from kedge.models.forward.lora import has_adapters, merge, required_adapters, trainable_names
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.ensemble import (
     Ensemble,
@@ -63,7 +63,7 @@ def one_by_one(ensemble: Ensemble[RewardModel]) -> Tensor:
     scores: list[Tensor] = []
     for member in ensemble.members:
         model = member.model
-        plain = merge(model, name=member.adapter) if isinstance(model, PeftModel) else model
+        plain = merge(model, name=member.adapter) if has_adapters(model) else model
         with torch.no_grad():
             scores.append(plain(TOKENS_BT, attention_mask=MASK_BT.long()).logits)
     return torch.stack(scores)

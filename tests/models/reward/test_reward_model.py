@@ -226,7 +226,7 @@ def test_plain_transformers_gives_the_same_scores_where_pad_was_eos(
 
 
 def test_plain_transformers_loads_a_half_precision_one(tiny: Path, tmp_path: Path) -> None:
-    save(build(tiny, seed=4, dtype="bfloat16"), tmp_path / "saved")
+    save(build(tiny, seed=4, dtype="bfloat16"), tmp_path / "saved", dtype="bfloat16")
     assert load_file(tmp_path / "saved" / "model.safetensors")["score.weight"].dtype == torch.float32
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     tokens_BT, mask_BT = laid_out("right", 256)

@@ -109,13 +109,19 @@ class LoraLinear(nn.Module):
         )
         self.scaling[name], self.dropout[name] = adapter.scaling, adapter.dropout
 
-    def merged(self, names: Sequence[str]) -> Tensor:
-        """The base's matrix, as it is stored, with these adapters added; float32 at least."""
+    def merged(self, names: Sequence[str], weights: Mapping[str, Tensor] | None = None, *, path: str = "") -> Tensor:
+        """The base's matrix, as it is stored, with these adapters added; float32 at least.
+
+        `weights` are more precise than the layer's own factors, by their names in a model where it is at `path`.
+        """
         wide = self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32))
         wide_NK = wide.T if self.is_transposed else wide
         for name in names:
             if name in self.lora_A:
-                a_RK, b_NR = (own[name].detach().to(wide.dtype) for own in (self.lora_A, self.lora_B))
+                a_RK, b_NR = (
+                    (weights or {}).get(f"{path}.{part}.{name}", own[name]).detach().to(wide.device, wide.dtype)
+                    for part, own in (("lora_A", self.lora_A), ("lora_B", self.lora_B))
+                )
                 wide_NK = torch.addmm(wide_NK, b_NR, a_RK, alpha=self.scaling[name])
         return wide_NK.T.contiguous() if self.is_transposed else wide_NK
 

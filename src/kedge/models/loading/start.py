@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import ModelError
 from kedge.core.files import fsync_folder, run_errors
-from kedge.models.forward.lora import LoraLinear, adapters_of, is_quantised, merge, merge_anew, with_lora
+from kedge.models.forward.lora import (
+    LoraLinear,
+    adapters_of,
+    has_adapters,
+    is_quantised,
+    merge,
+    merge_anew,
+    required_adapters,
+    with_lora,
+)
 from kedge.models.loading.adapters import CONFIG, save_adapter
 from kedge.models.loading.load import load_causal, no_bars
 from kedge.models.settings import LoraSettings, SaveDType
@@ -103,6 +113,37 @@ def save_causal(
         with whole_folder(folder.with_name(ADAPTER)) as partial:
             save_adapter(model, partial, name=adapters.active[-1], weights=weights)
     return folder
+
+
+def rounded_away(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> float | None:
+    """The share of the entries that training has changed which bfloat16 gives the value that they began with.
+
+    Of adapters, the beginning is the base in memory; of whole models, the files that they were read from. None where
+    that is unknown, or nothing was trained.
+    """
+    pairs = _adapted_pairs if has_adapters(model) else _full_pairs
+    changed = lost = 0
+    for start, end in pairs(model, weights or {}):
+        has_changed = start.float() != end.float()
+        changed += int(has_changed.sum())
+        lost += int((has_changed & (start.to(torch.bfloat16) == end.to(torch.bfloat16))).sum())
+    return lost / changed if changed else None
+
+
+def _adapted_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every adapted matrix without and with the adapter."""
+    adapters = required_adapters(model)
+    for path, layer in adapters.layers.items():
+        yield layer.merged(()), layer.merged(adapters.active, weights, path=path)
+
+
+def _full_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every trained weight as it is in the files that the model was read from, and as it is now."""
+    for file in sorted(Path(str(model.name_or_path)).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                if name in weights:
+                    yield tensors.get_tensor(name), weights[name].detach().cpu()
 
 
 def plain_model(

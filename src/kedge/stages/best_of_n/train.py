@@ -13,7 +13,7 @@ import torch
 from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Message
 from kedge.data.writing import row_writer
-from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.loading.start import start_causal
 from kedge.stages.best_of_n.bond import train_bond
 from kedge.stages.best_of_n.rejection import train_rejection
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond, Rejection
@@ -21,6 +21,7 @@ from kedge.stages.rl.answers import AnswerSampler, ScoredAnswer
 from kedge.stages.rl.rounds import log_trained_policy, open_sampler, starting_model
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
+from kedge.stages.shared.saving import save_policy
 
 ROUND = "best_of/round"
 
@@ -41,7 +42,7 @@ def train(context: Context, settings: BestOfNSettings) -> Mapping[str, Path]:
             taught, step = train_bond(sampler, settings, settings.method, model)
     log_trained_policy(sampler, model, step)
     return {
-        "model": save_causal(model, sampler.tokenizer, context.folder / "model"),
+        "model": save_policy(context, model, sampler.tokenizer, weights=weights_of_last_round(context)),
         "demonstrations": _write_taught(sampler, taught, context.folder / "chosen.jsonl"),
     }
 

@@ -16,7 +16,7 @@ from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import Module, base_of
 from kedge.models.forward.reader import evaluating
-from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.loading.start import start_causal
 from kedge.models.training.preference_methods import KTO, TDPO
 from kedge.models.training.preference_objectives import Reference, reference_for
 from kedge.stages.preference.data import noun_of, offline_data, read_file
@@ -42,6 +42,7 @@ from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.held_out import hold_out
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, stop_if_asked
+from kedge.stages.shared.saving import save_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,7 +105,7 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
             step = _learn(sampler, settings, training, drawn, pairs, first_step=step)
             save_round(context, training.learner, number, step=step)
     log_trained_policy(sampler, model, step)
-    return save_causal(model, sampler.tokenizer, context.folder / "model")
+    return save_policy(context, model, sampler.tokenizer, weights=weights_of_last_round(context))
 
 
 def _learn(

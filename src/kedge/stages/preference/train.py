@@ -15,7 +15,7 @@ import torch
 from kedge.data.template import encode_prompt
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
-from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.loading.start import start_causal
 from kedge.models.training.preference_methods import TDPO
 from kedge.models.training.preference_objectives import adapters_off, reference_for
 from kedge.stages.preference.data import offline_data
@@ -30,6 +30,7 @@ from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop
 from kedge.stages.shared.samples import write_samples
+from kedge.stages.shared.saving import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     loop.take_best()
     last = training.learner.total_steps
     write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=last)
-    return {"model": save_causal(model, tokenizer, context.folder / "model")}
+    return {"model": save_policy(context, model, tokenizer, weights=training.learner.train_step.weights())}
 
 
 def _prompts(items: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:

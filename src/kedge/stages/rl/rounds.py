@@ -173,6 +173,13 @@ def save_round(context: Context, learner: Learner[Any], number: int, *, step: in
     shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
 
 
+def weights_of_last_round(context: Context) -> Mapping[str, Tensor] | None:
+    """The float32 weights of the last round that is done; None where a stage has no rounds."""
+    finished = context.folder / "finished"
+    numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
+    return load_state(finished / f"round-{max(numbers)}")["weights"] if numbers else None
+
+
 def resume_rounds(context: Context, model: Module, optimiser: OptimiserSettings) -> tuple[int, int]:
     """How many rounds are done, and at which step; the model gets the weights of the last one."""
     finished = context.folder / "finished"

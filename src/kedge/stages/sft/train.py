@@ -12,7 +12,7 @@ from kedge.core.batches import Batch
 from kedge.data.batching import TokenSequence, num_steps, packed_batches, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
-from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
 from kedge.stages.sft.settings import SFTSettings
@@ -22,6 +22,7 @@ from kedge.stages.shared.encoding import Conversations, encode_demonstrations
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, held_out_metrics
 from kedge.stages.shared.samples import write_samples
+from kedge.stages.shared.saving import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
             loop.finish(metrics)
     loop.take_best()
     write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=total)
-    return {"model": save_causal(model, tokenizer, context.folder / "model")}
+    return {"model": save_policy(context, model, tokenizer, weights=learner.train_step.weights())}
 
 
 def _read(context: Context, settings: SFTSettings, tokenizer: PreTrainedTokenizerBase, field: str) -> Conversations:
