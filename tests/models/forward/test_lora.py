@@ -262,6 +262,7 @@ def test_a_base_that_learns_and_autocast_are_computed_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own compiler
 def test_a_layer_compiles_as_one_graph_for_all_lengths() -> None:
     model = with_lora(tiny_model(), SMALL, name="policy", seed=3)
     fill_b(model, "policy", 0.3)

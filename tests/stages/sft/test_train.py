@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -63,6 +64,12 @@ def test_adapters_on_a_cpu_are_trained_and_saved_in_float32(run: Run) -> None:
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     is_narrow = [torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights.values() if tensor.ndim > 1]
     assert not any(is_narrow)  # and what it learnt was not rounded on the way
+    base = AutoModelForCausalLM.from_pretrained(folder.parents[2] / "tiny")
+    witness = PeftModel.from_pretrained(base, folder / "adapter").eval()
+    tokens_BT = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(folder / "model")(tokens_BT).logits
+        torch.testing.assert_close(witness(tokens_BT).logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_packing_changes_the_layout_and_not_the_run(run: Run, tmp_path: Path) -> None:

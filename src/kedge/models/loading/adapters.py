@@ -8,6 +8,7 @@ Shape letters: K inputs and N outputs of a layer, R the rank of an adapter.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +25,9 @@ from transformers.pytorch_utils import Conv1D
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.models.forward.lora import Adapter, Adapters, attach, linears, required_adapters
+from kedge.models.loading.hashing import folder_hash
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
 HEAD = "base_model.model.score.weight"
 """peft's name of the score head that is saved with an adapter."""
 _PREFIX = "base_model.model."
@@ -130,6 +132,38 @@ def fill_adapter(model: PreTrainedModel, saved: SavedAdapter, *, name: str, with
                 raise ModelError(f"{file}: weight '{key}' has shape {shape}, the base needs {needed}")
             parameter.copy_(weights[key])
     return model
+
+
+def base_record(source: str, folder: Path) -> dict[str, str]:
+    """What is saved with adapters in `folder` about their base: where it is, and the hash of its weights.
+
+    A hub model is recorded by its name alone.
+    """
+    place = Path(source)
+    if not place.is_dir():
+        return {"source": source}
+    # The relative path survives a move of both folders together; the hash tells another model at the same place.
+    return {
+        "source": source,
+        "relative": os.path.relpath(place, folder.absolute()),
+        "hash": folder_hash(place),
+    }
+
+
+def find_base(folder: Path, record: Mapping[str, str], given: str | Path | None) -> str | Path:
+    """The base of the adapters in `folder`, or the one at `given`; it must have the weights that `record` names."""
+    if given is None and "hash" not in record:
+        return record["source"]
+    places = [folder / record["relative"], Path(record["source"])] if given is None else [Path(given)]
+    base = next((place.resolve() for place in places if place.is_dir()), None)
+    if base is None:
+        raise ModelError(
+            f"{folder}: the base of its members is not at {places[-1]}; LoRA members need it: put it back, or give the "
+            "folder where it is now as `base`"
+        )
+    if "hash" in record and folder_hash(base) != record["hash"]:
+        raise ModelError(f"{folder}: the weights in {base} are not those of the base that its members were trained on")
+    return base
 
 
 def _by_file_key(adapters: Adapters, name: str) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Generator, Iterator, Mapping
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import ModelError
-from kedge.core.files import fsync_folder, run_errors
+from kedge.core.files import fsync_folder, run_errors, write_json
 from kedge.models.forward.lora import (
     LoraLinear,
     adapters_of,
@@ -26,13 +27,17 @@ from kedge.models.forward.lora import (
     required_adapters,
     with_lora,
 )
-from kedge.models.loading.adapters import CONFIG, save_adapter
-from kedge.models.loading.load import load_causal, no_bars
-from kedge.models.settings import LoraSettings, SaveDType
+from kedge.models.loading.adapters import BASE, CONFIG, base_record, find_base, load_adapter, save_adapter
+from kedge.models.loading.hashing import folder_hash
+from kedge.models.loading.load import DTypeName, dtype_for, load_causal, no_bars
+from kedge.models.loading.resolve import resolve
+from kedge.models.settings import BaseBits, LoraSettings, SaveDType
 
 ENSEMBLE = "ensemble.json"
 ADAPTER = "adapter"
 """The folder of an adapter by itself: beside a policy's model, and inside of a reward model's."""
+START = "start"
+"""The name of an adapter that is a part of the base."""
 
 
 def start_causal(
@@ -44,13 +49,51 @@ def start_causal(
     are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away.
     """
     base = (
-        load_causal(source, device=device, bits=lora.base_bits)
+        load_base(source, device=device, bits=lora.base_bits)
         if lora
         else load_causal(source, dtype="float32", device=device)
     )
     if not keeps_dropout:
         without_dropout(base)
     return with_lora(base, lora, name="policy", seed=seed) if lora else base
+
+
+def load_base(source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bits: BaseBits = 16) -> PreTrainedModel:
+    """A causal model to put adapters on.
+
+    Where `source` is a base with an adapter merged in, of which both are still there, and its weights would be rounded
+    (to bfloat16, or to the bits of a quantised base), it is that base with the adapter as a part of it: rounding would
+    take most of what was learnt away.
+    """
+    place = resolve(source)
+    is_rounded = bits != 16 or dtype_for(dtype, device) != torch.float32
+    base = unmerged_base(place) if is_rounded and isinstance(place, Path) else None
+    if base is None:
+        return load_causal(source, dtype=dtype, device=device, bits=bits)
+    return with_start(load_causal(base, dtype=dtype, device=device, bits=bits), cast(Path, place).with_name(ADAPTER))
+
+
+def unmerged_base(folder: Path) -> Path | None:
+    """The base of the model in `folder` if it was made by merging the adapter beside it; None where one has changed."""
+    beside = folder.with_name(ADAPTER)
+    if not (beside / BASE).is_file():
+        return None
+    try:
+        record: dict[str, str] = json.loads((beside / BASE).read_text(encoding="utf-8"))
+        if "hash" not in record or record.get("merged") != folder_hash(folder):
+            return None
+        return Path(find_base(beside, record, None))
+    except (OSError, ValueError, ModelError):
+        return None
+
+
+def with_start(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """`base` with the adapter in `folder` as a frozen part of it."""
+    load_adapter(base, folder, name=START)
+    adapters = required_adapters(base)
+    adapters.beneath = (START,)
+    base.requires_grad_(False)
+    return base
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -112,6 +155,8 @@ def save_causal(
     if adapters is not None and adapters.active:
         with whole_folder(folder.with_name(ADAPTER)) as partial:
             save_adapter(model, partial, name=adapters.active[-1], weights=weights)
+            record = base_record(str(model.name_or_path), folder.with_name(ADAPTER))
+            write_json(partial / BASE, {**record, "merged": folder_hash(folder)})
     return folder
 
 

@@ -9,7 +9,8 @@ Shape letters: M members, B sequences, T token positions, K objectives.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,14 +25,12 @@ from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
 from kedge.models.forward.lora import has_adapters, with_lora
-from kedge.models.loading.adapters import load_adapter, save_adapters
+from kedge.models.loading.adapters import base_record, find_base, load_adapter, save_adapters
 from kedge.models.loading.load import DTypeName
 from kedge.models.reward.reward_files import (
     ENSEMBLE,
     FACTS,
-    base_record,
     build,
-    find_base,
     load,
     save,
     tokenizer_of,
@@ -148,12 +147,12 @@ def save_ensemble(
     ensemble: Ensemble[RewardModel],
     folder: Path,
     *,
-    weights: Mapping[str, Tensor] | None = None,
+    weights: Sequence[Mapping[str, Tensor]] | None = None,
     dtype: SaveDType = "float32",
 ) -> None:
     """Save to `folder`: `ensemble.json` and one folder a member.
 
-    `weights` are the float32 masters of adapters by the names of their parameters. Adapters are float32 always.
+    `weights` are the float32 masters of each member by the names of their parameters. Adapters are float32 always.
     """
     shared = _shared_model(ensemble)
     # Adapters keep their names, whatever the order of the members is.
@@ -163,11 +162,11 @@ def save_ensemble(
     record: dict[str, Any] = {"members": list(members), "combine": ensemble.combine.model_dump()}
     with whole_folder(folder) as partial:
         if shared is None:
-            for name, member in members.items():
-                save(member, partial / name, dtype=dtype)
+            for index, (name, member) in enumerate(members.items()):
+                save(member, partial / name, weights=weights[index] if weights else None, dtype=dtype)
         else:
             record["base"] = base_record(str(shared.name_or_path), folder)
-            save_adapters(shared, partial, list(members), weights=weights)
+            save_adapters(shared, partial, list(members), weights=dict(ChainMap(*map(dict, weights or ()))))
             for name, member in members.items():
                 write_json(partial / name / FACTS, member.facts.as_dict())
             ensemble.tokenizer.save_pretrained(partial)

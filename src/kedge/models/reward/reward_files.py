@@ -7,7 +7,6 @@ never one that ends a text.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -29,15 +28,14 @@ from transformers.utils import logging
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.models.forward.lora import adapters_of, is_quantised, merge, merge_anew, quantisation, using
-from kedge.models.loading.adapters import save_adapter
-from kedge.models.loading.hashing import folder_hash
+from kedge.models.loading.adapters import BASE, base_record, save_adapter
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars
 from kedge.models.loading.resolve import resolve
 from kedge.models.loading.start import ADAPTER, ENSEMBLE, whole_folder
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits, SaveDType
 
-FACTS, BASE = "kedge_reward.json", "base.json"
+FACTS = "kedge_reward.json"
 _HEAD = "score.weight"
 
 
@@ -175,38 +173,6 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, *, edge_ids: Collection[in
         for i, text in control.items()
     }
     return control[min(free, key=lambda i: (penalties[i], i))]
-
-
-def base_record(source: str, folder: Path) -> dict[str, str]:
-    """What is saved with adapters in `folder` about their base: where it is, and the hash of its weights.
-
-    A hub model is recorded by its name alone.
-    """
-    place = Path(source)
-    if not place.is_dir():
-        return {"source": source}
-    # The relative path survives a move of both folders together; the hash tells another model at the same place.
-    return {
-        "source": source,
-        "relative": os.path.relpath(place, folder.absolute()),
-        "hash": folder_hash(place),
-    }
-
-
-def find_base(folder: Path, record: Mapping[str, str], given: str | Path | None) -> str | Path:
-    """The base of the adapters in `folder`, or the one at `given`; it must have the weights that `record` names."""
-    if given is None and "hash" not in record:
-        return record["source"]
-    places = [folder / record["relative"], Path(record["source"])] if given is None else [Path(given)]
-    base = next((place.resolve() for place in places if place.is_dir()), None)
-    if base is None:
-        raise ModelError(
-            f"{folder}: the base of its members is not at {places[-1]}; LoRA members need it: put it back, or give the "
-            "folder where it is now as `base`"
-        )
-    if "hash" in record and folder_hash(base) != record["hash"]:
-        raise ModelError(f"{folder}: the weights in {base} are not those of the base that its members were trained on")
-    return base
 
 
 def _plain(

@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.models.loading.adapters import HEAD, fill_adapter, read_adapter
+from kedge.models.loading.adapters import BASE, HEAD, fill_adapter, read_adapter
+from kedge.models.loading.start import ADAPTER, ENSEMBLE
 from kedge.models.reward.ensemble import read_record
-from kedge.models.reward.reward_files import ADAPTER, BASE, ENSEMBLE, FACTS
+from kedge.models.reward.reward_files import FACTS
 from kedge.models.reward.reward_model import RewardFacts, facts_from
 from kedge.models.settings import Combine, MeanOfMembers
 

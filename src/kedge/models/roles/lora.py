@@ -16,8 +16,8 @@ from kedge.core.seeds import seed_for
 from kedge.models.forward.backbones import LoraBackbone
 from kedge.models.forward.lora import activate, with_lora
 from kedge.models.loading.hashing import folder_hash, module_hash
-from kedge.models.loading.load import load_causal
 from kedge.models.loading.resolve import resolve
+from kedge.models.loading.start import load_base
 from kedge.models.reward.reward_files import tokenizer_of
 from kedge.models.reward.reward_model import RewardRole
 from kedge.models.reward.shared import SharedMembers, load_backbone_adapter, load_head, members_on
@@ -39,7 +39,7 @@ POLICY, CRITIC = "policy", "critic"
 
 
 def lora(spec: RoleSpec) -> RoleSet:
-    base = load_causal(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits)
+    base = load_base(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits)
     members = _shared_members(spec)
     model = with_lora(base, spec.lora, name=POLICY, seed=seed_for(spec.seed, POLICY))
     critic_head = _add_critic(spec, model, members) if spec.critic else None

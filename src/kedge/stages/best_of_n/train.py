@@ -18,7 +18,7 @@ from kedge.stages.best_of_n.bond import train_bond
 from kedge.stages.best_of_n.rejection import train_rejection
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond, Rejection
 from kedge.stages.rl.answers import AnswerSampler, ScoredAnswer
-from kedge.stages.rl.rounds import log_trained_policy, open_sampler, starting_model
+from kedge.stages.rl.rounds import log_trained_policy, open_sampler, starting_model, weights_of_last_round
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.saving import save_policy

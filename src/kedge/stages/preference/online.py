@@ -36,6 +36,7 @@ from kedge.stages.rl.rounds import (
     resume_rounds,
     save_round,
     starting_model,
+    weights_of_last_round,
 )
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device

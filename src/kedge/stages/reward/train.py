@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
@@ -53,10 +54,11 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     data, held_out = _data(context, settings, encoder)
     meter = CostMeter(pick_device(context.device))
     members = _members(context, settings, str(tokenizer.chat_template))
+    weights: list[Mapping[str, Tensor]] = []
     with interruptible(context.stop, context.say):
         for index, member in enumerate(members):
             unfolded = fold(data, member=index, members=settings.members, seed=context.seed)
-            _train_member(context, settings, member, unfolded, held_out, index)
+            weights.append(_train_member(context, settings, member, unfolded, held_out, index))
     cost = meter.read(context.run.read_metrics())
     demonstrations = _demonstrations(context, encoder, data)
     about = {
@@ -68,9 +70,9 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     members = [_normalised(member, demonstrations, others, about) for member in members]
     folder = context.folder / "model"
     if len(members) == 1:
-        save(members[0], folder)
+        save(members[0], folder, weights=weights[0])
     else:
-        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder)
+        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder, weights=weights)
     _report(context, settings, members, data, held_out, cost)
     return {"model": folder}
 
@@ -120,8 +122,11 @@ def _train_member(
     data: Sequence[EncodedComparison],
     held_out: Sequence[EncodedComparison],
     index: int,
-) -> None:
-    """Train one member, or take up where it was; a finished one is read back from `finished/`."""
+) -> Mapping[str, Tensor]:
+    """Train one member, or take up where it was; a finished one is read back from `finished/`.
+
+    Gives its weights in full precision.
+    """
     member.activate()
     # Of its own, so that a run that is resumed between two members goes on with the same random numbers.
     torch.manual_seed(seed_for(context.seed, "dropout", index))
@@ -131,7 +136,7 @@ def _train_member(
     finished = context.folder / "finished" / f"member-{index}"
     if finished.is_dir():
         learner.load_weights(load_state(finished)["weights"])
-        return
+        return learner.train_step.weights()
 
     first_step = _steps_before(context.folder / "finished", index)
     stop_if_asked(context, first_step)
@@ -155,6 +160,7 @@ def _train_member(
     loop.take_best()
     with whole_folder(finished) as beside:
         save_state(beside, {"weights": learner.state()["weights"], "last_step": loop.step})
+    return learner.train_step.weights()
 
 
 def _steps_before(finished: Path, index: int) -> int:

@@ -45,7 +45,8 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FRONTIER = "best-of.json"
 AFTER = -1
