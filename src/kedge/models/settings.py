@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kedge.core.settings import Section
 
@@ -34,6 +35,13 @@ class LoraSettings(Section):
     base_bits: BaseBits = 16
     """Bits a weight of the frozen base while adapters learn; 8 and 4 need CUDA and bitsandbytes. What is saved has
     the adapter merged into the base as it is on disk."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and (other := sorted({"dora", "use_dora"} & given.keys())):
+            raise ValueError(f"{other[0]}: DoRA is not computed here, only plain LoRA; leave it out (rslora is there)")
+        return given
 
 
 class MeanOfMembers(Section):

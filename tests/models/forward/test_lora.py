@@ -13,18 +13,18 @@ from torch.nn.functional import linear
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from kedge.core.errors import ModelError
-from kedge.models.forward import lora as adapters
 from kedge.models.forward.lora import (
     LoraLinear,
     merge,
-    quantisation,
     required_adapters,
     trainable_names,
     using,
     with_lora,
 )
 from kedge.models.forward.low_rank import lora_linear
+from kedge.models.loading import load
 from kedge.models.loading.adapters import load_adapter, save_adapters
+from kedge.models.loading.load import quantisation
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
 
@@ -329,7 +329,7 @@ def test_quantised_bases_need_cuda_and_bitsandbytes(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelError, match="a base of 4 bits needs a CUDA device, found 'cpu'"):
         quantisation(4, "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="a base of 8 bits needs 'bitsandbytes': pip install bitsandbytes"):
         quantisation(8, "cuda")
 
@@ -342,7 +342,16 @@ def test_quantised_bases_are_not_merged_into(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": 0}, {"alpha": 0}, {"dropout": 1.0}, {"targets": ()}, {"targets": "some"}, {"rnak": 4}]
+    "wrong",
+    [
+        {"rank": 0},
+        {"alpha": 0},
+        {"dropout": 1.0},
+        {"targets": ()},
+        {"targets": "some"},
+        {"rnak": 4},
+        {"use_dora": True},
+    ],
 )
 def test_settings_have_ranges(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):

@@ -15,19 +15,18 @@ import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kedge.core.errors import ModelError
 from kedge.core.suggest import did_you_mean
 from kedge.models.forward.low_rank import add_low_rank, lora_linear
-from kedge.models.settings import BaseBits, LoraSettings
+from kedge.models.settings import LoraSettings
 
 Module = PreTrainedModel
 _REGISTRY = "lora_adapters"
@@ -330,25 +329,6 @@ def merge_anew(
                 parameter.copy_(precise[key])
     required_adapters(base).activate(names)
     return merge(base, dtype=dtype)
-
-
-def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a frozen base of so many bits a weight; none for 16."""
-    if bits == 16:
-        return {}
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        raise ModelError(f"a base of {bits} bits needs a CUDA device, found '{device}'; use 16 bits here")
-    if find_spec("bitsandbytes") is None:
-        raise ModelError(f"a base of {bits} bits needs 'bitsandbytes': pip install bitsandbytes")
-    config = BitsAndBytesConfig(
-        load_in_8bit=bits == 8,
-        load_in_4bit=bits == 4,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=["lm_head", "score"],
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def linears(model: PreTrainedModel) -> dict[str, nn.Module]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.models.loading.start import rounded_away, save_causal
 from kedge.models.settings import SaveDType
 from kedge.stages.shared.context import Context
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_MUCH = 0.1
+"""The share of the update above which its loss is a warning."""
 
 
 def save_policy(
@@ -39,6 +45,3 @@ def tell_rounding(context: Context, model: PreTrainedModel, weights: Mapping[str
     level = "warning" if lost > _MUCH else "info"
     message = f"saved in bfloat16: {lost:.1%} of the entries of the update are too small for it and are lost"
     context.event(level, "save.rounded", message, fix="memory.save_dtype: float32 keeps them", share=lost)
-
-
-_MUCH = 0.1
