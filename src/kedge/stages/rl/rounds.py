@@ -46,7 +46,7 @@ from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
     from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FRONTIER = "best-of.json"
 AFTER = -1
