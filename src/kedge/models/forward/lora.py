@@ -118,7 +118,7 @@ class LoraLinear(nn.Module):
         for name in names:
             if name in self.lora_A:
                 a_RK, b_NR = (
-                    (weights or {}).get(f"{path}.{part}.{name}", own[name]).detach().to(wide.device, wide.dtype)
+                    (weights or {}).get(f"{path}.{part}.{name}", cast(Tensor, own[name])).detach().to(wide)
                     for part, own in (("lora_A", self.lora_A), ("lora_B", self.lora_B))
                 )
                 wide_NK = torch.addmm(wide_NK, b_NR, a_RK, alpha=self.scaling[name])

@@ -69,8 +69,9 @@ class _OwnAnswers:
 
 def train_bond(
     sampler: AnswerSampler, settings: BestOfNSettings, method: Bond, model: Module
-) -> tuple[list[ScoredAnswer], int]:
-    """All steps, from where the run was; gives the best of N answers of the starting model, and the last step."""
+) -> tuple[list[ScoredAnswer], int, Mapping[str, Tensor]]:
+    """All steps, from where the run was; gives the best of N answers of the starting model, the last step, and the
+    trained weights in full precision."""
     context, pad = sampler.context, padding_id(sampler.tokenizer)
     drawn = draw_round(sampler, model, 0)
     anchors = _anchors(context, drawn.groups, settings.n)
@@ -89,7 +90,7 @@ def train_bond(
             metrics = loop.update(_batches(rows, settings.micro_batch, pad))
             if metrics is not None:
                 loop.finish({**metrics, **_metrics(answers)})
-    return chosen(drawn.groups, settings.n), loop.step
+    return chosen(drawn.groups, settings.n), loop.step, learner.train_step.weights()
 
 
 def _score(sampler: AnswerSampler, rollouts: Rollouts) -> _OwnAnswers:

@@ -38,11 +38,12 @@ def train(context: Context, settings: BestOfNSettings) -> Mapping[str, Path]:
     match settings.method:
         case Rejection():
             taught, step = train_rejection(sampler, settings, settings.method, model)
+            weights = weights_of_last_round(context)
         case Bond():
-            taught, step = train_bond(sampler, settings, settings.method, model)
+            taught, step, weights = train_bond(sampler, settings, settings.method, model)
     log_trained_policy(sampler, model, step)
     return {
-        "model": save_policy(context, model, sampler.tokenizer, weights=weights_of_last_round(context)),
+        "model": save_policy(context, model, sampler.tokenizer, weights=weights),
         "demonstrations": _write_taught(sampler, taught, context.folder / "chosen.jsonl"),
     }
 
