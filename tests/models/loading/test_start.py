@@ -159,7 +159,10 @@ def test_masters_are_saved_in_float32_and_rounding_is_counted(
     assert model.dtype == torch.bfloat16, "the model itself is as it was"
     lost = rounded_away(model, masters)
     assert lost is not None
-    assert (0.7 < lost < 0.9) if lora is None else (0.5 < lost < 1)  # 2^-10 of a number is a quarter of what is kept
+    # A change of 2^-10 of a number is an eighth to a quarter of the distance between two numbers of bfloat16. One of
+    # 3.2e-5 is less than half of it for numbers of 2^-6 and more: 43 % of a normal distribution of deviation 0.02.
+    low, high = (0.75, 0.875) if lora is None else (0.41, 0.46)
+    assert low < lost < high
 
 
 def test_a_stage_starts_from_the_base_and_the_adapter_where_weights_would_be_rounded(
