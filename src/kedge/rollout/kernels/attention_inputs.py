@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kedge.rollout.adapters import LowRank
 from kedge.rollout.kernels.chain import fetch_rows, follow
+from kedge.rollout.kernels.low_rank import load_up, with_low_rank
 from kedge.rollout.kernels.stream import Stream, inverse_root, load_squares
-from kedge.rollout.tiles import Tile
+from kedge.rollout.tiles import Tile, beside
 
 
 def attention_inputs(
@@ -26,13 +28,17 @@ def attention_inputs(
     place_R: Tensor,
     column_R: Tensor,
     *,
+    low: LowRank | None = None,
     eps: float,
     tile: Tile,
     chained: bool = False,
 ) -> Tensor:
-    """The rotated queries (R, H, G, D); keys and values go to column `column_R[r]` of place `place_R[r]`."""
+    """The rotated queries (R, H, G, D); keys and values go to column `column_R[r]` of place `place_R[r]`. `low` are
+    the adapters of the three weights."""
     rows, width = stream.plain_RW.shape
     heads, head_width = keys_PHSD.shape[1], keys_PHSD.shape[3]
+    if low is not None:
+        tile = beside(tile, columns=head_width, ranks=low.block)
     query_heads = weights[0].shape[0] // head_width
     q_RHGD = stream.plain_RW.new_empty(rows, heads, query_heads // heads, head_width)
     tiles = stream.squares_RN.shape[1]
@@ -41,6 +47,9 @@ def attention_inputs(
         stream.squares_RN,
         *weights,
         *biases,
+        None if low is None else low.a_MZK,
+        None if low is None else low.b_NZ,
+        None if low is None else low.scale_MZ,
         *rotation,
         place_R,
         column_R,
@@ -59,6 +68,8 @@ def attention_inputs(
         TILES_PADDED=triton.next_power_of_2(tiles),
         BLOCK_R=tile.rows,
         BLOCK_K=tile.depth,
+        RANKS=0 if low is None else low.b_NZ.shape[1],
+        BLOCK_Z=0 if low is None else low.block,
         CHAINED=chained,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -77,6 +88,9 @@ def _attention_inputs(
     bq_ptr,
     bk_ptr,
     bv_ptr,
+    down_ptr,
+    up_ptr,
+    low_scale_ptr,
     cos_ptr,
     sin_ptr,
     place_ptr,
@@ -96,6 +110,8 @@ def _attention_inputs(
     TILES_PADDED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One head, of queries, keys or values, whose two halves the rotation mixes."""
@@ -123,12 +139,29 @@ def _attention_inputs(
     if b_ptr is not None:
         b_ptr += local * 2 * HALF
         first_bias_D, second_bias_D = tl.load(b_ptr + d).to(tl.float32), tl.load(b_ptr + HALF + d).to(tl.float32)
+    if RANKS > 0:  # the rows of B are those of the heads in their order
+        member = (head >= QUERY_HEADS).to(tl.int32) + (head >= QUERY_HEADS + HEADS).to(tl.int32)
+        down_ptr += member * RANKS * WIDTH
+        low_scale_ptr += member * RANKS
+        first_DZ, low_scale_Z = load_up(up_ptr, low_scale_ptr, head * 2 * HALF + d, 0, RANKS, BLOCK_Z)
+        second_DZ, _ = load_up(up_ptr, low_scale_ptr, (head * 2 + 1) * HALF + d, 0, RANKS, BLOCK_Z)
     follow(CHAINED)
     squares_RN = load_squares(squares_ptr, row_R, TILES, TILES_PADDED)
-    a_RD, b_RD = _halves(x_ptr, w_ptr, w_ptr + HALF * WIDTH, row_R, WIDTH, BLOCK_R, HALF, BLOCK_K)
+    a_RD, b_RD, low_RZ = _halves(
+        x_ptr, w_ptr, w_ptr + HALF * WIDTH, down_ptr, row_R, WIDTH, BLOCK_R, HALF, BLOCK_K, BLOCK_Z
+    )
 
     scale_R1 = inverse_root(squares_RN, eps, WIDTH)[:, None]
     a_RD, b_RD = a_RD * scale_R1 + first_bias_D[None, :], b_RD * scale_R1 + second_bias_D[None, :]
+    if RANKS > 0:
+        a_RD = with_low_rank(a_RD, low_RZ * scale_R1, first_DZ, low_scale_Z)
+        b_RD = with_low_rank(b_RD, low_RZ * scale_R1, second_DZ, low_scale_Z)
+        for at in range(BLOCK_Z, RANKS, BLOCK_Z):
+            low_RZ = _rows(x_ptr, down_ptr + at * WIDTH, row_R, WIDTH, BLOCK_R, BLOCK_Z, BLOCK_K)
+            first_DZ, low_scale_Z = load_up(up_ptr, low_scale_ptr, head * 2 * HALF + d, at, RANKS, BLOCK_Z)
+            second_DZ, _ = load_up(up_ptr, low_scale_ptr, (head * 2 + 1) * HALF + d, at, RANKS, BLOCK_Z)
+            a_RD = with_low_rank(a_RD, low_RZ * scale_R1, first_DZ, low_scale_Z)
+            b_RD = with_low_rank(b_RD, low_RZ * scale_R1, second_DZ, low_scale_Z)
     inside = (unclamped_R < rows)[:, None]
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     if head >= QUERY_HEADS + HEADS:
@@ -148,16 +181,43 @@ def _attention_inputs(
 
 @triton.jit
 def _halves(
-    x_ptr, a_ptr, b_ptr, row_R, DEPTH: tl.constexpr, BLOCK_R: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr
+    x_ptr,
+    a_ptr,
+    b_ptr,
+    low_ptr,
+    row_R,
+    DEPTH: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
 ):
-    """The product of the same rows with N rows from each of two addresses. By address, since heads of queries, keys and
-    values are of three matrices, and a program cannot choose between tiled ones."""
+    """The product of the same rows with N rows from each of two addresses, and with BLOCK_Z rows from a third. By
+    address, since heads of queries, keys and values are of three matrices, and a program cannot choose between tiled
+    ones."""
     n, k = tl.arange(0, N), tl.arange(0, BLOCK_K)
     x_ptrs, offset_KN = x_ptr + row_R[:, None] * DEPTH + k, n[None, :] * DEPTH + k[:, None]
     a_RN = tl.zeros([BLOCK_R, N], tl.float32)
     b_RN = tl.zeros([BLOCK_R, N], tl.float32)
+    low_RZ = a_RN
+    if BLOCK_Z > 0:
+        low_ptrs = low_ptr + tl.arange(0, BLOCK_Z)[None, :] * DEPTH + k[:, None]
+        low_RZ = tl.zeros([BLOCK_R, BLOCK_Z], tl.float32)
     for at in range(0, DEPTH, BLOCK_K):
         x_RK = tl.load(x_ptrs + at)
         a_RN = tl.dot(x_RK, tl.load(a_ptr + offset_KN + at), a_RN, input_precision="ieee")
         b_RN = tl.dot(x_RK, tl.load(b_ptr + offset_KN + at), b_RN, input_precision="ieee")
-    return a_RN, b_RN
+        if BLOCK_Z > 0:
+            low_RZ = tl.dot(x_RK, tl.load(low_ptrs + at), low_RZ, input_precision="ieee")
+    return a_RN, b_RN, low_RZ
+
+
+@triton.jit
+def _rows(x_ptr, w_ptr, row_R, DEPTH: tl.constexpr, BLOCK_R: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The product of some rows with N rows from an address."""
+    n, k = tl.arange(0, N), tl.arange(0, BLOCK_K)
+    x_ptrs, w_ptrs = x_ptr + row_R[:, None] * DEPTH + k, w_ptr + n[None, :] * DEPTH + k[:, None]
+    out_RN = tl.zeros([BLOCK_R, N], tl.float32)
+    for at in range(0, DEPTH, BLOCK_K):
+        out_RN = tl.dot(tl.load(x_ptrs + at), tl.load(w_ptrs + at), out_RN, input_precision="ieee")
+    return out_RN
