@@ -260,5 +260,6 @@ def test_adapters_are_sampled_on_the_fused_path_as_the_trainer_has_them_now() ->
         assert not torch.equal(rollouts.behaviour_logp_BT, before)
         before = rollouts.behaviour_logp_BT
         used = fused._graphs  # pyright: ignore[reportPrivateUsage]: whether it is the same object is what is tested
-        assert used is not None and graphs in (None, used)
+        assert used is not None
+        assert graphs in (None, used)
         graphs = used
