@@ -84,13 +84,20 @@ def reading_for(rows: int, heads: int, columns: int) -> Reading:
 
 
 def beside(tile: Tile, *, columns: int, ranks: int) -> Tile:
-    """The tile of a product that takes rows of adapters along: with fewer loads under way where all would not fit.
+    """The tile of a product that takes rows of adapters along. Where its loads would not fit they are cut in two, and
+    as many as fit are under way.
 
-    >>> beside(Tile(rows=64, columns=32, depth=256, stages=3, splits=4), columns=32, ranks=16).stages
-    2
+    >>> tile = Tile(rows=64, columns=32, depth=256, stages=3)
+    >>> beside(tile, columns=32, ranks=16)
+    Tile(rows=64, columns=32, depth=128, warps=4, stages=5, splits=1, programs=1)
+    >>> beside(replace(tile, rows=16), columns=32, ranks=16) == replace(tile, rows=16)
+    True
     """
-    stage_bytes = 2 * tile.depth * (tile.rows + columns + ranks)
-    return replace(tile, stages=max(min(tile.stages, _SHARED_BYTES // stage_bytes), 2))
+    row_bytes = 2 * (tile.rows + columns + ranks)
+    if tile.stages * tile.depth * row_bytes <= _SHARED_BYTES:
+        return tile
+    depth = max(tile.depth // 2, 16)
+    return replace(tile, depth=depth, stages=max(min(2 * tile.stages, _SHARED_BYTES // (depth * row_bytes)), 2))
 
 
 def _fitted(tile: Tile, *, columns: int, depth: int) -> Tile:
