@@ -13,7 +13,9 @@ from adapted import LoraLinear, add_adapters
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from kedge.algorithms.logprobs import token_logprobs
 from kedge.core.records import repeated
+from kedge.models.forward.heads import predicting_positions
 from kedge.rollout.adapters import Adapters, LowRank
 from kedge.rollout.cache import RowCache, for_decoding
 from kedge.rollout.graphs import GraphSteps
@@ -263,3 +265,23 @@ def test_adapters_are_sampled_on_the_fused_path_as_the_trainer_has_them_now() ->
         assert used is not None
         assert graphs in (None, used)
         graphs = used
+
+
+@torch.no_grad()
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="the rounding of bfloat16, at a size that takes a GPU")
+@pytest.mark.parametrize("ranks", [{}, {"actor": 16}, {"actor": 24}])
+def test_generator_and_trainer_agree_in_bfloat16(ranks: dict[str, int]) -> None:
+    config = Qwen2Config(vocab_size=4096, hidden_size=512, intermediate_size=1536, num_hidden_layers=12,
+                         num_attention_heads=8, num_key_value_heads=2)  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = Qwen2ForCausalLM(config).eval().to(DEVICE, torch.bfloat16)
+    add_adapters(model, ranks, size=0.01)
+    generator = LocalGenerator(model, SamplingSettings(max_new_tokens=64), stop_ids=(1,), pad=0, max_rows=64)
+    prompts = repeated([[*range(10 * row, 10 * row + 24)] for row in range(64)], ids=list(range(64)), answers=1)
+    rollouts = generator.generate(prompts, 3)
+    assert generator.path == "fused"
+    mask_BT = rollouts.response_mask_BT
+    hidden_BTD = model.model(input_ids=rollouts.tokens_BT, use_cache=False).last_hidden_state
+    hidden_ND = hidden_BTD[predicting_positions(mask_BT)]
+    logp_N = token_logprobs(hidden_ND, model.lm_head.weight, rollouts.tokens_BT[mask_BT])
+    assert (rollouts.behaviour_logp_BT[mask_BT] - logp_N).abs().mean().item() <= 0.012

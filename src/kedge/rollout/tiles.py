@@ -93,6 +93,8 @@ def beside(tile: Tile, *, columns: int, ranks: int) -> Tile:
     >>> beside(replace(tile, rows=16), columns=32, ranks=16) == replace(tile, rows=16)
     True
     """
+    if tile.rows >= 128:  # four warps have too few registers for one more sum
+        tile = replace(tile, warps=8)
     row_bytes = 2 * (tile.rows + columns + ranks)
     if tile.stages * tile.depth * row_bytes <= _SHARED_BYTES:
         return tile

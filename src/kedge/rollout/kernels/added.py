@@ -139,11 +139,8 @@ def _added(
     if is_last:
         if b_ptr is not None:
             sum_RN += tl.load(b_ptr + n).to(tl.float32)[None, :]
-        # The squares and the weighted copy are of the number that is stored, as in the module.
-        plain_RN = (old_RN.to(tl.float32) + sum_RN).to(plain_ptr.dtype.element_ty)
-        wide_RN = plain_RN.to(tl.float32)
+        plain_RN = old_RN + sum_RN
         tl.store(plain_ptr + at_RN, plain_RN, mask=inside_R[:, None])
-        tl.store(
-            weighted_ptr + at_RN, (wide_RN * norm_N[None, :].to(tl.float32)).to(plain_RN.dtype), mask=inside_R[:, None]
-        )
-        tl.store(squares_ptr + row_R * (WIDTH // BLOCK_N) + tile, tl.sum(wide_RN * wide_RN, 1), mask=inside_R)
+        weighted_RN = (plain_RN * norm_N[None, :].to(tl.float32)).to(weighted_ptr.dtype.element_ty)
+        tl.store(weighted_ptr + at_RN, weighted_RN, mask=inside_R[:, None])
+        tl.store(squares_ptr + row_R * (WIDTH // BLOCK_N) + tile, tl.sum(plain_RN * plain_RN, 1), mask=inside_R)

@@ -35,12 +35,12 @@ def attention_inputs(
 ) -> Tensor:
     """The rotated queries (R, H, G, D); keys and values go to column `column_R[r]` of place `place_R[r]`. `low` are
     the adapters of the three weights."""
-    rows, width = stream.plain_RW.shape
+    rows, width = stream.weighted_RW.shape
     heads, head_width = keys_PHSD.shape[1], keys_PHSD.shape[3]
     if low is not None:
         tile = beside(tile, columns=head_width, ranks=low.block)
     query_heads = weights[0].shape[0] // head_width
-    q_RHGD = stream.plain_RW.new_empty(rows, heads, query_heads // heads, head_width)
+    q_RHGD = stream.weighted_RW.new_empty(rows, heads, query_heads // heads, head_width)
     tiles = stream.squares_RN.shape[1]
     _attention_inputs[(triton.cdiv(rows, tile.rows), query_heads + 2 * heads)](
         stream.weighted_RW,

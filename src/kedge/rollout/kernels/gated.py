@@ -29,9 +29,9 @@ def gated(
     """silu(gate · x) · (up · x) of the normed stream x, (R, F). `low` are the adapters of both, the gate's first."""
     if low is not None:
         tile = beside(tile, columns=2 * tile.columns, ranks=2 * low.block)
-    rows, width = stream.plain_RW.shape
+    rows, width = stream.weighted_RW.shape
     inner = len(gate_FW)
-    out_RF = stream.plain_RW.new_empty(rows, inner)
+    out_RF = stream.weighted_RW.new_empty(rows, inner)
     tiles = stream.squares_RN.shape[1]
     up_is_first = up_FW.data_ptr() < gate_FW.data_ptr()
     first_FW, second_FW = (up_FW, gate_FW) if up_is_first else (gate_FW, up_FW)
