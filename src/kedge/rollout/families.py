@@ -37,7 +37,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     sizes = config.hidden_size, config.intermediate_size, head_width(config)
     if any(size % 32 for size in sizes) or sizes[2] & (sizes[2] - 1):
         return f"its widths {sizes} are not multiples of 32, and the last a power of two"
-    gates = [base_layer(layer.mlp.gate_proj) for layer in cast(Any, model.get_decoder()).layers]
+    gates: list[Any] = [base_layer(layer.mlp.gate_proj) for layer in cast(Any, model.get_decoder()).layers]
     if any(gate.bias is not None for gate in gates):
         return "its inner products have biases"
     return None
