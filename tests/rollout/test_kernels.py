@@ -274,7 +274,8 @@ def test_generator_and_trainer_agree_in_bfloat16(ranks: dict[str, int]) -> None:
     config = Qwen2Config(vocab_size=4096, hidden_size=512, intermediate_size=1536, num_hidden_layers=12,
                          num_attention_heads=8, num_key_value_heads=2)  # fmt: skip
     torch.manual_seed(0)
-    model: Any = Qwen2ForCausalLM(config).eval().to(DEVICE, torch.bfloat16)
+    model: Any = Qwen2ForCausalLM(config)
+    model.eval().to(DEVICE, torch.bfloat16)
     add_adapters(model, ranks, size=0.01)
     generator = LocalGenerator(model, SamplingSettings(max_new_tokens=64), stop_ids=(1,), pad=0, max_rows=64)
     prompts = repeated([[*range(10 * row, 10 * row + 24)] for row in range(64)], ids=list(range(64)), answers=1)
