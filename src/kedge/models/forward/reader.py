@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
+from kedge.models.forward.capture import CapturedLayers
 from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out, packed_attention
 
 _PARTIAL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -69,7 +70,17 @@ def reader_of(decoder: PreTrainedModel, *, partial_last_layer: bool = True) -> R
         whole: Any = decoder
         shortened = view(whole, [*whole.layers[:-1], last], norm=whole.norm)
         candidates.insert(0, replace(packed, decoder=shortened, has_partial_last_layer=True))
-    return next((candidate for candidate in candidates if _agree(candidate, padded)), padded)
+    chosen = next((candidate for candidate in candidates if _agree(candidate, padded)), padded)
+    return _with_graphs(chosen) if chosen.has_partial_last_layer else chosen
+
+
+def _with_graphs(reader: Reader) -> Reader:
+    """The reader with all layers but the last as CUDA graphs, where they are compiled; else as it is."""
+    decoder: Any = reader.decoder
+    *lower, last = decoder.layers
+    if decoder.device.type != "cuda" or not lower or lower[0]._compiled_call_impl is None:
+        return reader
+    return replace(reader, decoder=view(decoder, [CapturedLayers(lower), last], norm=decoder.norm))
 
 
 def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module) -> PreTrainedModel:
@@ -127,7 +138,7 @@ def _partial_last_layer(decoder: Any) -> PartialLastLayer | None:
     last = decoder.layers[-1]
     partial = PartialLastLayer(last)
     if last._compiled_call_impl is not None:
-        partial.compile(dynamic=None)
+        partial.compile(dynamic=True)
     return partial
 
 
@@ -191,7 +202,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     dynamo = cast(Any, torch._dynamo)  # pyright: ignore[reportPrivateUsage]: it has no public settings
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _MAX_PROGRAMS)
     for layer in _layers(model):
-        layer.compile(dynamic=None)
+        layer.compile(dynamic=True)
 
 
 @contextmanager
