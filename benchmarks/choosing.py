@@ -36,7 +36,6 @@ stages:
     data: data/demonstrations.jsonl
     batch: 16
     micro_batch: 16
-    packing: false
     max_length: 128
     samples: 0
     checkpoints: {every: 1000}

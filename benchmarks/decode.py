@@ -20,7 +20,8 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from kedge.core.records import Prompts, Rollouts, repeated
-from kedge.models.forward import heads
+from kedge.models.forward.heads import lm_head
+from kedge.models.forward.language_model import language_model
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
@@ -97,10 +98,9 @@ def floor_seconds(model: PreTrainedModel, rollouts: Rollouts, rate: float) -> fl
 def log_prob_gap(model: PreTrainedModel, rollouts: Rollouts) -> tuple[float, float]:
     """Mean and largest |generator - trainer| log-prob of the answers of the first rows."""
     tokens_BT, mask_BT = rollouts.tokens_BT[:16], rollouts.response_mask_BT[:16]
-    segment_BT = rollouts.attention_mask_BT[:16].long()
-    with torch.no_grad():
-        hidden_BTD = heads.hidden_states(model, tokens_BT, segment_BT, is_right_padded=True)
-        logp_BT = heads.token_logprobs(heads.lm_head(model), hidden_BTD, tokens_BT, segment_BT, only_BT=mask_BT)
+    trainer = language_model(model)
+    with torch.no_grad(), trainer.active():
+        logp_BT = trainer.logprobs(tokens_BT, rollouts.attention_mask_BT[:16].cpu(), mask_BT.cpu())
     gap = (logp_BT - rollouts.behaviour_logp_BT[:16])[mask_BT].abs()
     return gap.mean().item(), gap.max().item()
 
@@ -149,7 +149,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, rate = make(args.shape, device), copy_rate(device)
     model = adapted(model, args.lora) if args.lora else model
-    vocabulary = len(heads.lm_head(model))
+    vocabulary = len(lm_head(model))
     print(f"Qwen2.5-{args.shape}, {model.dtype}, prompts of {args.prompt} tokens; a copy moves {rate / 1e12:.2f} TB/s")
     print("way     rows lengths   tokens  ms/step   floor  tokens/s  read ms  first s   |gap|  largest")
     for rows in args.rows:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Prompts, Rollouts, repeated, take
-from kedge.models.forward import heads
-from kedge.models.forward.lora import base_of
+from kedge.models.forward.language_model import language_model
 from kedge.models.reward.ensemble import load_reward
 from kedge.models.reward.reward_model import RewardModel, reward_role
 from kedge.models.roles.actor_critic import RoleSet
@@ -69,7 +68,7 @@ class Update:
         self._prompts = case.prompts()
         sampling = SamplingSettings(max_new_tokens=case.new_tokens)
         self.generator: Any = LocalGenerator(
-            base_of(role_set.model), sampling, stop_ids=case.stop_ids(), pad=PAD, max_rows=case.rows
+            role_set.model, sampling, stop_ids=case.stop_ids(), pad=PAD, max_rows=case.rows
         )
         self._cfg = PPOConfig(
             policy=PolicyLossSettings(old_logprobs=case.old_logprobs),
@@ -158,24 +157,19 @@ def gaps(role_set: RoleSet, rollouts: Rollouts) -> dict[str, float]:
     between = _distance("between", rollouts.behaviour_logp_BT - trainer_BT, rollouts)
     first_rows = torch.arange(min(CHECKED_ROWS, len(trainer_BT)), device=trainer_BT.device)
     part = take(rollouts, first_rows)
-    exact_BT = float32_logprobs(base_of(role_set.model), part)
+    exact_BT = float32_logprobs(role_set.model, part)
     generator = _distance("generator", part.behaviour_logp_BT - exact_BT, part)
     return between | generator | _distance("trainer", trainer_BT[first_rows] - exact_BT, part)
 
 
 @torch.no_grad()
 def float32_logprobs(model: Any, rollouts: Rollouts) -> Tensor:
-    wide = copy.deepcopy(model).float()
-    rows = [
-        heads.token_logprobs(
-            heads.lm_head(wide),
-            heads.hidden_states(wide, row.tokens_BT, row.attention_mask_BT, is_right_padded=True),
-            row.tokens_BT,
-            row.attention_mask_BT,
-            only_BT=row.response_mask_BT,
-        )
-        for row in (take(rollouts, slice(index, index + 1)) for index in range(len(rollouts.tokens_BT)))
-    ]
+    wide = language_model(copy.deepcopy(model).float())
+    with wide.active():
+        rows = [
+            wide.logprobs(row.tokens_BT, row.attention_mask_BT.cpu(), row.response_mask_BT.cpu())
+            for row in (take(rollouts, slice(index, index + 1)) for index in range(len(rollouts.tokens_BT)))
+        ]
     return torch.cat(rows)
 
 

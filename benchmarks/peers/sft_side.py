@@ -8,10 +8,12 @@ import torch
 
 from kedge.core.batches import Batch
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.forward.lora import base_of
+from kedge.models.forward.language_model import language_model
+from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
+from kedge.models.training.trained_weights import trained_weights
 from peers.case import SHAPES, Measured, Stopwatch, case_from_arguments, peak_gib, print_result
 
 
@@ -19,13 +21,15 @@ def main() -> None:
     """As many optimiser steps as the case has updates, each over all rows."""
     case = case_from_arguments()
     model = start_causal(str(Path(case.home) / "policy"), lora=None, device=case.device, seed=0)
-    learner = Learner(model, imitation(base_of(model)), OptimiserSettings(), total_steps=case.updates)
+    trained = trained_weights(model, dtype=dtype_for("auto", case.device))
+    policy = language_model(model)
+    learner = Learner(trained, policy.backbone, imitation(policy), OptimiserSettings(), total_steps=case.updates)
     width = case.prompt_tokens + case.new_tokens
     shape = (case.micro_batch, width)
     batches = [
         Batch(
             tokens_BT=torch.randint(0, SHAPES[case.shape]["vocab_size"], shape),
-            segment_BT=torch.ones(shape, dtype=torch.int64),
+            attention_mask_BT=torch.ones(shape, dtype=torch.bool),
             counted_BT=torch.arange(width).expand(shape) >= case.prompt_tokens,
         )
         for _ in range(case.rows // case.micro_batch)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -238,12 +237,12 @@ def test_no_gradient_without_an_upstream_one() -> None:
 # --- types -------------------------------------------------------------------
 
 
-def test_bfloat16_multiplies_in_bfloat16_and_sums_in_float32(tile: int) -> None:
+def test_bfloat16_multiplies_in_bfloat16_and_rounds_no_logit(tile: int) -> None:
     hidden_ND, head_VD, bias_V, target_N = (
         x.bfloat16() if x.is_floating_point() else x for x in inputs(9, 5, 23, torch.float32)
     )
     leaves = [x.requires_grad_() for x in (hidden_ND, head_VD, bias_V)]
-    logits_NV = torch.nn.functional.linear(hidden_ND, head_VD, bias_V).float()  # rounded as a bf16 head rounds them
+    logits_NV = torch.nn.functional.linear(hidden_ND.float(), head_VD.float(), bias_V.float())
     expected_N = logits_NV.log_softmax(-1).gather(1, target_N[:, None])[:, 0]
     logp_N = token_logprobs(hidden_ND, head_VD, target_N, bias_V=bias_V, chunk_tokens=4)
     assert logp_N.dtype == torch.float32
@@ -253,6 +252,13 @@ def test_bfloat16_multiplies_in_bfloat16_and_sums_in_float32(tile: int) -> None:
         assert grad.dtype == torch.bfloat16
         # bf16 keeps 8 bits: sums of a few dozen rounded terms differ in their last one or two
         assert (grad.float() - other.float()).abs().max() <= 2**-6 * other.float().abs().max()
+
+
+def test_large_logits_of_bfloat16_keep_their_digits() -> None:
+    """64.25 and 64.0 are the same number in bfloat16, which has 65 for the next one."""
+    hidden_ND, head_VD = (torch.tensor(x, dtype=torch.bfloat16) for x in ([[1.0, 1.0]], [[64.0, 0.25], [64.0, 0.0]]))
+    logp_N = token_logprobs(hidden_ND, head_VD, torch.tensor([0]))
+    torch.testing.assert_close(logp_N, torch.tensor([[0.25, 0.0]]).log_softmax(-1)[:, 0])
 
 
 def test_weight_gradient_is_summed_in_float32_over_token_chunks() -> None:
@@ -487,7 +493,7 @@ def test_width_of_a_tile(rows: int, chunk_tokens: int, cpu: int, cuda: int) -> N
     [
         (4096, 151_936, 896, 151_936),  # all of it
         (9000, 151_936, 896, 151_936),  # a chunk has 4,096 rows
-        (4096, 600_000, 896, 2**31 // 2 // 4096),  # the logits of a tile take 2 GiB
+        (4096, 600_000, 896, 2**32 // 4 // 4096),  # the logits of a tile take 4 GiB
         (4096, 151_936, 8192, 2**31 // 4 // 8192),  # the weight gradient of a tile takes 2 GiB
         (4096, 100, 896, 100),
     ],
@@ -504,7 +510,7 @@ def _width(
     rows: int, chunk_tokens: int, device: str, *, compiled: bool = False, shape: tuple[int, int] = (2**14, 8)
 ) -> int:
     """Of a bfloat16 head of this shape; there is no GPU here, so one is described."""
-    head: Any = SimpleNamespace(weight_VD=_Described(shape, device), dtype=torch.bfloat16)
+    head = module._Head(weight_VD=cast(Any, _Described(shape, device)), bias_V=None, dtype=torch.bfloat16)
     options = module._Options(1.0, chunk_tokens, want_entropy=False, compiled=compiled)
     return module._tile_columns(rows, head, options)
 

@@ -14,7 +14,7 @@ from kedge.testing import toy
 Kedge = Callable[..., Any]
 
 HEAD = "kedge: 1\nname: a\nmodel: tiny\nstages:\n"
-SFT = HEAD + "  imitate: {kind: sft, data: data/demonstrations.jsonl, batch: 24, micro_batch: 5, packing: false}\n"
+SFT = HEAD + "  imitate: {kind: sft, data: data/demonstrations.jsonl, batch: 24, micro_batch: 5}\n"
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from kedge.data.batching import (
     answer_batches,
     comparison_batches,
     num_steps,
-    packed_batches,
     padded_batches,
     step_rows,
 )
@@ -32,37 +31,23 @@ ONE = TokenSequence(tokens=[21], counted=[True])
 TWO = TokenSequence(tokens=[31, 32], counted=[True, True])
 
 
-def rows_of(batch: Batch) -> list[tuple[list[int], list[int], list[bool]]]:
-    return list(zip(batch.tokens_BT.tolist(), batch.segment_BT.tolist(), batch.counted_BT.tolist(), strict=True))
+def rows_of(batch: Batch) -> list[tuple[list[int], list[bool], list[bool]]]:
+    return list(zip(batch.tokens_BT.tolist(), batch.attention_mask_BT.tolist(), batch.counted_BT.tolist(), strict=True))
 
 
 def test_padded_puts_one_sequence_in_a_row_longest_first() -> None:
     first, second = padded_batches([ONE, LONG, TWO], rows=2, pad=PAD)
     assert rows_of(first) == [
-        ([11, 12, 13], [1, 1, 1], [False, False, True]),
-        ([31, 32, PAD], [1, 1, 0], [False, True, False]),
+        ([11, 12, 13], [True, True, True], [False, False, True]),
+        ([31, 32, PAD], [True, True, False], [False, True, False]),
     ]
-    assert rows_of(second) == [([21], [1], [False])]
+    assert rows_of(second) == [([21], [True], [False])]
 
 
-def test_packed_fills_rows_and_numbers_the_sequences_in_them() -> None:
-    (batch,) = packed_batches([ONE, LONG, TWO], rows=2, width=4, pad=PAD)
-    # The longest comes first; the two tokens do not fit beside it, the one token does.
-    assert rows_of(batch) == [
-        ([11, 12, 13, 21], [1, 1, 1, 2], [False, False, True, False]),
-        ([31, 32, PAD, PAD], [1, 1, 0, 0], [False, True, False, False]),
-    ]
-
-
-def test_packed_cuts_rows_into_batches_and_each_is_as_wide_as_it_must_be() -> None:
-    first, second = packed_batches([ONE, LONG, TWO], rows=1, width=4, pad=PAD)
-    assert rows_of(first) == [([11, 12, 13, 21], [1, 1, 1, 2], [False, False, True, False])]
-    assert rows_of(second) == [([31, 32], [1, 1], [False, True])]
-
-
-def test_a_sequence_wider_than_the_width_is_alone_and_whole() -> None:
-    (batch,) = packed_batches([TWO, LONG], rows=8, width=2, pad=PAD)
-    assert batch.tokens_BT.tolist() == [[11, 12, 13], [31, 32, PAD]]
+def test_passes_may_be_cut_by_tokens() -> None:
+    first, second = padded_batches([ONE, LONG, TWO], tokens=3, pad=PAD)
+    assert first.tokens_BT.tolist() == [[11, 12, 13]]
+    assert second.tokens_BT.tolist() == [[31, 32], [21, PAD]]
 
 
 SEQUENCES = st.lists(
@@ -70,31 +55,23 @@ SEQUENCES = st.lists(
 )
 
 
-@given(SEQUENCES, st.integers(1, 4), st.integers(1, 20), st.booleans())
+@given(SEQUENCES, st.integers(1, 4) | st.none(), st.integers(1, 40) | st.none())
 def test_no_sequence_is_lost_or_doubled(
-    drawn: list[list[tuple[int, bool]]], rows: int, width: int, is_packed: bool
+    drawn: list[list[tuple[int, bool]]], rows: int | None, tokens: int | None
 ) -> None:
     sequences = [
         TokenSequence(tokens=[token for token, _ in pairs], counted=[flag for _, flag in pairs]) for pairs in drawn
     ]
-    batches = (
-        packed_batches(sequences, rows=rows, width=width, pad=PAD)
-        if is_packed
-        else padded_batches(sequences, rows=rows, pad=PAD)
-    )
     laid_out: Counter[tuple[tuple[int, bool], ...]] = Counter()
-    longest = max(len(pairs) for pairs in drawn)
-    for batch in batches:
-        assert len(batch.tokens_BT) <= rows
-        assert batch.tokens_BT.shape[1] <= (max(width, longest) if is_packed else longest)
-        for tokens, segments, counted in rows_of(batch):
-            assert all(
-                token == PAD and not flag for token, at, flag in zip(tokens, segments, counted, strict=True) if at == 0
-            )
-            for number in range(1, max(segments) + 1):
-                where = [t for t, segment in enumerate(segments) if segment == number]
-                assert where == list(range(where[0], where[-1] + 1))
-                laid_out[tuple((tokens[t], counted[t]) for t in where)] += 1
+    for batch in padded_batches(sequences, rows=rows, tokens=tokens, pad=PAD):
+        assert rows is None or len(batch.tokens_BT) <= rows
+        assert tokens is None or batch.num_tokens <= tokens or len(batch.tokens_BT) == 1
+        for own, attended, counted in rows_of(batch):
+            length = sum(attended)
+            assert attended == [True] * length + [False] * (len(own) - length)
+            assert all(token == PAD for token in own[length:])
+            assert not any(counted[length:])
+            laid_out[tuple(zip(own[:length], counted[:length], strict=True))] += 1
     # What went in, with the first token of each taken out of the loss.
     assert laid_out == Counter((((pairs[0][0], False), *pairs[1:])) for pairs in drawn)
 
@@ -176,7 +153,7 @@ def test_a_late_start_does_not_walk_through_the_steps_before() -> None:
 def test_records_refuse_shapes_that_do_not_fit() -> None:
     two, three = torch.zeros(1, 2), torch.zeros(1, 3)
     with pytest.raises(ShapeError, match=r"Batch: .* \[\(1, 2\), \(1, 3\), \(1, 2\)\]"):
-        Batch(tokens_BT=two, segment_BT=three, counted_BT=two)
+        Batch(tokens_BT=two, attention_mask_BT=three, counted_BT=two)
     with pytest.raises(ShapeError, match=r"Comparisons: tokens \(1, 2\), attention mask \(1, 3\)"):
         Comparisons(
             tokens_BT=two,
@@ -209,26 +186,15 @@ PAIRS = [
 
 
 def test_one_answer_a_row_longest_pair_first() -> None:
-    first, second = answer_batches(PAIRS, rows=2, pad=99, width=None)
+    first, second = answer_batches(PAIRS, rows=2, pad=99)
     assert first.tokens_BT.tolist() == [[5, 6, 99, 99, 99], [5, 6, 7, 8, 9], [1, 2, 3, 99, 99], [1, 4, 99, 99, 99]]
-    assert first.segment_BT.tolist() == [[1, 1, 0, 0, 0], [2, 2, 2, 2, 2], [3, 3, 3, 0, 0], [4, 4, 0, 0, 0]]
+    assert first.attention_mask_BT.sum(dim=1).tolist() == [2, 5, 3, 2]
     assert first.counted_BT.int().tolist() == [[0, 1, 0, 0, 0], [0, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
     assert first.ref_logp_S.tolist() == [-3.0, -4.0, -1.0, -2.0]
     assert first.is_good_S.tolist() == [True, False, True, False]
-    assert not first.is_packed
     # Nothing predicts the first token of a sequence, whatever the mask says.
     assert second.counted_BT.int().tolist() == [[0, 1], [0, 0]]
     assert second.tokens_BT.tolist() == [[10, 11], [12, 99]]
-
-
-def test_answers_share_rows_and_keep_their_numbers() -> None:
-    first, second = answer_batches(PAIRS, rows=2, pad=99, width=7)
-    assert first.tokens_BT.tolist() == [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3, 1, 4, 99, 99]]
-    assert first.segment_BT.tolist() == [[2, 2, 2, 2, 2, 1, 1], [3, 3, 3, 4, 4, 0, 0]]
-    assert first.counted_BT.int().tolist() == [[0, 1, 1, 1, 1, 0, 1], [0, 1, 1, 0, 1, 0, 0]]
-    assert first.ref_logp_S.tolist() == [-3.0, -4.0, -1.0, -2.0]
-    assert second.tokens_BT.tolist() == [[10, 11, 12]]
-    assert first.is_packed
 
 
 def test_the_share_of_good_answers_is_that_of_the_step() -> None:
@@ -236,15 +202,15 @@ def test_the_share_of_good_answers_is_that_of_the_step() -> None:
         LabelledAnswers(sequences=(seq(1, 2, prompt=1),), is_good=(good,), ref_logp=(0.0,))
         for good in (True, False, True)
     ]
-    batches = answer_batches(liked, rows=1, pad=0, width=None)
+    batches = answer_batches(liked, rows=1, pad=0)
     assert [batch.good_share for batch in batches] == [2 / 3] * 3
     assert [batch.num_answers for batch in batches] == [1, 1, 1]
 
 
 def test_shapes_of_answers_are_checked() -> None:
-    (batch,) = answer_batches(PAIRS[:1], rows=1, pad=0, width=None)
+    (batch,) = answer_batches(PAIRS[:1], rows=1, pad=0)
     fields = {name: getattr(batch, name) for name in type(batch).__slots__}
     with pytest.raises(ShapeError, match=r"one shape, found \[\(2, 3\), \(2, 3\), \(2, 2\)\]"):
         type(batch)(**{**fields, "counted_BT": batch.counted_BT[:, :2]})
-    with pytest.raises(ShapeError, match="one reference log-prob and one label an answer"):
+    with pytest.raises(ShapeError, match="one row, one reference log-prob and one label an answer"):
         type(batch)(**{**fields, "ref_logp_S": batch.ref_logp_S[:1]})

@@ -132,7 +132,6 @@ stages:
     data: demonstrations.jsonl
     batch: 16
     micro_batch: 16
-    packing: false
     max_length: 64
     samples: 0
     checkpoints: {every: 1000}

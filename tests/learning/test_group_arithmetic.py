@@ -37,7 +37,6 @@ stages:
     epochs: 60
     batch: 32
     micro_batch: 32
-    packing: false
     max_length: 64
     samples: 0
     optimiser: {lr: 3e-3, beta2: 0.98, weight_decay: 0.3}

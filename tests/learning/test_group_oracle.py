@@ -19,7 +19,6 @@ from kedge.algorithms.group.method import Credit
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Origin, Prompt
-from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.models.roles.build import RoleSpec
@@ -52,7 +51,7 @@ class Payoffs:
 @torch.no_grad()
 def answers_of(held: RoleSet, prompt: list[int] = PROMPT) -> Tensor:
     """Log-probabilities of the first token of an answer."""
-    return base_of(held.model)(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+    return held.model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
 
 
 def held_in(folder: Path, *, steps: int) -> RoleSet:
@@ -91,7 +90,7 @@ def sampler_of(held: RoleSet, reward: Payoffs, *, answers: int) -> GroupSampler:
 
     def generator(**how: Any) -> LocalGenerator:
         sampling = SamplingSettings(max_new_tokens=1, **how)
-        return LocalGenerator(base_of(held.model), sampling, stop_ids=[258], pad=256, max_rows=ROWS)
+        return LocalGenerator(held.model, sampling, stop_ids=[258], pad=256, max_rows=ROWS)
 
     prompt = Prompt(prompt=(Message("user", "Hi"),), origin=Origin("here", 1))
     book = PromptDataset(prompts=[prompt], tokens=[PROMPT], batch=ROWS // answers, answers=answers, seed=0)

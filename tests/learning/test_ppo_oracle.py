@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Rollouts, repeated
-from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import tiny_model, tiny_tokenizer
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.models.roles.build import RoleSpec
@@ -46,7 +45,7 @@ class Payoffs:
 
 @torch.no_grad()
 def answers_of(held: RoleSet, prompt: Sequence[int] = PROMPT) -> Tensor:
-    model = base_of(held.model)
+    model = held.model
     return model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
 
 
@@ -95,7 +94,7 @@ def test_ppo_reaches_the_optimum_of_reward_minus_kl(
         kl=KLSettings(start=BETA), epochs=2, minibatches=2, credit=CreditSettings(lam=1.0), max_new_tokens=1
     )
     generator = LocalGenerator(
-        base_of(held.model), SamplingSettings(max_new_tokens=1), stop_ids=[258], pad=256, max_rows=ANSWERS
+        held.model, SamplingSettings(max_new_tokens=1), stop_ids=[258], pad=256, max_rows=ANSWERS
     )
     batches = (repeated([PROMPT], ids=[number], answers=ANSWERS) for number in range(STEPS // 4))
     roles = PPORoles(policy=held.policy, critic=held.critic, reference=held.reference, reward=reward)

@@ -16,10 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches, step_rows
 from kedge.data.tokenizer import load_tokenizer
+from kedge.models.forward.language_model import language_model
 from kedge.models.loading.load import load_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.preference_methods import DPO, NAMES
 from kedge.models.training.preference_objectives import preference_objective
+from kedge.models.training.trained_weights import trained_weights
 from kedge.testing import toy
 
 ARMS, PROMPT = 6, 0
@@ -71,10 +73,12 @@ def preferences(count: int, start: list[float]) -> list[LabelledAnswers]:
 
 def learn(model: PreTrainedModel, method: DPO, items: list[LabelledAnswers], steps: int) -> None:
     settings = OptimiserSettings(lr=0.03, schedule="linear", warmup=0.0)
-    learner = Learner(model, preference_objective(model, method), settings, total_steps=steps)
+    policy = language_model(model)
+    objective = preference_objective(policy, method)
+    learner = Learner(trained_weights(model), policy.backbone, objective, settings, total_steps=steps)
     epochs = steps * 250 / len(items)
     for rows in step_rows(len(items), epochs=epochs, batch=250, seed=1):
-        learner.update(answer_batches([items[row] for row in rows], rows=250, pad=0, width=None))
+        learner.update(answer_batches([items[row] for row in rows], rows=250, pad=0))
 
 
 @pytest.mark.parametrize("beta", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])

@@ -26,7 +26,6 @@ stages:
     data: demonstrations.jsonl
     batch: 16
     micro_batch: 16
-    packing: false
     max_length: 64
     samples: 0
     optimiser: {lr: 5e-3, beta2: 0.98}

@@ -62,7 +62,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "prepare": {"kind": "data", "files": ["pairs.jsonl"], "heldout": 0.2},
     "sft": {"kind": "sft", "data": "demonstrations.jsonl", "epochs": 2, **SUPERVISED},
     "sft-held": {
-        "kind": "sft", "data": "demonstrations.jsonl", "heldout": "others.jsonl", "packing": False, "epochs": 3,
+        "kind": "sft", "data": "demonstrations.jsonl", "heldout": "others.jsonl", "epochs": 3,
         "lora": {"rank": 2, "dropout": 0.1}, "eval": {"every": 2, "patience": 2}, "samples": 2, "sample_tokens": 6,
         **SUPERVISED,
     },
@@ -94,7 +94,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "rloo": {**GROUP, "method": "rloo", "answers": 2, "roles": "trunk", "reward": "reward-frozen"},
     "remax": {**GROUP, "method": "remax"},
     "reinforce": {**GROUP, "method": "reinforce++", "scores": {"missing_eos_penalty": 1.0}},
-    "dpo": {**PREFERENCE, "method": "dpo", "lora": {"rank": 2, "dropout": 0.1}, "packing": True},
+    "dpo": {**PREFERENCE, "method": "dpo", "lora": {"rank": 2, "dropout": 0.1}},
     "kto": {**PREFERENCE, "method": "kto"},
     "tdpo": {**PREFERENCE, "method": "tdpo"},
     "orpo": {**PREFERENCE, "method": "orpo"},

@@ -49,7 +49,7 @@ ONLINE = """
       rows: 16
 """
 EXTRA = {
-    "dpo-lora": f"{DATA}    method: dpo\n    lora: {{rank: 2, dropout: 0.2}}\n    packing: true\n",
+    "dpo-lora": f"{DATA}    method: dpo\n    lora: {{rank: 2, dropout: 0.2}}\n",
     "kto": f"{DATA}    method: kto\n",
     "tdpo": f"{DATA}    method: tdpo\n",
     "online": f"    method: dpo\n{ONLINE}",

@@ -53,7 +53,7 @@ def other_values(annotation: Any, value: Any) -> Iterator[Any]:
         yield "other"
     elif isinstance(value, int | float):
         yield from (value / 2, value * 2, value + 1, value + 2, 0.5)
-    yield from (2, 0.5, 20, 5, "other", ["other"], [{"url": "http://x"}], [{"run": ["x"]}])
+    yield from (2, 0.5, 20, 5, True, "other", ["other"], [{"url": "http://x"}], [{"run": ["x"]}])
 
 
 def at(values: Any, path: tuple[str, ...]) -> Any:
@@ -87,7 +87,8 @@ def test_every_kind_of_stage_is_tried_and_has_many_settings() -> None:
 
 
 @pytest.mark.parametrize("kind", MINIMAL)
-def test_one_setting_leaves_all_others_as_they_are(kind: str) -> None:
+def test_one_setting_leaves_all_others_as_they_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge.core.optimiser.eight_bit_package", lambda: "bitsandbytes")  # as if it were installed
     before = recipe(kind, {}).resolved()
     for case_kind, path, annotation, value in CASES:
         if case_kind != kind:

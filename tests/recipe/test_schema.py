@@ -100,6 +100,11 @@ def test_an_unknown_key_without_a_near_name_lists_what_is_allowed(write: Write) 
     assert "allowed: start, target, horizon, kind, where, limit, on_limit, rollback_factor, max_rollbacks" in text
 
 
+def test_a_setting_that_is_gone_is_answered_with_why(write: Write) -> None:
+    file = write("a.yaml", GOOD.replace("data: demos.jsonl}", "data: demos.jsonl, packing: true}"))
+    assert "packing: is no longer a setting: sequences are always packed without padding" in message_of(file)
+
+
 def test_a_rule_across_two_settings_names_both_values(write: Write) -> None:
     text = message_of(write("a.yaml", GOOD), "stages.ppo.kl.limit=2")
     assert "stages.ppo.kl: limit 2 must be above target 6" in text

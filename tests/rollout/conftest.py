@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from kedge.models.loading.tiny import tiny_model
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what stands beside the tests
 
 _ALL = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from peft import LoraConfig, get_peft_model
+from adapted import add_adapters
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from kedge.models.forward.lora import base_of, with_lora
-from kedge.models.settings import LoraSettings
 from kedge.rollout.families import unsupported_reason
 
 _SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
@@ -40,24 +38,17 @@ def test_what_the_kernels_do_not_compute_is_named(changes: dict[str, Any], expec
     assert expected in (unsupported_reason(_llama(**changes)) or "")
 
 
-def test_adapters_are_supported_unless_they_are_more_than_a_sum() -> None:
-    assert unsupported_reason(base_of(with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0))) is None
-    unusual: dict[str, dict[str, Any]] = {"DoRA": {"use_dora": True}, "bias": {"lora_bias": True}}
-    reasons: dict[str, str | None] = {}
-    for name, changes in unusual.items():
-        config = LoraConfig(r=2, target_modules=["q_proj"], **changes)
-        model: Any = get_peft_model(Qwen2ForCausalLM(Qwen2Config(**_SMALL, **_HEADS)), config)
-        reasons[name] = unsupported_reason(base_of(model))
-    assert reasons == {
-        "DoRA": "model.layers.0.self_attn.q_proj has an adapter of another kind than plain LoRA",
-        "bias": "model.layers.0.self_attn.q_proj has an adapter with a bias",
-    }
-    quantised: Any = with_lora(_llama(), LoraSettings(rank=2), name="actor", seed=0)
-    decoder: Any = base_of(quantised).get_decoder()
+def test_adapters_are_supported_unless_their_base_is_not_plain_or_their_rank_too_large() -> None:
+    adapted, large, quantised = _llama(), _llama(), _llama()
+    add_adapters(adapted, {"actor": 5, "critic": 200})
+    assert unsupported_reason(adapted) is None
+    add_adapters(large, {"actor": 57, "critic": 200}, targets=("o_proj",))
+    assert unsupported_reason(large) == "0.self_attn.o_proj has adapters of rank 257, more than 256"
+    add_adapters(quantised, {"actor": 2})
+    decoder: Any = quantised.get_decoder()
     decoder.layers[0].self_attn.o_proj.base_layer = nn.Bilinear(2, 2, 2)
-    assert unsupported_reason(base_of(quantised)) == (
-        "model.layers.0.self_attn.o_proj has an adapter on a torch.nn.modules.linear.Bilinear, "
-        "not on a plain linear layer"
+    assert unsupported_reason(quantised) == (
+        "0.self_attn.o_proj is a torch.nn.modules.linear.Bilinear, not a plain linear layer"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import activate, add_adapters
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -23,10 +24,8 @@ from transformers import (
 
 from kedge.core.errors import ConfigError, DataError, ModelError, NumericsError
 from kedge.core.records import Prompts, Rollouts, repeated
-from kedge.models.forward import heads
-from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.forward.language_model import language_model
 from kedge.models.loading.tiny import tiny_model
-from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 
@@ -97,16 +96,10 @@ def test_every_index_of_the_record_says_what_the_answers_say(
 
 
 def _trainer_logp(model: PreTrainedModel, rollouts: Rollouts, temperature: float) -> Tensor:
-    segment_BT = rollouts.attention_mask_BT.long()
-    hidden_BTD = heads.hidden_states(model, rollouts.tokens_BT, segment_BT, is_right_padded=True)
-    return heads.token_logprobs(
-        heads.lm_head(model),
-        hidden_BTD,
-        rollouts.tokens_BT,
-        segment_BT,
-        only_BT=rollouts.response_mask_BT,
-        temperature=temperature,
-    ).detach()
+    trainer = language_model(model)
+    masks = rollouts.attention_mask_BT.cpu(), rollouts.response_mask_BT.cpu()
+    with torch.no_grad(), trainer.active():
+        return trainer.logprobs(rollouts.tokens_BT, *masks, temperature=temperature)
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 5, "top_p": 0.7, "min_new_tokens": 6}])
@@ -141,16 +134,16 @@ def test_other_families_agree_with_the_trainer(make: Callable[[], PreTrainedMode
 
 
 def test_the_active_adapter_samples() -> None:
-    adapted = with_lora(tiny_model(seed=3, hidden=32), LoraSettings(rank=2), name="actor", seed=0)
-    plain = _generator(base_of(adapted)).generate(PROMPTS, SEED)
-    with torch.no_grad():
-        for name, weight in adapted.named_parameters():
-            if "lora_B" in name:
-                weight.fill_(0.3)
-    rollouts = _generator(base_of(adapted)).generate(PROMPTS, SEED)
-    expected_BT = _trainer_logp(base_of(adapted), rollouts, 1.0)
-    torch.testing.assert_close(rollouts.behaviour_logp_BT, expected_BT, atol=1e-4, rtol=0)
-    assert _answers(rollouts) != _answers(plain)
+    adapted = tiny_model(seed=3, hidden=32)
+    plain = _generator(adapted).generate(PROMPTS, SEED)
+    add_adapters(adapted, {"actor": 2, "critic": 3}, size=0.3)
+    for active in (("actor",), ("actor", "critic")):
+        activate(adapted, active)
+        rollouts = _generator(adapted).generate(PROMPTS, SEED)
+        expected_BT = _trainer_logp(adapted, rollouts, 1.0)
+        torch.testing.assert_close(rollouts.behaviour_logp_BT, expected_BT, atol=1e-4, rtol=0)
+        assert _answers(rollouts) != _answers(plain)
+        plain = rollouts
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 64])

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import activate, add_adapters
 from transformers import LlamaForCausalLM
 
 from kedge.core.errors import ModelError
 from kedge.core.records import Rollouts, repeated
-from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.loading.tiny import tiny_model
-from kedge.models.settings import LoraSettings
 from kedge.rollout.graphs import weights_identity
 from kedge.rollout.local import LocalGenerator, Path
 from kedge.rollout.settings import SamplingSettings
@@ -124,11 +123,15 @@ def test_graphs_are_not_used_for_other_weights_or_other_adapters() -> None:
     weight.data = weight.data.clone()
     assert weights_identity(plain) != before
 
-    adapted = with_lora(tiny_model(seed=3, hidden=32), LoraSettings(rank=2), name="actor", seed=0)
-    active = weights_identity(base_of(adapted))
-    with adapted.disable_adapter():
-        assert weights_identity(base_of(adapted)) != active
-    assert weights_identity(base_of(adapted)) == active
+    adapted = tiny_model(seed=3, hidden=32)
+    add_adapters(adapted, {"actor": 2, "critic": 3})
+    both = weights_identity(adapted)
+    activate(adapted, ("actor",))
+    assert weights_identity(adapted) not in (both, before)
+    activate(adapted, ("actor", "critic"))
+    assert weights_identity(adapted) == both
+    adapted.get_submodule("model.layers.0.mlp.down_proj").scaling["actor"] = 9.0  # pyright: ignore[reportIndexIssue, reportArgumentType]
+    assert weights_identity(adapted) != both
 
 
 def test_the_path_can_be_read_and_one_that_cannot_be_taken_is_refused(model: LlamaForCausalLM) -> None:

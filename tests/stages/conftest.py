@@ -21,6 +21,7 @@ from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner
+from kedge.models.training.passes import CPU_TOKENS, Cut, PassSize
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.runs import Run, new_manifest
@@ -188,16 +189,16 @@ def run_recorded() -> Callable[..., Recorded]:
         recorded, keep = Recorded(folder=folder), CheckpointSettings(keep=99)
         update, measure = Learner[Any].update, Learner[Any].measure
 
-        def recording_update(learner: Learner[Any], batches: Sequence[Any]) -> dict[str, float]:
+        def recording_update(learner: Learner[Any], batches: Cut[Any]) -> dict[str, float]:
             recorded.learners.append(learner)
-            recorded.updates.append(list(batches))
+            recorded.updates.append(list(batches(learner.train_step.passes.size or PassSize(tokens=CPU_TOKENS))))
             recorded.seeds.append(torch.initial_seed())
             if len(recorded.updates) == interrupt_at:
                 signal.raise_signal(signal.SIGINT)
             return update(learner, batches)
 
-        def recording_measure(learner: Learner[Any], batches: Sequence[Any]) -> dict[str, float]:
-            recorded.evaluations.append(list(batches))
+        def recording_measure(learner: Learner[Any], batches: Cut[Any]) -> dict[str, float]:
+            recorded.evaluations.append(list(batches(learner.train_step.inference.size)))
             return measure(learner, batches)
 
         if folder.exists():

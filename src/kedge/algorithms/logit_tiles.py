@@ -32,7 +32,7 @@ class Kernels:
     """How the work on a tile is done."""
 
     sums: Callable[[Tensor, float, bool, bool], tuple[Tensor, Tensor, Tensor | None]]
-    gradients: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+    gradients: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, torch.dtype], Tensor]
 
 
 def tile_sums(kernels: Kernels, logits_RC: Tensor, temperature: float, *, with_dot: bool, is_kept: bool) -> TileSums:
@@ -61,14 +61,16 @@ class Upstream:
     h_R: Tensor | None
 
 
-def tile_gradients(kernels: Kernels, logits_RC: Tensor, upstream: Upstream, temperature: float) -> Tensor:
-    """(-g p_v - h p_v (log p_v + H)) / temperature, in the type of the logits, which it overwrites: the gradient of
-    every logit but the target's, which is `target_gradients`."""
+def tile_gradients(
+    kernels: Kernels, logits_RC: Tensor, upstream: Upstream, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    """(-g p_v - h p_v (log p_v + H)) / temperature: the gradient of every logit but the target's, which is
+    `target_gradients`. The tile is overwritten."""
     constant_R, h_R = -upstream.g_R / temperature, upstream.h_R
     if h_R is not None:
         h_R = h_R / temperature
         constant_R = constant_R - h_R * upstream.entropy_R
-    return kernels.gradients(logits_RC, upstream.norm_R, constant_R, h_R, temperature)
+    return kernels.gradients(logits_RC, upstream.norm_R, constant_R, h_R, temperature, dtype)
 
 
 def target_gradients(upstream: Upstream, temperature: float) -> Tensor:
@@ -88,13 +90,17 @@ def _sums(logits_RC: Tensor, temperature: float, with_dot: bool, is_kept: bool) 
     return top_R, exp_RC.sum(1), exp_RC.mul_(y_RC).sum(1)
 
 
-def _gradients(logits_RC: Tensor, norm_R: Tensor, constant_R: Tensor, h_R: Tensor | None, temperature: float) -> Tensor:
-    logp_RC = _centred(logits_RC, norm_R[:, None], temperature, is_kept=False)
+def _gradients(
+    logits_RC: Tensor, norm_R: Tensor, constant_R: Tensor, h_R: Tensor | None, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    # Where the type changes, a compiled kernel should not write the tile as well.
+    is_kept = dtype != logits_RC.dtype and torch.compiler.is_compiling()
+    logp_RC = _centred(logits_RC, norm_R[:, None], temperature, is_kept=is_kept)
     if h_R is None:
-        return torch.mul(logp_RC.exp_(), constant_R[:, None], out=logits_RC)
+        return logp_RC.exp_().mul_(constant_R[:, None]).to(dtype)
     prob_RC = logp_RC.exp()
     factor_RC = torch.addcmul(constant_R[:, None], logp_RC, -h_R[:, None], out=logp_RC)
-    return torch.mul(prob_RC, factor_RC, out=logits_RC)
+    return factor_RC.mul_(prob_RC).to(dtype)
 
 
 def _centred(logits_RC: Tensor, at_R1: Tensor, temperature: float, *, is_kept: bool) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ answers of 80 tokens over 49 thousand entries, and less than what the layers of 
 KEPT_GPU_SHARE: Final = 32
 """On a GPU they may take one part in so many of its memory: 4 GiB of 141, and not more than a small card can spare."""
 
-COMPILED_GPU_SHARE: Final = 64
+COMPILED_GPU_SHARE: Final = 32
 """On a GPU a tile of compiled kernels may take so much, since nothing is held beside it: the whole vocabulary for most
 models. An H200 took 16 ms instead of 21 for a step of 8,192 tokens, and the host 4 instead of 17."""
 
@@ -114,6 +114,11 @@ class _Head:
     bias_V: Tensor | None
     dtype: torch.dtype
 
+    @property
+    def logit_dtype(self) -> torch.dtype:
+        """See `logits_of`."""
+        return torch.promote_types(self.dtype, torch.float32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
@@ -159,7 +164,8 @@ class _Tiled(torch.autograd.Function):
         learns: bool,
     ) -> tuple[Tensor, Tensor]:
         head = _Head(weight_VD=head_VD, bias_V=bias_V, dtype=_matmul_dtype(head_VD))
-        kept = _Kept(is_wanted=learns and len(hidden_ND) * len(head_VD) * head.dtype.itemsize <= _kept_bytes(head_VD))
+        kept_bytes = len(hidden_ND) * len(head_VD) * head.logit_dtype.itemsize
+        kept = _Kept(is_wanted=learns and kept_bytes <= _kept_bytes(head_VD))
         logp_N, entropy_N, norm_N = _forward(hidden_ND, head, target_N, options, kept)
         ctx.save_for_backward(hidden_ND, head_VD, bias_V, target_N, norm_N, logp_N, entropy_N)
         ctx.dtype, ctx.options, ctx.kept = head.dtype, options, kept
@@ -206,17 +212,35 @@ def _tile_columns(rows: int, head: _Head, options: _Options) -> int:
     rows, weight_VD = max(1, min(rows, options.chunk_tokens)), head.weight_VD
     if options.compiled and weight_VD.is_cuda:
         most = _memory(weight_VD.device) // COMPILED_GPU_SHARE
-        # Of a tile of logits, and of the weight gradient's float32 sum.
-        columns = min(most // (rows * head.dtype.itemsize), most // (4 * weight_VD.shape[1]))
+        # All of it for a tile of logits, and half of it for the weight gradient's float32 sum.
+        columns = min(most // (rows * head.logit_dtype.itemsize), most // 2 // (4 * weight_VD.shape[1]))
     else:
         columns = min(TILE_COLUMNS, TILE_ELEMENTS * (GPU_TILE_FACTOR if weight_VD.is_cuda else 1) // rows)
     return max(1, min(columns, len(weight_VD)))
 
 
 def _logits(hidden_RD: Tensor, head: _Head, cols: slice) -> Tensor:
-    """A fresh tile that the caller may overwrite, before the temperature and in the type of the products."""
+    """A fresh tile that the caller may overwrite, before the temperature."""
     bias_C = None if head.bias_V is None else head.bias_V[cols].to(head.dtype)
-    return linear(hidden_RD.to(head.dtype), head.weight_VD[cols].to(head.dtype), bias_C)
+    return logits_of(hidden_RD.to(head.dtype), head.weight_VD[cols].to(head.dtype), bias_C)
+
+
+def logits_of(hidden_RD: Tensor, weight_CD: Tensor, bias_C: Tensor | None = None) -> Tensor:
+    """hidden · weightᵀ + bias in float32 at least, and never rounded to a two-byte type, in which a logit of 20 is off
+    by up to 0.06: the numbers of a generator and of a trainer would differ by that. Without gradients.
+
+    >>> logits_of(torch.ones(1, 1, dtype=torch.bfloat16), torch.ones(2, 1, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    dtype = torch.promote_types(weight_CD.dtype, torch.float32)
+    if weight_CD.dtype == dtype:
+        return linear(hidden_RD, weight_CD, bias_C)
+    if weight_CD.is_cuda:
+        logits_RC = cast(Any, torch.mm)(hidden_RD, weight_CD.T, out_dtype=dtype)
+    else:
+        with torch.autocast("cpu", enabled=False):
+            logits_RC = linear(hidden_RD.to(dtype), weight_CD.to(dtype))
+    return logits_RC if bias_C is None else logits_RC.add_(bias_C)
 
 
 def _place(target_R: Tensor, cols: slice) -> tuple[Tensor, Tensor]:
@@ -230,7 +254,7 @@ def _forward(
     hidden_ND: Tensor, head: _Head, target_N: Tensor | None, options: _Options, kept: _Kept
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-prob, entropy and norm (see Upstream) of each position; NaN what is not asked for."""
-    rows_count, dtype = len(hidden_ND), torch.promote_types(head.dtype, torch.float32)
+    rows_count, dtype = len(hidden_ND), head.logit_dtype
     # Below any logit, and not -inf: 0 · -inf would be NaN when the first tile is folded in.
     top_N = hidden_ND.new_full((rows_count,), -1e30, dtype=dtype)
     sum_N, picked_N = torch.zeros_like(top_N), torch.full_like(top_N, torch.nan)
@@ -292,7 +316,7 @@ def _backward(
             found_RC = kept.take(rows, cols)
             logits_RC = _logits(hidden_RD, head, cols) if found_RC is None else found_RC
             target_R = None if target_N is None else target_N[rows]
-            grad_RC = _logit_gradients(logits_RC, target_R, _rows_of(upstream, rows), cols, options)
+            grad_RC = _logit_gradients(logits_RC, target_R, _rows_of(upstream, rows), cols, options, head.dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[rows] += grad_RC @ weight_CD
             if grad_weight_VD is not None:
@@ -318,11 +342,16 @@ def _rows_of(upstream: Upstream, rows: slice) -> Upstream:
 
 
 def _logit_gradients(
-    logits_RC: Tensor, target_R: Tensor | None, upstream: Upstream, cols: slice, options: _Options
+    logits_RC: Tensor,
+    target_R: Tensor | None,
+    upstream: Upstream,
+    cols: slice,
+    options: _Options,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """In the type of the logits, which it overwrites."""
+    """In the type of the products. The logits are overwritten."""
     kernels = kernels_for(logits_RC, compiled=options.compiled)
-    grad_RC = tile_gradients(kernels, logits_RC, upstream, options.temperature)
+    grad_RC = tile_gradients(kernels, logits_RC, upstream, options.temperature, dtype)
     if target_R is not None:
         index_R1, inside_R = _place(target_R, cols)
         own_R1 = target_gradients(upstream, options.temperature)[:, None].to(grad_RC.dtype)

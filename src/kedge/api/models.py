@@ -44,7 +44,7 @@ def load_from(place: str | Path, *, dtype: str | None, device: str) -> tuple[Pre
     if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         reward = load(source, dtype=name, device=device)
         head_of(reward.model).to(reward.model.dtype)  # Kedge reads it in float32; transformers wants one type
-        return cast("PreTrainedModel", reward.model), reward.tokenizer
+        return reward.model, reward.tokenizer
     return load_causal(source, dtype=name, device=device), load_tokenizer(source)
 
 

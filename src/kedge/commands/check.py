@@ -226,6 +226,7 @@ def _check_stage(
                 files=files,
                 max_broken=max_broken_of(settings),
                 is_asked=use is not None and link.field == use.field,
+                too_long=getattr(settings, "too_long", None) if window else None,
             )
             lines.append(line)
             findings.extend(found)

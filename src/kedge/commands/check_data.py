@@ -14,7 +14,7 @@ from kedge.commands.audit import max_broken_of
 from kedge.commands.check_records import Asked, Checked
 from kedge.core.errors import KedgeError
 from kedge.core.findings import Finding
-from kedge.core.stage import DATA_KINDS, PromptUse, WeightedFile
+from kedge.core.stage import DATA_KINDS, PromptUse, TooLong, WeightedFile
 from kedge.data.examples import Prompt
 from kedge.recipe.data_inputs import read_options
 from kedge.stages.shared import batch_arithmetic as words
@@ -101,6 +101,7 @@ def check_data(
     files: DataFiles,
     max_broken: float,
     is_asked: bool,
+    too_long: TooLong | None = None,
 ) -> tuple[str, list[Finding]]:
     """Read one file to its end as what the stage wants it for, and try a part of it on the tokenizer.
 
@@ -126,7 +127,7 @@ def check_data(
         line += f", {words.count(file.num_broken, 'broken line')} left out (kedge data check lists them)"
     if tokenizer is None or window is None:
         return line, []
-    findings = preflight_examples(tokenizer, file.examples[:SAMPLE], window=window)
+    findings = preflight_examples(tokenizer, file.examples[:SAMPLE], window=window, too_long=too_long)
     return line, [finding for finding in findings if not (is_asked and finding.code == "examples.prompt_too_long")]
 
 

@@ -38,7 +38,7 @@ def check_reward_model(
         shared = Outcome(what="reward model", subject=link.stage, result=f"what {link.stage} makes")
         if not isinstance(settings, RewardSettings):
             return shared
-        findings = [*_objective(leaf, settings.objectives), *_length(longest, settings.max_length, settings.truncate)]
+        findings = [*_objective(leaf, settings.objectives), *_length(longest, settings.max_length, settings.too_long)]
         return replace(shared, findings=tuple(findings))
     from kedge.models.reward.inspect import inspect_reward
     from kedge.stages.rl.judge import find_judge
@@ -76,7 +76,7 @@ def _length(longest: int | None, max_length: int | None, truncate: str) -> Itera
         return
     message = f"prompt and answer may have {longest:,} tokens, and the reward model reads {max_length:,}"
     if is_refusing:
-        yield fatal("reward.window", f"{message} and refuses longer texts", "allow fewer tokens, or truncate: left")
+        yield fatal("reward.window", f"{message} and refuses longer texts", "allow fewer tokens, or too_long: cut")
     else:
         yield Finding(
             level="warning", code="reward.window", message=f"{message}; longer texts lose their beginning there"

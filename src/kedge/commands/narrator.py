@@ -76,7 +76,8 @@ class Narrator:
             self._tell_iterations(run)
 
     def _tell_iterations(self, run: Run) -> None:
-        total = int(run.manifest.settings["iterations"])
+        settings = run.manifest.settings
+        total = min(int(settings["iterations"]), int(settings.get("max_steps") or settings["iterations"]))
         by_step = {row["step"]: row for row in run.read_metrics()}
         for sample in self._new("samples", run.read_samples()):
             if sample["number"] == SAMPLE and sample["step"] in by_step:

@@ -1,14 +1,15 @@
 """What supervised and preference losses read: token rows, alone, compared with each other or labelled; and padding.
 
-`segment_BT` describes how rows are laid out: 0 at padding and 1, 2, … on the sequences that share a row.
-Shape letters: B rows, T token positions, C comparisons, K answers in a comparison, S labelled answers.
+A row is one sequence, padded on the right. Batches stay on the host: what a pass computes is laid out from their masks,
+and only that goes to the device (`send`).
+Shape letters: B rows, T token positions, C comparisons, K answers in a comparison, S answers (one a row).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,28 +17,24 @@ from torch import Tensor
 
 from kedge.core.errors import ShapeError
 
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows of one or more sequences. `counted_BT` is True on the tokens whose loss counts."""
+    """One sequence a row. `counted_BT` is True on the tokens whose loss counts."""
 
     tokens_BT: Tensor
-    segment_BT: Tensor
+    attention_mask_BT: Tensor
     counted_BT: Tensor
 
     def __post_init__(self) -> None:
-        if not self.tokens_BT.shape == self.segment_BT.shape == self.counted_BT.shape:
-            shapes = [tuple(x.shape) for x in (self.tokens_BT, self.segment_BT, self.counted_BT)]
-            raise ShapeError(f"Batch: tokens, segments and counted must have one shape, found {shapes}")
+        _check_rows("Batch", self.tokens_BT, self.attention_mask_BT, self.counted_BT)
 
     @property
     def num_tokens(self) -> int:
         """Without padding."""
-        return int((self.segment_BT > 0).sum())
-
-    def to(self, device: torch.device) -> Batch:
-        move = _mover(device)
-        return Batch(tokens_BT=move(self.tokens_BT), segment_BT=move(self.segment_BT), counted_BT=move(self.counted_BT))
+        return int(self.attention_mask_BT.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,28 +65,16 @@ class Comparisons:
         """Without padding."""
         return int(self.attention_mask_BT.sum())
 
-    def to(self, device: torch.device) -> Comparisons:
-        move = _mover(device)
-        return Comparisons(
-            tokens_BT=move(self.tokens_BT),
-            attention_mask_BT=move(self.attention_mask_BT),
-            row_CK=move(self.row_CK),
-            rank_CK=move(self.rank_CK),
-            margin_C=move(self.margin_C),
-            weight_C=move(self.weight_C),
-            objective_C=move(self.objective_C),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBatch:
     """Answers in order: chosen, rejected, chosen, rejected, … of pairs, or single answers that people liked or not.
 
-    `segment_BT` is 0 at padding and s + 1 on the tokens of answer s; `counted_BT` is True on the answer's own tokens.
+    Row s is answer s with its prompt; `counted_BT` is True on the answer's own tokens.
     """
 
     tokens_BT: Tensor
-    segment_BT: Tensor
+    attention_mask_BT: Tensor
     counted_BT: Tensor
     ref_logp_S: Tensor
     """Sum of the reference's log-probs over each answer; 0 for methods without a reference."""
@@ -99,16 +84,12 @@ class AnswerBatch:
     """Share of good answers in the whole optimiser step, not in this part of it."""
     anchor: Tensor
     """KTO's reference point of the whole step, a scalar; 0 for every other method."""
-    is_packed: bool
-    """Whether a row may hold several answers; if not, each row is one answer from its first position on."""
 
     def __post_init__(self) -> None:
-        if not self.tokens_BT.shape == self.segment_BT.shape == self.counted_BT.shape:
-            shapes = [tuple(x.shape) for x in (self.tokens_BT, self.segment_BT, self.counted_BT)]
-            raise ShapeError(f"AnswerBatch: tokens, segments and counted must have one shape, found {shapes}")
-        if self.ref_logp_S.shape != self.is_good_S.shape:
-            shapes = [tuple(x.shape) for x in (self.ref_logp_S, self.is_good_S)]
-            raise ShapeError(f"AnswerBatch: one reference log-prob and one label an answer, found {shapes}")
+        _check_rows("AnswerBatch", self.tokens_BT, self.attention_mask_BT, self.counted_BT)
+        if not len(self.tokens_BT) == len(self.ref_logp_S) == len(self.is_good_S):
+            sizes = [len(x) for x in (self.tokens_BT, self.ref_logp_S, self.is_good_S)]
+            raise ShapeError(f"AnswerBatch: one row, one reference log-prob and one label an answer, found {sizes}")
 
     @property
     def num_answers(self) -> int:
@@ -117,13 +98,37 @@ class AnswerBatch:
     @property
     def num_tokens(self) -> int:
         """Without padding."""
-        return int((self.segment_BT > 0).sum())
+        return int(self.attention_mask_BT.sum())
 
-    def to(self, device: torch.device) -> AnswerBatch:
-        move = _mover(device)
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: move(value) for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, **moved)
+
+def cut(
+    items: Sequence[Item], *, length: Callable[[Item], int], rows: int | None = None, tokens: int | None = None
+) -> list[list[Item]]:
+    """Items in passes, the longest first: at most `rows` of them a pass, and at most `tokens` by their `length`.
+
+    An item that is longer than `tokens` has a pass of its own. Without a bound there is one pass.
+
+    >>> cut(["bb", "a", "dddd", "ccc"], length=len, rows=3), cut(["bb", "a", "dddd", "ccc"], length=len, tokens=6)
+    ([['dddd', 'ccc', 'bb'], ['a']], [['dddd'], ['ccc', 'bb', 'a']])
+    """
+    passes: list[list[Item]] = []
+    num_tokens = 0
+    for item in sorted(items, key=lambda item: -length(item)):
+        size = length(item)
+        is_full = not passes or len(passes[-1]) == rows or (tokens is not None and num_tokens + size > tokens)
+        if is_full:
+            passes.append([])
+            num_tokens = 0
+        passes[-1].append(item)
+        num_tokens += size
+    return passes
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """`x` on the device; from the host to a GPU by a copy that the host does not wait for."""
+    if device.type != "cuda" or x.is_cuda:
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int, *, side: Literal["left", "right"] = "right") -> Tensor:
@@ -157,5 +162,7 @@ def pad_tokens(
     return pad_rows(rows, pad, side=side), pad_rows([[True] * len(row) for row in rows], False, side=side)
 
 
-def _mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    return lambda x: x.to(device, non_blocking=True)
+def _check_rows(record: str, *tensors: Tensor) -> None:
+    if len({x.shape for x in tensors}) > 1:
+        shapes = [tuple(x.shape) for x in tensors]
+        raise ShapeError(f"{record}: tokens, attention mask and counted must have one shape, found {shapes}")

@@ -1,23 +1,22 @@
-"""Token sequences in, padded or packed batches out, in an order that a seed and a step number fix.
+"""Token sequences in, batches of one sequence a row out, in an order that a seed and a step number fix.
 
-Packing is a way of laying out one optimiser step; it never changes which sequences are in it.
+A step is cut into passes longest first, by items or by tokens; that never changes which sequences are in it.
 Shape letters: B rows, T token positions, C comparisons, K answers in a comparison, S labelled answers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import TypeVar
+from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from kedge.core.batches import AnswerBatch, Batch, Comparisons, pad_rows, pad_tokens
+from kedge.core.batches import cut as cut
 from kedge.core.seeds import item_at
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +25,10 @@ class TokenSequence:
 
     tokens: Sequence[int]
     counted: Sequence[bool]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,10 @@ class RankedAnswers:
     weight: float = 1.0
     objective: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.answers))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledAnswers:
@@ -47,80 +54,43 @@ class LabelledAnswers:
     is_good: tuple[bool, ...]
     ref_logp: tuple[float, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(sequence.num_tokens for sequence in self.sequences)
 
-def num_steps(items: int, *, epochs: float, batch: int) -> int:
-    """Optimiser steps in `epochs` passes; a last step that is not full counts.
 
-    >>> num_steps(100, epochs=1.5, batch=32)
-    5
+def num_steps(items: int, *, epochs: float, batch: int, max_steps: int | None = None) -> int:
+    """Optimiser steps in `epochs` passes, `max_steps` at most; a last step that is not full counts.
+
+    >>> num_steps(100, epochs=1.5, batch=32), num_steps(100, epochs=1.5, batch=32, max_steps=3)
+    (5, 3)
     """
-    return math.ceil(_num_visits(items, epochs) / batch)
+    steps = math.ceil(_num_visits(items, epochs) / batch)
+    return steps if max_steps is None else min(steps, max_steps)
 
 
-def step_rows(items: int, *, epochs: float, batch: int, seed: int, start: int = 0) -> Iterator[list[int]]:
+def step_rows(
+    items: int, *, epochs: float, batch: int, seed: int, start: int = 0, max_steps: int | None = None
+) -> Iterator[list[int]]:
     """The items of each optimiser step from step `start` on: a new permutation every epoch, cut every `batch`.
 
     >>> [sorted(rows) for rows in step_rows(4, epochs=1, batch=4, seed=0)]
     [[0, 1, 2, 3]]
     """
     total = _num_visits(items, epochs)
-    for first in range(start * batch, total, batch):
+    end = num_steps(items, epochs=epochs, batch=batch, max_steps=max_steps) * batch
+    for first in range(start * batch, min(end, total), batch):
         yield [item_at(index, items, seed) for index in range(first, min(first + batch, total))]
 
 
-def longest_first(items: Sequence[Item], rows: int, *, length: Callable[[Item], int]) -> list[Sequence[Item]]:
-    """Items in batches of at most `rows`, the longest first: those of a batch are alike and need little padding.
-
-    >>> longest_first(["bb", "a", "dddd", "ccc"], 2, length=len)
-    [['dddd', 'ccc'], ['bb', 'a']]
-    """
-    by_length = sorted(items, key=lambda item: -length(item))
-    return [by_length[start : start + rows] for start in range(0, len(by_length), rows)]
+def token_batch(sequences: Sequence[TokenSequence], *, pad: int) -> Batch:
+    """One sequence a row, in their order."""
+    tokens_BT, attention_mask_BT = pad_tokens([sequence.tokens for sequence in sequences], pad=pad)
+    return Batch(tokens_BT=tokens_BT, attention_mask_BT=attention_mask_BT, counted_BT=_counted(sequences))
 
 
-def padded_batches(sequences: Sequence[TokenSequence], *, rows: int, pad: int) -> list[Batch]:
-    """One sequence a row, longest first, at most `rows` rows a batch."""
-    batches = longest_first(sequences, rows, length=_num_tokens)
-    return [_lay_out([[(1, sequence)] for sequence in batch], pad) for batch in batches]
-
-
-def packed_batches(sequences: Sequence[TokenSequence], *, rows: int, width: int, pad: int) -> list[Batch]:
-    """Several sequences a row of at most `width` tokens (first fit, longest first), at most `rows` rows a batch."""
-    packed = [
-        [(number, sequences[index]) for number, index in enumerate(row, start=1)]
-        for row in _first_fit(sequences, width)
-    ]
-    return [_lay_out(packed[start : start + rows], pad) for start in range(0, len(packed), rows)]
-
-
-def comparison_batches(items: Sequence[RankedAnswers], *, rows: int, pad: int) -> list[Comparisons]:
-    """At most `rows` comparisons a batch, longest first."""
-    batches = longest_first(items, rows, length=lambda item: max(map(len, item.answers)))
-    return [_lay_out_comparisons(batch, pad) for batch in batches]
-
-
-def answer_batches(items: Sequence[LabelledAnswers], *, rows: int, pad: int, width: int | None) -> list[AnswerBatch]:
-    """At most `rows` items a batch, longest first; all of them together are one optimiser step.
-
-    With a `width`, the answers of a batch share rows of so many tokens (first fit); without one, each has its own.
-    """
-    batches = longest_first(items, rows, length=lambda item: max(map(_num_tokens, item.sequences)))
-    labels = [is_good for item in items for is_good in item.is_good]
-    good_share = sum(labels) / max(len(labels), 1)
-    return [_lay_out_answers(batch, pad, width, good_share) for batch in batches]
-
-
-def _lay_out(rows: Sequence[Sequence[tuple[int, TokenSequence]]], pad: int) -> Batch:
-    """Rows of sequences, each with the number that `segment_BT` has on its tokens."""
-    return Batch(
-        tokens_BT=pad_rows([_joined(sequence.tokens for _, sequence in row) for row in rows], pad),
-        segment_BT=pad_rows([_joined([number] * _num_tokens(sequence) for number, sequence in row) for row in rows], 0),
-        # Nothing precedes the first token of a sequence, so nothing predicts it.
-        counted_BT=pad_rows([_joined([False, *sequence.counted[1:]] for _, sequence in row) for row in rows], False),
-    )
-
-
-def _lay_out_comparisons(items: Sequence[RankedAnswers], pad: int) -> Comparisons:
+def comparison_batch(items: Sequence[RankedAnswers], *, pad: int) -> Comparisons:
+    """One answer a row, in the order of their comparisons."""
     tokens_BT, attention_mask_BT = pad_tokens([answer for item in items for answer in item.answers], pad=pad)
     starts = accumulate((len(item.answers) for item in items), initial=0)
     return Comparisons(
@@ -134,43 +104,62 @@ def _lay_out_comparisons(items: Sequence[RankedAnswers], pad: int) -> Comparison
     )
 
 
-def _lay_out_answers(items: Sequence[LabelledAnswers], pad: int, width: int | None, good_share: float) -> AnswerBatch:
+def answer_batch(
+    items: Sequence[LabelledAnswers], *, pad: int, good_share: float, anchor: Tensor | None = None
+) -> AnswerBatch:
+    """One answer a row, in the order of their items; `good_share` and KTO's `anchor` are of the whole step."""
     sequences = [sequence for item in items for sequence in item.sequences]
-    rows = [[index] for index in range(len(sequences))] if width is None else _first_fit(sequences, width)
-    batch = _lay_out([[(index + 1, sequences[index]) for index in row] for row in rows], pad)
+    tokens_BT, attention_mask_BT = pad_tokens([sequence.tokens for sequence in sequences], pad=pad)
     return AnswerBatch(
-        tokens_BT=batch.tokens_BT,
-        segment_BT=batch.segment_BT,
-        counted_BT=batch.counted_BT,
+        tokens_BT=tokens_BT,
+        attention_mask_BT=attention_mask_BT,
+        counted_BT=_counted(sequences),
         ref_logp_S=torch.tensor([logp for item in items for logp in item.ref_logp]),
         is_good_S=torch.tensor([is_good for item in items for is_good in item.is_good]),
         good_share=good_share,
-        anchor=torch.zeros(()),
-        is_packed=width is not None,
+        anchor=torch.zeros(()) if anchor is None else anchor,
     )
 
 
-def _first_fit(sequences: Sequence[TokenSequence], width: int) -> list[list[int]]:
-    """Rows of indices, longest first; a sequence longer than `width` has a row of its own length."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(sequences)), key=lambda at: -_num_tokens(sequences[at])):
-        size = _num_tokens(sequences[index])
-        spot = next((row for row, left in enumerate(room) if left >= size), len(rows))
-        if spot == len(rows):
-            rows.append([])
-            room.append(max(width, size))
-        rows[spot].append(index)
-        room[spot] -= size
-    return rows
+def good_share(items: Sequence[LabelledAnswers]) -> float:
+    """The share of good answers among all answers of a step."""
+    labels = [is_good for item in items for is_good in item.is_good]
+    return sum(labels) / max(len(labels), 1)
 
 
-def _num_tokens(sequence: TokenSequence) -> int:
-    return len(sequence.tokens)
+def padded_batches(
+    sequences: Sequence[TokenSequence], *, rows: int | None = None, tokens: int | None = None, pad: int
+) -> list[Batch]:
+    """The passes of a step: at most `rows` sequences each, or `tokens` of their tokens, longest first."""
+    parts = cut(sequences, length=lambda sequence: sequence.num_tokens, rows=rows, tokens=tokens)
+    return [token_batch(part, pad=pad) for part in parts]
 
 
-def _joined(parts: Iterator[Sequence[int]]) -> list[int]:
-    return list(chain.from_iterable(parts))
+def comparison_batches(
+    items: Sequence[RankedAnswers], *, rows: int | None = None, tokens: int | None = None, pad: int
+) -> list[Comparisons]:
+    """The passes of a step: at most `rows` comparisons each, or `tokens` of their answers, longest first."""
+    parts = cut(items, length=lambda item: item.num_tokens, rows=rows, tokens=tokens)
+    return [comparison_batch(part, pad=pad) for part in parts]
+
+
+def answer_batches(
+    items: Sequence[LabelledAnswers],
+    *,
+    rows: int | None = None,
+    tokens: int | None = None,
+    pad: int,
+    anchor: Tensor | None = None,
+) -> list[AnswerBatch]:
+    """The passes of a step: at most `rows` items each, or `tokens` of their answers, longest first."""
+    parts = cut(items, length=lambda item: item.num_tokens, rows=rows, tokens=tokens)
+    share = good_share(items)
+    return [answer_batch(part, pad=pad, good_share=share, anchor=anchor) for part in parts]
+
+
+def _counted(sequences: Sequence[TokenSequence]) -> Tensor:
+    # Nothing precedes the first token of a sequence, so nothing predicts it.
+    return pad_rows([[False, *sequence.counted[1:]] for sequence in sequences], False)
 
 
 def _num_visits(items: int, epochs: float) -> int:

@@ -1,6 +1,7 @@
-"""Prompts that are longer than a stage allows: refused with their number and places, left out, or cut.
+"""Prompts and conversations that are longer than a stage allows: refused with their places, left out, or cut.
 
-The one place for this rule: every stage that asks prompts, and `kedge check`, go through it.
+The one place for this rule: every stage that asks prompts or learns from conversations, and `kedge check`, go through
+it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from kedge.core.errors import DataError
 from kedge.core.stage import TooLong
-from kedge.data.examples import Message, Messages, Prompt
-from kedge.data.template import encode_prompt
+from kedge.data.examples import Message, Messages, Origin, Prompt
+from kedge.data.template import encode_conversation, encode_prompt
 from kedge.data.tokenizer import tokens_of
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LongPrompts:
     total: int
     limit: int
     limit_name: str = "max_prompt_tokens"
+    noun: str = "prompt"
 
     def __bool__(self) -> bool:
         return bool(self.places)
@@ -51,7 +53,8 @@ class LongPrompts:
         '2 of 50 prompts are longer than max_prompt_tokens 512; the longest has 700 (a.jsonl:3); also a.jsonl:9 (600)'
         """
         ranked = sorted(self.places, key=lambda place: -place[1])
-        verb = "prompt is" if self.total == 1 else "prompts are" if len(ranked) != 1 else "prompts is"
+        nouns = self.noun if self.total == 1 else f"{self.noun}s"
+        verb = f"{nouns} {'is' if len(ranked) == 1 else 'are'}"
         (where, longest), others = ranked[0], ranked[1:_NAMED]
         also = "; also " + ", ".join(f"{place} ({length:,})" for place, length in others) if others else ""
         return (
@@ -62,8 +65,9 @@ class LongPrompts:
     @property
     def fix(self) -> str:
         longest = max(length for _, length in self.places)
-        larger = f"raise it to {longest:,}" if self.limit_name == "max_prompt_tokens" else "allow shorter answers"
-        return f"{larger}, shorten the prompts, or set too_long: drop (or cut)"
+        is_setting = self.limit_name in ("max_prompt_tokens", "max_length")
+        larger = f"raise it to {longest:,}" if is_setting else "allow shorter answers"
+        return f"{larger}, shorten the {self.noun}s, or set too_long: drop (or cut)"
 
 
 def tighter_limit(window: int | None, max_prompt_tokens: int | None, max_new_tokens: int) -> tuple[int, str]:
@@ -80,6 +84,10 @@ def tighter_limit(window: int | None, max_prompt_tokens: int | None, max_new_tok
     return room, f"the window of {window:,} less max_new_tokens {max_new_tokens:,}, that is"
 
 
+def place_of(origin: Origin) -> str:
+    return f"{Path(origin.file).name}:{origin.line}"
+
+
 def measure_prompts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
@@ -90,7 +98,7 @@ def measure_prompts(
     """The tokens of each prompt, and which prompts are over the limit."""
     tokens = [encode_prompt(tokenizer, prompt.prompt) for prompt in prompts]
     places = tuple(
-        (f"{Path(prompt.origin.file).name}:{prompt.origin.line}", len(row))
+        (place_of(prompt.origin), len(row))
         for prompt, row in zip(prompts, tokens, strict=True)
         if len(row) > max_tokens
     )
@@ -156,6 +164,29 @@ def cut_prompt(
         f"{prompt.origin}: too_long: cut cannot make this prompt fit: without its last message the system message and "
         f"the template alone are longer than {limit_name} {max_tokens:,}; raise it, or set too_long: drop"
     )
+
+
+def prompt_before(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Messages,
+    answers: Sequence[Messages],
+    *,
+    max_length: int,
+    origin: Origin,
+) -> Messages | None:
+    """The prompt without its beginning (`cut_prompt`), so that each of the answers fits behind it.
+
+    None where an answer alone is too long.
+    """
+    opening = len(encode_prompt(tokenizer, prompt))
+    longest = max(len(encode_conversation(tokenizer, prompt + answer).tokens) - opening for answer in answers)
+    whole = Prompt(prompt=prompt, answer=None, origin=origin, extra={})
+    try:
+        shorter = cut_prompt(tokenizer, whole, max_tokens=max_length - longest, limit_name="max_length")
+    except DataError:
+        return None
+    fits = all(len(encode_conversation(tokenizer, shorter + answer).tokens) <= max_length for answer in answers)
+    return shorter if fits else None
 
 
 def _ending(tokenizer: PreTrainedTokenizerBase, message: Message, tokens: Sequence[int]) -> Messages:

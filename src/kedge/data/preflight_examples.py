@@ -6,11 +6,12 @@ Complements `preflight`, which needs no data. A finding has the share of example
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kedge.core.errors import KedgeError
-from kedge.core.findings import Finding
+from kedge.core.findings import Finding, Level
+from kedge.core.stage import TooLong
 from kedge.data.examples import Example, Messages, answers_of, prompt_of
 from kedge.data.template import Encoded, encode_conversation, encode_prompt, render
 from kedge.data.tokenizer import special_ids, tokens_of
@@ -66,8 +67,8 @@ _CHECKS = (
     _Check(
         code="examples.truncated",
         is_hit=lambda example, window: example.prompt_tokens < window < example.tokens,
-        says="are longer than the window of {window} tokens, so that their answers would be cut",
-        fix="raise the window, or leave these out",
+        says="are longer than the window of {window} tokens",
+        fix="raise the window, or say what becomes of them (too_long: drop, cut or refuse)",
     ),
     _Check(
         code="examples.no_stop",
@@ -91,12 +92,19 @@ _CHECKS = (
 
 
 def preflight_examples(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], *, window: int, limit: int = 256
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    *,
+    window: int,
+    limit: int = 256,
+    too_long: TooLong | None = None,
 ) -> list[Finding]:
-    """Findings over at most `limit` examples, taken evenly from the whole. `window` counts tokens."""
+    """Findings over at most `limit` examples, taken evenly from the whole. `window` counts tokens, and `too_long` says
+    what becomes of longer examples."""
     step = max(1, -(-len(examples) // limit))
     encoded = [_encode(tokenizer, example) for example in examples[::step]]
-    return [finding for check in _CHECKS if (finding := _finding(check, encoded, window)) is not None]
+    findings = [finding for check in _CHECKS if (finding := _finding(check, encoded, window)) is not None]
+    return [_with_consequence(finding, too_long) for finding in findings]
 
 
 def measure(tokenizer: PreTrainedTokenizerBase) -> Callable[[Messages], int]:
@@ -107,6 +115,19 @@ def measure(tokenizer: PreTrainedTokenizerBase) -> Callable[[Messages], int]:
         return len(tokens_of(tokenizer, render(tokenizer, messages, add_generation_prompt=is_prompt)))
 
     return count
+
+
+def _with_consequence(finding: Finding, too_long: TooLong | None) -> Finding:
+    """What becomes of long examples; where one stops the stage, it stops the check."""
+    if too_long is None or finding.code not in ("examples.truncated", "examples.prompt_too_long"):
+        return finding
+    ending = {
+        "refuse": "the stage would not start (too_long: refuse)",
+        "drop": "left out (too_long: drop)",
+        "cut": "they lose their beginning (too_long: cut)",
+    }[too_long]
+    levels: dict[TooLong, Level] = {"refuse": "fatal", "drop": finding.level, "cut": "warning"}
+    return replace(finding, message=f"{finding.message}: {ending}", level=levels[too_long])
 
 
 def _finding(check: _Check, examples: Sequence[_EncodedExample], window: int) -> Finding | None:

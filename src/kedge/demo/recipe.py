@@ -38,7 +38,6 @@ SFT = """\
     data: data/demonstrations.jsonl
     batch: 16
     micro_batch: 16
-    packing: false # rows of 60 tokens: padding costs less than a mask over packed ones
     max_length: 128
     eval: {every: 1000}
     checkpoints: {every: 1000}

@@ -1,18 +1,62 @@
-"""Settings of adapters, quantised bases and reward models. Free of torch, so that a recipe is checked without it."""
+"""Settings of adapters, memory, quantised bases and reward models. Free of torch, so that a recipe is checked without
+it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
+from kedge.core.quoting import quoted
 from kedge.core.settings import Section
+from kedge.core.suggest import did_you_mean
 
 BaseBits = Literal[16, 8, 4]
 """Bits a weight of a frozen base. 8 and 4 need CUDA and bitsandbytes."""
 
+SaveDType = Literal["float32", "bfloat16"]
+"""The type of the weights of a saved model."""
+
+
+def _auto_or(allowed: str) -> WrapValidator:
+    """One complaint for a choice of `auto` and something else, instead of one for each."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            nearest = did_you_mean(value, ("auto",)) if isinstance(value, str) else ""
+            raise ValueError(f"must be {allowed}, found {quoted(value)}{nearest}") from error
+
+    return WrapValidator(check)
+
+
+AutoSize = Annotated[
+    Literal["auto"] | Annotated[int, Field(ge=1)], _auto_or("auto or a whole number from 1 to 1,000,000")
+]
+"""How much is computed at once: chosen by what the device can do, or a number of rows."""
+
+AutoFlag = Annotated[Literal["auto"] | bool, _auto_or("auto, true or false")]
+
 Truncate = Literal["left", "refuse"]
 """What happens to a text longer than the window: its beginning is cut off, or it is an error. The end is never cut."""
+
+
+class TrainingMemory(Section):
+    """Types of the weights, and what memory is traded for speed."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights: bfloat16 on a GPU, float32 on a CPU. Those that learn have float32 copies in any case."""
+    recompute: bool = False
+    """Recompute activations in the backward pass: about a third slower, in much less memory."""
+    compile: AutoFlag = "auto"
+    """Compile the layers (torch.compile), which takes some seconds at the start; `auto` does so on a GPU."""
+    save_dtype: SaveDType = "float32"
+    """Of the saved weights: bfloat16 halves the files, and rounds away updates that are small beside the weights."""
+
+    def compiles_on(self, device: str) -> bool:
+        return device.startswith("cuda") if self.compile == "auto" else self.compile
 
 
 class LoraSettings(Section):
@@ -22,6 +66,8 @@ class LoraSettings(Section):
     """Rank of the change to each matrix; memory and trained weights grow with it."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the change, which is multiplied by alpha / rank."""
+    rslora: bool = False
+    """Multiply it by alpha / sqrt(rank) instead, which keeps its size the same at every rank (Kalajdzievski 2023)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of an adapter's inputs that is dropped in training."""
     targets: Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all"
@@ -29,6 +75,13 @@ class LoraSettings(Section):
     base_bits: BaseBits = 16
     """Bits a weight of the frozen base while adapters learn; 8 and 4 need CUDA and bitsandbytes. What is saved has
     the adapter merged into the base as it is on disk."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and (other := sorted({"dora", "use_dora"} & given.keys())):
+            raise ValueError(f"{other[0]}: DoRA is not computed here, only plain LoRA; leave it out (rslora is there)")
+        return given
 
 
 class MeanOfMembers(Section):

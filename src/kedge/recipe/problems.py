@@ -51,6 +51,10 @@ MAX_DESCRIBED = 100
 """Problems of one section that are described in full."""
 RENAMED: dict[str, str] = {"hold": "memory", "watch": "logging", "look": "eval"}
 """Keys of version 0.1, and what they are called now."""
+GONE: dict[str, str] = {"packing": "sequences are always packed without padding; leave it out"}
+"""Keys of version 0.1 that nothing is in the place of, and why."""
+OTHER_VALUES: dict[str, tuple[str, str]] = {"truncate": ("too_long", "`left` is `cut`, `refuse` is the same")}
+"""Keys of version 0.1 that are called otherwise now and have other values."""
 
 
 def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: KeyPath = ()) -> list[tuple[int, str]]:
@@ -87,6 +91,11 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     """The words for a key that is not one of `known`."""
     if RENAMED.get(key) in known:
         return f"is called `{RENAMED[key]}` now; the settings inside are the same"
+    if key in OTHER_VALUES and OTHER_VALUES[key][0] in known:
+        name, values = OTHER_VALUES[key]
+        return f"is called `{name}` now: {values}"
+    if key in GONE:
+        return f"is no longer a setting: {GONE[key]}"
     allowed = f"; allowed: {', '.join(known)}" if known else ""
     return f"not a setting here{did_you_mean(key, known) or allowed}"
 

@@ -38,7 +38,8 @@ class OnTokens:
         self._counter = counter
 
     def score(self, rollouts: Rollouts) -> Tensor:
-        tokens_BT, mask_BT = rollouts.tokens_BT, rollouts.attention_mask_BT
+        # On the host, where passes are laid out: the only wait for the device before the scores are read.
+        tokens_BT, mask_BT = rollouts.tokens_BT, rollouts.attention_mask_BT.cpu()
         parts = [
             _scores(self._scorer, tokens_BT[at : at + self._rows], mask_BT[at : at + self._rows], self._objective)
             for at in range(0, tokens_BT.shape[0], self._rows)

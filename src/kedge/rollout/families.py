@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from kedge.rollout.merged import is_adapted, unsupported_adapter_reason
+from kedge.rollout.adapters import MAX_RANK, base_layer, rank_of
 
 _FAMILIES = ("llama", "mistral", "qwen2")
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -29,19 +29,26 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return f"its rotary positions are of kind {kind}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
-    for name, module in model.named_modules():
-        if is_adapted(module) and (reason := unsupported_adapter_reason(module)):
-            return f"{name} has {reason}"
     for name, module in cast(Any, model.get_decoder()).layers.named_modules():
-        if name.endswith("_proj") and not is_adapted(module) and type(module) is not nn.Linear:
-            return f"{name} is a {type(module).__module__}.{type(module).__name__}, not a plain linear layer"
+        if name.endswith("_proj") and (reason := _unsupported_layer_reason(module)):
+            return f"{name} {reason}"
     if model.device.type == "cuda" and model.dtype.itemsize != 2:
         return f"its weights are {model.dtype}; the kernels hold tiles of two-byte numbers"
     sizes = config.hidden_size, config.intermediate_size, head_width(config)
     if any(size % 32 for size in sizes) or sizes[2] & (sizes[2] - 1):
         return f"its widths {sizes} are not multiples of 32, and the last a power of two"
-    if any(getattr(layer.mlp.gate_proj, "bias", None) is not None for layer in cast(Any, model.get_decoder()).layers):
+    gates: list[Any] = [base_layer(layer.mlp.gate_proj) for layer in cast(Any, model.get_decoder()).layers]
+    if any(gate.bias is not None for gate in gates):
         return "its inner products have biases"
+    return None
+
+
+def _unsupported_layer_reason(module: nn.Module) -> str | None:
+    base = base_layer(module)
+    if type(base) is not nn.Linear:
+        return f"is a {type(base).__module__}.{type(base).__name__}, not a plain linear layer"
+    if (rank := rank_of(module)) > MAX_RANK:
+        return f"has adapters of rank {rank}, more than {MAX_RANK}"
     return None
 
 

@@ -2,19 +2,21 @@
 
 Cache and slots stay allocated, since graphs remember addresses; rows that move only exchange places. `fused` models
 run on the kernels of `kernels`, others on transformers' modules with attention and sampling from there. Without CUDA
-the same steps run uncaptured. Weights are read where the trainer has them, so an update in place needs no copy.
+the same steps run uncaptured. Weights are read where the trainer has them, so an update in place needs no copy; of
+adapters, which are small, the kernels have copies (see `adapters`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from logging import getLogger
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kedge.rollout.adapters import active_adapters, is_adapted
 from kedge.rollout.cache import RowCache, placed
 from kedge.rollout.steps import PLACE, Sampler, Slots, State, empty_slots, last_hidden
 from kedge.rollout.tiles import head_tile
@@ -55,6 +57,11 @@ class GraphSteps:
         """Whether there is room for so many rows of so many columns, and the weights are where they were."""
         has_room = places <= self.cache.places and columns <= self.cache.columns
         return has_room and self._captured_of == weights_identity(self._model)
+
+    def refresh(self) -> None:
+        """Before the first step of a batch: take what the trainer has written since the last one."""
+        if self._backbone is not None:
+            self._backbone.refresh()
 
     def step(self, rows: int, filled: int) -> None:
         del filled
@@ -118,6 +125,7 @@ class GraphSteps:
 
         if self._backbone is None:
             self._backbone = FusedBackbone(self._model, self.cache, self.slots, chained=self._chained)
+            self._backbone.refresh()
         return self._backbone(rows)
 
     def _with_modules(self, slots: Slots) -> Tensor:
@@ -130,8 +138,8 @@ class GraphSteps:
 def weights_identity(model: PreTrainedModel) -> Hashable:
     """The addresses of the weights and the active adapters: a graph that was captured under others must not be used."""
     adapters = [
-        (tuple(module.active_adapters), tuple(module.merged_adapters), module.disable_adapters)
-        for module in cast(Iterable[Any], model.modules())
-        if hasattr(module, "merged_adapters")
+        (module.active, tuple(scale for _, _, scale in active_adapters(module)))
+        for module in model.modules()
+        if is_adapted(module)
     ]
     return tuple(weight.data_ptr() for weight in model.parameters()), tuple(adapters)

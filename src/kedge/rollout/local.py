@@ -27,7 +27,6 @@ from kedge.rollout.decoding import Decoding
 from kedge.rollout.families import unsupported_reason
 from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.rollout.graphs import GraphSteps
-from kedge.rollout.merged import MergedLayers
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import EagerSteps, Sampler, Steps
 
@@ -81,7 +80,6 @@ class LocalGenerator:
         self._room = window_of(model.config) or sys.maxsize
         self._window = look_every or (_LOOK_EVERY if on_gpu else 1)
         self._graphs: GraphSteps | None = None
-        self._merged_layers = MergedLayers()
         self._requested_path: Path | None = path
         self.path: Path
         """How steps are run: `eager` (modules), `graph` (the same in CUDA graphs) or `fused` (our kernels in them)."""
@@ -97,7 +95,7 @@ class LocalGenerator:
         places = next(size for size in self._buckets if size >= min(self._buckets[-1], len(prompts.tokens)))
         sampler = self._sampler()
         self.path, _ = self._choose()  # adapters may have come since
-        with self._on_its_device(), for_decoding(self._model), self._plain_layers():
+        with self._on_its_device(), for_decoding(self._model):
             decoding = Decoding(
                 self._model,
                 self._steps(sampler, places, max(map(len, prompts.tokens)) + self._settings.max_new_tokens),
@@ -142,10 +140,6 @@ class LocalGenerator:
         device = self._model.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def _plain_layers(self) -> AbstractContextManager[None]:
-        """The kernels read one matrix a layer: within, adapted layers are replaced by merged ones."""
-        return self._merged_layers.within(self._model) if self.path == "fused" else nullcontext()
-
     def _steps(self, sampler: Sampler, places: int, columns: int) -> Steps:
         if self.path == "eager":
             return EagerSteps(self._model, sampler, places=places, columns=columns, window=self._window)
@@ -159,6 +153,7 @@ class LocalGenerator:
             self._graphs = graphs = GraphSteps(
                 self._model, sampler, places=places, columns=columns, window=self._window, is_fused=is_fused
             )
+        graphs.refresh()
         return graphs
 
     def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:

@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from kedge.algorithms.logprobs import logits_of
 from kedge.rollout.cache import RowCache
 from kedge.rollout.settings import SamplingSettings
 
@@ -52,7 +52,7 @@ class Sampler:
     def draw(self, hidden_RD: Tensor, key_R: Tensor, drawn_R: Tensor) -> tuple[Tensor, Tensor]:
         """A token for each row, and its log-prob among all tokens; `drawn_R` tokens of the answer came before it."""
         settings = self.settings
-        scaled_RV = linear(hidden_RD, self.head_VD).float() / settings.temperature
+        scaled_RV = logits_of(hidden_RD, self.head_VD) / settings.temperature
         open_RV = scaled_RV
         if settings.min_new_tokens:
             open_RV = scaled_RV.masked_fill(self.stop_V & (drawn_R < settings.min_new_tokens)[:, None], -torch.inf)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 _SPLIT_COLUMNS = 256
 """Fewer columns than this are not worth a program of their own."""
+_SHARED_BYTES = 160_000
+"""Of the memory that loads under way take: some less than a processor has, from compute capability 8.0 on."""
 _PROCESSORS = 132
 """Of an H200. More programs than twice as many have nothing to gain from a split."""
 
@@ -79,6 +81,25 @@ def reading_for(rows: int, heads: int, columns: int) -> Reading:
         return Reading(columns=32, warps=1, stages=4, splits=1, is_early=False)
     splits = min(2 * _PROCESSORS // (rows * heads), columns // _SPLIT_COLUMNS, 32)
     return Reading(columns=64, warps=2, stages=3, splits=max(splits, 1), is_early=True)
+
+
+def beside(tile: Tile, *, columns: int, ranks: int) -> Tile:
+    """The tile of a product that takes rows of adapters along. Where its loads would not fit they are cut in two, and
+    as many as fit are under way.
+
+    >>> tile = Tile(rows=64, columns=32, depth=256, stages=3)
+    >>> beside(tile, columns=32, ranks=16)
+    Tile(rows=64, columns=32, depth=128, warps=4, stages=5, splits=1, programs=1)
+    >>> beside(replace(tile, rows=16), columns=32, ranks=16) == replace(tile, rows=16)
+    True
+    """
+    if tile.rows >= 128:  # four warps have too few registers for one more sum
+        tile = replace(tile, warps=8)
+    row_bytes = 2 * (tile.rows + columns + ranks)
+    if tile.stages * tile.depth * row_bytes <= _SHARED_BYTES:
+        return tile
+    depth = max(tile.depth // 2, 16)
+    return replace(tile, depth=depth, stages=max(min(2 * tile.stages, _SHARED_BYTES // (depth * row_bytes)), 2))
 
 
 def _fitted(tile: Tile, *, columns: int, depth: int) -> Tile:

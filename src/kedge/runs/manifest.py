@@ -28,7 +28,6 @@ Status = Literal["running", "done", "failed", "stopped", "interrupted"]
 _PACKAGES = (
     "torch",
     "transformers",
-    "peft",
     "tokenizers",
     "safetensors",
     "numpy",

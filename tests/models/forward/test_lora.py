@@ -2,26 +2,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.functional import linear
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from kedge.core.errors import ModelError
-from kedge.models.forward import lora as adapters
 from kedge.models.forward.lora import (
-    base_of,
-    load_adapter,
+    LoraLinear,
     merge,
-    quantisation,
-    save_adapters,
+    required_adapters,
     trainable_names,
     using,
     with_lora,
 )
+from kedge.models.forward.low_rank import lora_linear
+from kedge.models.loading import load
+from kedge.models.loading.adapters import load_adapter, save_adapters
+from kedge.models.loading.load import quantisation
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
 
@@ -39,7 +42,7 @@ def fill_b(model: nn.Module, adapter: str, value: float) -> None:
     """B starts as zero; an adapter that does something needs another one."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if f"lora_B.{adapter}." in name:
+            if name.endswith(f".lora_B.{adapter}"):
                 parameter.copy_(
                     value * torch.sin(torch.arange(parameter.numel(), dtype=torch.float32)).view_as(parameter)
                 )
@@ -69,8 +72,8 @@ def test_a_new_adapter_changes_nothing_and_a_trained_one_adds_scaled_b_times_a()
     with torch.no_grad():
         for name, parameter in expected.named_parameters():
             if "_proj" in name:
-                at = f"base_model.model.{name.removesuffix('.weight')}"
-                change = weights[f"{at}.lora_B.policy.weight"] @ weights[f"{at}.lora_A.policy.weight"]
+                at = name.removesuffix(".weight")
+                change = weights[f"{at}.lora_B.policy"] @ weights[f"{at}.lora_A.policy"]
                 parameter.add_(change, alpha=8.0 / 4)
     assert not torch.allclose(logits(model), plain, rtol=1e-2)
     torch.testing.assert_close(logits(model), logits(expected), rtol=1e-4, atol=1e-5)
@@ -81,7 +84,18 @@ def test_chosen_targets_and_dropout() -> None:
     model = with_lora(tiny_model(), settings, name="policy", seed=0)
     parts = [name.split(".lora_")[0].rpartition(".")[2] for name in trainable_names(model)]
     assert parts == ["q_proj", "q_proj", "v_proj", "v_proj"] * LAYERS
-    assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.5}
+    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    assert [layer.dropout for layer in layers] == [{"policy": 0.5}] * (2 * LAYERS)
+    q_proj, x = layers[0], torch.ones(4, WIDTH)
+    with torch.no_grad():
+        q_proj.lora_A["policy"].fill_(1.0)
+        q_proj.lora_B["policy"].fill_(1.0)
+    added = (q_proj.train()(x) - q_proj.base_layer(x)) / (2 * q_proj.scaling["policy"])
+    torch.testing.assert_close(added, added[:, :1].round().expand_as(added))  # twice as many as were not dropped
+    assert 0 < added.min() < added.max() < 2 * WIDTH
+    torch.testing.assert_close(
+        q_proj.eval()(x), q_proj.base_layer(x) + 2 * WIDTH * q_proj.scaling["policy"], rtol=1e-5, atol=1e-4
+    )
 
 
 def test_unknown_target() -> None:
@@ -106,12 +120,12 @@ def test_several_adapters_on_one_base() -> None:
     first = logits(model)
     model = with_lora(model, LoraSettings(rank=2), name="second", seed=2)
     assert len(trainable_names(model)) == LAYERS * 7 * 2
-    assert all(".second." in name for name in trainable_names(model))
+    assert all(name.endswith(".second") for name in trainable_names(model))
     assert torch.equal(logits(model), logits(tiny_model()))
     trainable = trainable_names(model)
     with using(model, "first"):
         assert torch.equal(logits(model), first)
-    assert model.active_adapter == "second"
+    assert required_adapters(model).active == ("second",)
     assert trainable_names(model) == trainable
     model.requires_grad_(False)
     with using(model, "first"):
@@ -123,7 +137,7 @@ def test_adapter_names() -> None:
     model = with_lora(tiny_model(), SMALL, name="first", seed=1)
     with pytest.raises(ModelError, match=r"named 'first' is already there"):
         with_lora(model, SMALL, name="first", seed=1)
-    for name in ("lora", "a.b", "", "ra_"):
+    for name in ("keys", "training", "a.b", ""):
         with pytest.raises(ModelError, match="adapter name"):
             with_lora(tiny_model(), SMALL, name=name, seed=1)
 
@@ -150,7 +164,7 @@ def test_merging_leaves_the_model_as_it_is() -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert trainable_names(model) == trainable
     embedding = merged["first"].get_parameter("model.embed_tokens.weight")
-    assert embedding.data_ptr() == base_of(model).get_parameter("model.embed_tokens.weight").data_ptr()
+    assert embedding.data_ptr() == model.get_parameter("model.embed_tokens.weight").data_ptr()
     assert merged["first"].get_parameter("lm_head.weight") is embedding
 
 
@@ -173,6 +187,101 @@ def test_matrices_that_are_kept_the_other_way_round() -> None:
     assert parts == {"c_attn", "c_proj", "c_fc"}
     fill_b(model, "policy", 0.2)
     torch.testing.assert_close(logits(merge(model)), logits(model), rtol=1e-5, atol=1e-5)
+
+
+def low_rank(dtype: torch.dtype, *, bias: bool = True) -> tuple[torch.Tensor, ...]:
+    """x, W, the bias, and two adapters of rank 2 and 3; W and the bias are frozen."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 5), (7, 5), (7,), (2, 5), (7, 2), (3, 5), (7, 3)]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    return tuple(tensor.requires_grad_(index not in (1, 2)) for index, tensor in enumerate(tensors))
+
+
+def test_gradients_are_those_of_the_function() -> None:
+    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        return lora_linear(x, weight, bias, factors, [0.5, 2.0])
+
+    assert torch.autograd.gradcheck(forward, low_rank(torch.float64))
+    x, weight, _, a, b, *_ = low_rank(torch.float64)
+    assert torch.autograd.gradcheck(lambda *args: lora_linear(args[0], weight, None, args[1:], [3.0]), (x, a, b))
+    y = lora_linear(x, weight, None, (a, b), [3.0])
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_only_what_needs_a_gradient_gets_one(dtype: torch.dtype, tolerance: float) -> None:
+    for frozen in ((), (0,), (3, 4), (5,), (6,), (0, 3, 4, 5)):
+        ours, plain = (
+            [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in low_rank(dtype)] for _ in "ab"
+        )
+        for index in frozen:
+            ours[index].requires_grad_(False)
+            plain[index].requires_grad_(False)
+        x, weight, bias, a, b, c, d = plain
+        expected = linear(x, weight, bias) + 0.5 * x @ a.T @ b.T + 2.0 * x @ c.T @ d.T
+        actual = lora_linear(ours[0], ours[1], ours[2], ours[3:], [0.5, 2.0])
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=10 * tolerance)
+        expected.square().sum().backward()
+        actual.square().sum().backward()
+        for index, (tensor, other) in enumerate(zip(ours, plain, strict=True)):
+            assert (tensor.grad is None) == (other.grad is None) == (index in (1, 2, *frozen))
+            if tensor.grad is not None and other.grad is not None:
+                scale = other.grad.abs().max().item()
+                torch.testing.assert_close(tensor.grad, other.grad, rtol=0, atol=scale * tolerance)
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    def gradients(*, recompute: bool) -> list[torch.Tensor | None]:
+        model = with_lora(tiny_model(), SMALL, name="policy", seed=3).train()
+        fill_b(model, "policy", 0.3)
+        if recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(input_ids=TOKENS_BT, labels=TOKENS_BT).loss.backward()
+        return [parameter.grad for _, parameter in required_adapters(model).parameters("policy")]
+
+    for grad, expected in zip(gradients(recompute=True), gradients(recompute=False), strict=True):
+        assert grad is not None
+        assert expected is not None
+        assert torch.equal(grad, expected)
+
+
+def test_a_base_that_learns_and_autocast_are_computed_too() -> None:
+    model = with_lora(tiny_model(), SMALL, name="policy", seed=3)
+    fill_b(model, "policy", 0.3)
+    expected = logits(model)
+    layer = model.get_submodule("model.layers.0.mlp.up_proj")
+    assert isinstance(layer, LoraLinear)
+    layer.weight.requires_grad_(True)
+    model(input_ids=TOKENS_BT).logits.sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(logits(model).float(), expected, rtol=0, atol=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own compiler
+def test_a_layer_compiles_as_one_graph_for_all_lengths() -> None:
+    model = with_lora(tiny_model(), SMALL, name="policy", seed=3)
+    fill_b(model, "policy", 0.3)
+    layer = model.get_submodule("model.layers.0.mlp.up_proj")
+    assert isinstance(layer, LoraLinear)
+    compiled = torch.compile(layer, dynamic=True, fullgraph=True)
+
+    def results(call: Any, length: int) -> list[torch.Tensor]:
+        x = torch.sin(torch.arange(2 * length * WIDTH, dtype=torch.float32)).view(2, length, WIDTH).requires_grad_()
+        y = call(x)
+        return [y, *torch.autograd.grad(y.square().sum(), (x, layer.lora_A["policy"], layer.lora_B["policy"]))]
+
+    for length in (3, 5, 8):
+        torch.testing.assert_close(results(compiled, length), results(layer, length), rtol=1e-4, atol=1e-4)
+    x = torch.ones(2, 4, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-5)
+        with using(model, None):
+            torch.testing.assert_close(compiled(x), layer.base_layer(x), rtol=1e-5, atol=1e-5)
 
 
 def test_adapters_are_saved_and_loaded(tmp_path: Path) -> None:
@@ -220,20 +329,29 @@ def test_quantised_bases_need_cuda_and_bitsandbytes(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelError, match="a base of 4 bits needs a CUDA device, found 'cpu'"):
         quantisation(4, "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="a base of 8 bits needs 'bitsandbytes': pip install bitsandbytes"):
         quantisation(8, "cuda")
 
 
 def test_quantised_bases_are_not_merged_into(monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_lora(tiny_model(), SMALL, name="first", seed=1)
-    monkeypatch.setattr(base_of(model), "is_quantized", True, raising=False)
+    monkeypatch.setattr(model, "is_quantized", True, raising=False)
     with pytest.raises(ModelError, match="cannot be merged into a quantised base"):
         merge(model)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": 0}, {"alpha": 0}, {"dropout": 1.0}, {"targets": ()}, {"targets": "some"}, {"rnak": 4}]
+    "wrong",
+    [
+        {"rank": 0},
+        {"alpha": 0},
+        {"dropout": 1.0},
+        {"targets": ()},
+        {"targets": "some"},
+        {"rnak": 4},
+        {"use_dora": True},
+    ],
 )
 def test_settings_have_ranges(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):

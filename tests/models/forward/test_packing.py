@@ -88,6 +88,18 @@ def test_packed_attention_stays_within_sequences(lengths: list[int], tails: list
         assert_close(x.grad, y.grad)
 
 
+@pytest.mark.parametrize("tails", [TAILS, LENGTHS])
+def test_a_share_of_the_attention_is_dropped_where_that_is_asked_for(tails: list[int]) -> None:
+    query_MHE, key_NKE = random(sum(tails), 4, 8, seed=1), random(sum(LENGTHS), 4, 8, seed=2)
+    ones_NKE = torch.ones_like(key_NKE)  # without dropout, every output is 1
+    torch.manual_seed(0)
+    dropped_MHE = packed_attention(query_MHE, key_NKE, ones_NKE, spans(tails), spans(LENGTHS), dropout=0.5)
+    assert_close(
+        packed_attention(query_MHE, key_NKE, ones_NKE, spans(tails), spans(LENGTHS)), torch.ones_like(query_MHE)
+    )
+    assert (dropped_MHE - 1).abs().mean() > 0.2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tails", [TAILS, LENGTHS])
 @pytest.mark.parametrize("is_compiled", [False, True])

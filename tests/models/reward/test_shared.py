@@ -11,11 +11,10 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.heads import at_last, hidden_states
-from kedge.models.forward.lora import base_of, using, with_lora
+from kedge.models.forward.lora import using, with_lora
 from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.tiny import make_tiny
@@ -43,7 +42,7 @@ def members(tiny: Path, count: int) -> tuple[RewardModel, ...]:
     with torch.no_grad():
         for index in range(count):
             for name, parameter in reward_models[0].model.named_parameters():
-                if f"lora_B.member-{index}." in name:
+                if name.endswith(f".lora_B.member-{index}"):
                     parameter.copy_(0.03 * torch.sin(torch.arange(parameter.numel()) + 5.0 * index).view_as(parameter))
     own = [Normaliser(mean=(0.1 + i, 1.0), std=(1.0 + i, 0.5)) for i in range(count)]
     return tuple(
@@ -52,10 +51,10 @@ def members(tiny: Path, count: int) -> tuple[RewardModel, ...]:
     )
 
 
-def raw_scores(causal: PeftModel, name: str, head_KD: Tensor) -> Tensor:
+def raw_scores(causal: PreTrainedModel, name: str, head_KD: Tensor) -> Tensor:
     with torch.no_grad(), using(causal, name):
-        hidden_BTD = hidden_states(base_of(causal), TOKENS_BT, MASK_BT, is_right_padded=True)
-    return at_last(hidden_BTD, MASK_BT) @ head_KD.T
+        hidden_BTD = causal.get_decoder()(TOKENS_BT, use_cache=False).last_hidden_state
+    return hidden_BTD[torch.arange(len(MASK_BT)), MASK_BT.sum(dim=1) - 1] @ head_KD.T
 
 
 def test_one_model_on_a_causal_base(tiny: Path, tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ def test_the_model_of_these_tests_has_dropout(base: Path, rollouts: Rollouts) ->
 
 def decoders_of(role: Any) -> list[nn.Module]:
     """All that a role computes hidden states with, the trunk below it included."""
-    backbone = getattr(role, "_backbone", None) or role.backbone
+    model = getattr(role, "_model", role)
+    backbone = getattr(model, "_backbone", None) or model.backbone
     trunk = getattr(backbone, "_shared_trunk", None)
     return [part._reader.decoder for part in (backbone, trunk) if part is not None]
 

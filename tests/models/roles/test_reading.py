@@ -89,7 +89,7 @@ def test_packed_and_padded_roles_compute_and_learn_the_same(
     monkeypatch.setattr(reading, "_agree", lambda *_: False)
     padded = build_roles(spec)
     for roles, is_fast in ((packed, True), (padded, False)):
-        reader: Any = roles.policy._backbone._reader  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        reader: Any = roles.policy._model.backbone._reader  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         assert (reader.is_packed, reader.has_partial_last_layer) == (is_fast, is_fast)
     assert_close(packed.policy.logprobs(ragged), padded.policy.logprobs(ragged), rtol=1e-5, atol=1e-5)
     packed_grads, padded_grads = gradients(packed, ragged), gradients(padded, ragged)
@@ -155,7 +155,7 @@ def test_a_gpu_reads_in_bfloat16_what_float32_would_within_what_bfloat16_explain
     backbone = FullBackbone(narrow)
     reader: Any = backbone._reader
     assert (reader.is_packed, reader.has_partial_last_layer) == (True, True)
-    given = [x.cuda() for x in (ragged.tokens_BT, ragged.attention_mask_BT, ragged.response_mask_BT)]
+    given = ragged.tokens_BT.cuda(), ragged.attention_mask_BT, ragged.response_mask_BT
     with torch.no_grad(), backbone.active():
         hidden_RD = backbone.hidden(*given).float().cpu()
     expected_RD = alone(model, ragged.tokens_BT, ragged.response_mask_BT)

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 
 from kedge.core.errors import CheckpointError, ModelError
 from kedge.core.records import Rollouts, repeated, take
-from kedge.models.forward.lora import base_of
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.tiny import tiny_tokenizer
@@ -42,7 +41,7 @@ BuildRoles = Callable[[RoleSpec], RoleSet]
 def test_the_model_that_samples_and_the_role_that_learns_agree(build_roles: BuildRoles, spec: RoleSpec) -> None:
     roles = build_roles(replace(spec, actor=spec.actor.model_copy(update={"lr": 0.05})))
     generator = LocalGenerator(
-        base_of(roles.model), SamplingSettings(max_new_tokens=6, temperature=0.7), stop_ids=[258], pad=256, max_rows=4
+        roles.model, SamplingSettings(max_new_tokens=6, temperature=0.7), stop_ids=[258], pad=256, max_rows=4
     )
     prompts = repeated([[70, 71, 72], [80]], ids=[0, 1], answers=2)
     first = generator.generate(prompts, seed=1)
@@ -110,7 +109,7 @@ def test_lora_leaves_the_base_alone(spec: RoleSpec, rollouts: Rollouts) -> None:
         update_policy(roles, rollouts)
         update_critic(roles, rollouts)
     assert torch.equal(roles.reference.logprobs(rollouts), plain.reference.logprobs(rollouts))
-    assert module_hash(base_of(roles.model)) == roles.reference_hash == plain.reference_hash
+    assert module_hash(roles.model) == roles.reference_hash == plain.reference_hash
     assert not torch.allclose(roles.policy.logprobs(rollouts), plain.reference.logprobs(rollouts))
 
 
@@ -204,9 +203,3 @@ def test_the_memory_table_counts_what_learns(spec: RoleSpec) -> None:
     assert 0 < adapted["actor"].learns < weights / 4
     shared = {row.role: row for row in trunk(spec).memory}
     assert shared["trunk"].own_bytes + shared["actor"].own_bytes == 4 * weights
-
-
-def test_more_rows_are_computed_at_once_where_an_update_keeps_more_than_one_layer(spec: RoleSpec) -> None:
-    on_gpu = replace(spec, device="cuda:1", rows=4)
-    specs = (spec, on_gpu, replace(on_gpu, recompute=True))
-    assert [each.inference_rows for each in specs] == [spec.rows, 16, 4]

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.files import hash_folder
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import TokenSequence, padded_batches
-from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.forward.language_model import language_model
+from kedge.models.forward.lora import with_lora
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner, Objective, Sums
 from kedge.models.training.objectives import imitation
 from kedge.models.training.train_step import learning_rate
+from kedge.models.training.trained_weights import trained_weights
 from kedge.runs.state import load_state, save_state
 
 
@@ -37,7 +41,12 @@ def batches(seed: int, *, rows: int = 2) -> list[Batch]:
 def causal_learner(**settings: float) -> Learner[Batch]:
     model = tiny_model(hidden=32, layers=1)
     optimiser = OptimiserSettings.model_validate({"lr": 1e-2, **settings})
-    return Learner(model, imitation(model), optimiser, total_steps=20)
+    return imitator(model, optimiser, total_steps=20)
+
+
+def imitator(model: PreTrainedModel, optimiser: OptimiserSettings, *, total_steps: int) -> Learner[Batch]:
+    policy = language_model(model)
+    return Learner(trained_weights(model), policy.backbone, imitation(policy), optimiser, total_steps=total_steps)
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -59,6 +68,19 @@ class Two(nn.Module):
         self.bias = nn.Parameter(torch.tensor([-1.0], dtype=torch.float64))
 
 
+class NoBackbone:
+    """For an objective that computes without one."""
+
+    def active(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        raise NotImplementedError
+
+
 def linear(module: Two) -> Objective[float]:
     """A batch is its number of items; each item pulls on 3·matrix + 4·bias."""
 
@@ -72,7 +94,7 @@ def linear(module: Two) -> Objective[float]:
 def hand_learner(**settings: object) -> tuple[Two, Learner[float]]:
     module = Two()
     optimiser = OptimiserSettings.model_validate({"lr": 0.1, "schedule": "constant", "warmup": 0.0, **settings})
-    return module, Learner(module, linear(module), optimiser, total_steps=4)
+    return module, Learner(trained_weights(module), NoBackbone(), linear(module), optimiser, total_steps=4)
 
 
 def test_a_step_of_adam_by_hand() -> None:
@@ -154,10 +176,10 @@ def test_a_step_that_is_not_finite_is_refused_by_name_and_counted(where: str, me
 def test_a_step_in_which_nothing_counts_is_refused() -> None:
     learner = causal_learner()
     nothing = padded_batches([TokenSequence(tokens=[1, 2, 3], counted=[False] * 3)], rows=1, pad=256)
-    before = weights(learner.module)
+    before = weights(learner.trained.module)
     with pytest.raises(NumericsError, match=r"step 1: nothing in it counts \(weight 0\); the weights are unchanged"):
         learner.update(nothing)
-    assert_same(weights(learner.module), before)
+    assert_same(weights(learner.trained.module), before)
 
 
 # Going on
@@ -175,7 +197,7 @@ def test_a_learner_goes_on_from_its_state_to_the_last_bit(tmp_path: Path) -> Non
     assert second.step == 3
     metrics += [second.update(batches(seed)) for seed in range(3, 6)]
     assert metrics == expected
-    assert_same(weights(second.module), weights(whole.module))
+    assert_same(weights(second.trained.module), weights(whole.trained.module))
 
 
 def test_a_state_of_other_weights_is_refused() -> None:
@@ -187,21 +209,23 @@ def test_a_state_of_other_weights_is_refused() -> None:
 def test_measuring_changes_nothing_and_is_the_mean_over_everything() -> None:
     learner = causal_learner()
     learner.update(batches(1))
-    before, moments = weights(learner.module), str(learner.state()["optimiser"])
+    before, moments = weights(learner.trained.module), str(learner.state()["optimiser"])
     gradients = {
         name: parameter.grad.clone()
-        for name, parameter in learner.module.named_parameters()
+        for name, parameter in learner.trained.module.named_parameters()
         if parameter.grad is not None
     }
     state = torch.get_rng_state()
 
     metrics = learner.measure(batches(2))
-    assert_same(weights(learner.module), before)
+    assert_same(weights(learner.trained.module), before)
     assert str(learner.state()["optimiser"]) == moments
     assert learner.step == 1
     assert torch.equal(torch.get_rng_state(), state)
     after = {
-        name: parameter.grad for name, parameter in learner.module.named_parameters() if parameter.grad is not None
+        name: parameter.grad
+        for name, parameter in learner.trained.module.named_parameters()
+        if parameter.grad is not None
     }
     assert_same(after, gradients)
     # Cut otherwise it is the same, and it is the loss that a step on the same batches would begin with.
@@ -217,11 +241,11 @@ def test_a_learner_over_adapters_trains_them_alone(tmp_path: Path) -> None:
     content = hash_folder(folder)
     model = start_causal(str(folder), lora=LoraSettings(rank=2), device="cpu", seed=4)
     before = weights(model)
-    learner = Learner(model, imitation(base_of(model)), OptimiserSettings(lr=1e-2), total_steps=3)
+    learner = imitator(model, OptimiserSettings(lr=1e-2), total_steps=3)
     for seed in range(3):
         learner.update(batches(seed))
     changed = {name for name, weight in weights(model).items() if not torch.equal(weight, before[name])}
-    adapters = {name for name in before if ".lora_A.policy." in name or ".lora_B.policy." in name}
+    adapters = {name for name in before if name.endswith((".lora_A.policy", ".lora_B.policy"))}
     assert changed == adapters
     assert len(adapters) == 14  # A and B of seven matrices in one layer
     assert learner.state()["weights"].keys() == adapters
@@ -231,7 +255,7 @@ def test_a_learner_over_adapters_trains_them_alone(tmp_path: Path) -> None:
 def test_dropout_is_on_in_a_step_and_off_in_a_measurement() -> None:
     torch.manual_seed(3)
     model = with_lora(tiny_model(hidden=32, layers=1), LoraSettings(rank=4, dropout=0.5), name="policy", seed=1)
-    learner = Learner(model, imitation(base_of(model)), OptimiserSettings(lr=1e-2), total_steps=3)
+    learner = imitator(model, OptimiserSettings(lr=1e-2), total_steps=3)
     learner.update(batches(1))  # B is no longer zero, so that dropout on the way to A can be seen
     held_out: Sequence[Batch] = batches(2)
     first, again = learner.measure(held_out), learner.measure(held_out)

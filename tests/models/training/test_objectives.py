@@ -6,6 +6,8 @@ The expected gradients come from plain transformers, one sequence at a time, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -18,12 +20,15 @@ from transformers import PreTrainedModel
 
 from kedge.core.batches import Batch, Comparisons
 from kedge.core.optimiser import OptimiserSettings
-from kedge.data.batching import RankedAnswers, TokenSequence, comparison_batches, packed_batches, padded_batches
-from kedge.models.forward.lora import Module
+from kedge.data.batching import RankedAnswers, TokenSequence, comparison_batches, padded_batches
+from kedge.models.forward.backbones import Backbone
+from kedge.models.forward.language_model import language_model
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.reward_files import build
+from kedge.models.reward.reward_model import RewardModel, scores
 from kedge.models.training.learner import Learner, Objective
 from kedge.models.training.objectives import RankingLoss, imitation, preference
+from kedge.models.training.trained_weights import trained_weights
 
 PAD, END = 256, 258
 Gradients = dict[str, Tensor]
@@ -58,10 +63,11 @@ def ranked() -> list[RankedAnswers]:
 
 
 def after_one_step(
-    module: nn.Module, objective: Objective[Any], batches: Sequence[Any]
+    module: nn.Module, backbone: Backbone, objective: Objective[Any], batches: Sequence[Any]
 ) -> tuple[Gradients, dict[str, float]]:
     """The gradient that the step was made of: nothing is clipped, and a step leaves it in place."""
-    learner = Learner(module, objective, OptimiserSettings(lr=1e-9, clip=1e9), total_steps=10)
+    settings = OptimiserSettings(lr=1e-9, clip=1e9)
+    learner = Learner(trained_weights(module), backbone, objective, settings, total_steps=10)
     facts = learner.update(batches)
     return {
         name: parameter.grad.clone() for name, parameter in module.named_parameters() if parameter.grad is not None
@@ -114,41 +120,42 @@ def shuffled(seed: int) -> list[TokenSequence]:
         padded_batches(sequences(), rows=3, pad=0),
         padded_batches(shuffled(1), rows=2, pad=END),
         list(reversed(padded_batches(sequences(), rows=2, pad=PAD))),
-        packed_batches(sequences(), rows=7, width=80, pad=PAD),
-        packed_batches(sequences(), rows=1, width=22, pad=PAD),
-        packed_batches(shuffled(2), rows=2, width=30, pad=7),
+        padded_batches(shuffled(2), tokens=30, pad=7),
     ],
-    ids=["whole", "one by one", "threes", "shuffled", "reversed", "one row", "packed alone", "packed shuffled"],
+    ids=["whole", "one by one", "threes", "shuffled", "reversed", "by tokens"],
 )
 def test_imitation_has_one_gradient_for_any_layout(
     batches: list[Batch], imitation_reference: tuple[Gradients, float]
 ) -> None:
     model = small_causal()
-    gradients, facts = after_one_step(model, imitation(model), batches)
+    policy = language_model(model)
+    gradients, facts = after_one_step(model, policy.backbone, imitation(policy), batches)
     expect(gradients, imitation_reference[0])
     assert facts["loss"] == pytest.approx(imitation_reference[1], rel=1e-6)
 
 
-def test_a_packed_conversation_scores_as_it_does_alone() -> None:
-    """What stands before it in the row changes nothing, not even by rounding that accumulates."""
-    model = small_causal().eval()
+def test_a_conversation_scores_beside_others_as_it_does_alone() -> None:
+    """What stands before it in the packed row changes nothing, not even by rounding that accumulates."""
+    model = language_model(small_causal().eval())
     objective = imitation(model)
     for sequence in sequences():
         if not any(sequence.counted[1:]):
             continue
         (alone,) = padded_batches([sequence], rows=1, pad=PAD)
         neighbour = TokenSequence(tokens=[200] * 30, counted=[False] * 30)
-        (packed_batch,) = packed_batches([neighbour, sequence], rows=1, width=100, pad=PAD)
-        assert len(packed_batch.tokens_BT) == 1
-        loss, expected = (objective.sums(batch).loss.item() for batch in (packed_batch, alone))
+        (beside,) = padded_batches([neighbour, sequence], rows=2, pad=PAD)
+        with model.active():
+            loss, expected = (objective.sums(batch).loss.item() for batch in (beside, alone))
         assert loss == pytest.approx(expected, rel=1e-12)
 
 
 # Preference
 
 
-def small_reward(folder: Path) -> Module:
-    return build(folder, objectives=("helpful", "harmless"), seed=3, dtype="float32").model.double()
+def small_reward(folder: Path) -> RewardModel:
+    reward = build(folder, objectives=("helpful", "harmless"), seed=3, dtype="float32")
+    reward.model.double()
+    return replace(reward)
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +214,18 @@ def reordered(seed: int) -> list[RankedAnswers]:
 def test_preference_has_one_gradient_for_any_layout(
     batches: list[Comparisons], ranking: RankingLoss, folder: Path
 ) -> None:
-    expected, loss = preference_reference(small_reward(folder), ranking=ranking, centre=0.01)
-    model = small_reward(folder)
-    gradients, facts = after_one_step(model, preference(model, ranking=ranking, centre=0.01), batches)
+    expected, loss = preference_reference(small_reward(folder).model, ranking=ranking, centre=0.01)
+    reward = small_reward(folder)
+    objective = preference(partial(scores, reward), ranking=ranking, centre=0.01)
+    gradients, facts = after_one_step(reward.model, reward.backbone, objective, batches)
     expect(gradients, expected)
     assert facts["loss"] == pytest.approx(loss, rel=1e-6)
 
 
 def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
     """Accuracy is a share of the strictly ranked pairs of a comparison, margin their mean gap, both by weight."""
-    model = small_reward(folder).eval()
+    reward = small_reward(folder)
+    model = reward.model.eval()
     right, gap, weight = 0.0, 0.0, 0.0
     with torch.no_grad():
         for comparison in ranked():
@@ -226,7 +235,8 @@ def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
             right += comparison.weight * sum(g > 0 for g in gaps) / max(len(gaps), 1)
             gap += comparison.weight * sum(gaps) / max(len(gaps), 1)
             weight += comparison.weight
-    learner = Learner(model, preference(model, ranking="all_pairs", centre=0.0), OptimiserSettings(), total_steps=1)
+    objective = preference(partial(scores, reward), ranking="all_pairs", centre=0.0)
+    learner = Learner(trained_weights(model), reward.backbone, objective, OptimiserSettings(), total_steps=1)
     metrics = learner.measure(comparison_batches(ranked(), rows=3, pad=PAD))
     assert (metrics["accuracy"], metrics["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
     assert 0.0 < right / weight < 1.0

@@ -1,4 +1,4 @@
-"""One loss and one gradient for one step of preferences, however it is cut, ordered, padded or packed; in float64.
+"""One loss and one gradient for one step of preferences, however it is cut, ordered or padded; in float64.
 
 The expected ones come from plain transformers, one answer at a time, and the papers' formulas written out by hand.
 """
@@ -6,7 +6,6 @@ The expected ones come from plain transformers, one answer at a time, and the pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -22,18 +21,24 @@ from kedge.core.batches import AnswerBatch
 from kedge.core.errors import ConfigError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
-from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.forward.backbones import Backbone
+from kedge.models.forward.language_model import language_model
+from kedge.models.forward.lora import with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner
+from kedge.models.training.passes import InferenceSize
 from kedge.models.training.preference_methods import CPO, DPO, IPO, KTO, ORPO, TDPO, AnyMethod, SimPO
 from kedge.models.training.preference_objectives import (
+    Reference,
     adapters_off,
     anchor_point,
     answer_logprobs,
+    as_it_is,
     preference_objective,
     reference_for,
 )
+from kedge.models.training.trained_weights import trained_weights
 
 PAD = 256
 ANCHOR = 0.375
@@ -186,19 +191,19 @@ def shuffled(items: list[LabelledAnswers], seed: int) -> list[LabelledAnswers]:
 
 
 LAYOUTS: dict[str, Callable[[list[LabelledAnswers]], list[AnswerBatch]]] = {
-    "whole": lambda items: answer_batches(items, rows=7, pad=PAD, width=None),
-    "one by one": lambda items: answer_batches(items, rows=1, pad=PAD, width=None),
-    "twos, shuffled": lambda items: answer_batches(shuffled(items, 1), rows=2, pad=0, width=None),
-    "reversed": lambda items: answer_batches(items, rows=3, pad=PAD, width=None)[::-1],
-    "one packed row": lambda items: answer_batches(items, rows=7, pad=PAD, width=200),
-    "packed, shuffled": lambda items: answer_batches(shuffled(items, 2), rows=2, pad=7, width=18),
+    "whole": lambda items: answer_batches(items, rows=7, pad=PAD),
+    "one by one": lambda items: answer_batches(items, rows=1, pad=PAD),
+    "twos, shuffled": lambda items: answer_batches(shuffled(items, 1), rows=2, pad=0),
+    "reversed": lambda items: answer_batches(items, rows=3, pad=PAD)[::-1],
+    "by tokens, shuffled": lambda items: answer_batches(shuffled(items, 2), tokens=18, pad=7),
 }
 
 
 def after_one_step(
-    model: nn.Module, objective: Any, batches: Sequence[AnswerBatch]
+    model: nn.Module, backbone: Backbone, objective: Any, batches: Sequence[AnswerBatch]
 ) -> tuple[Gradients, dict[str, float]]:
-    learner = Learner(model, objective, OptimiserSettings(lr=1e-9, clip=1e9), total_steps=10)
+    settings = OptimiserSettings(lr=1e-9, clip=1e9)
+    learner = Learner(trained_weights(model), backbone, objective, settings, total_steps=10)
     facts = learner.update(batches)
     return {
         key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None
@@ -212,8 +217,9 @@ def test_a_step_has_one_loss_and_one_gradient_for_any_layout(name: str, layout: 
     batches = LAYOUTS[layout](items_of(name))
     if name == "kto":
         batches = [replace(batch, anchor=torch.tensor(ANCHOR)) for batch in batches]
-    objective = preference_objective(model, METHODS[name], reference=lambda: nullcontext(reference))
-    gradients, facts = after_one_step(model, objective, batches)
+    policy = language_model(model)
+    objective = preference_objective(policy, METHODS[name], reference=as_it_is(reference))
+    gradients, facts = after_one_step(model, policy.backbone, objective, batches)
     expected_gradients, loss = expected(name)
     assert gradients.keys() == expected_gradients.keys()
     assert sum(gradient.abs().sum() for gradient in expected_gradients.values()) > 0.1
@@ -224,13 +230,14 @@ def test_a_step_has_one_loss_and_one_gradient_for_any_layout(name: str, layout: 
     assert facts["loss"] == pytest.approx(loss, rel=1e-6)
 
 
-def test_rows_are_packed_where_that_was_asked_for() -> None:
-    (alone,) = answer_batches(pairs(), rows=7, pad=PAD, width=None)
-    (packed,) = answer_batches(pairs(), rows=7, pad=PAD, width=200)
-    assert (len(alone.tokens_BT), len(packed.tokens_BT)) == (10, 1)
-
-
 # Facts
+
+
+def learner_of(model: PreTrainedModel, method: AnyMethod, **settings: Any) -> Learner[AnswerBatch]:
+    policy = language_model(model)
+    reference = reference_for(model) if isinstance(method, TDPO) else None
+    objective = preference_objective(policy, method, reference=reference)
+    return Learner(trained_weights(model), policy.backbone, objective, OptimiserSettings(**settings), total_steps=3)
 
 
 def test_facts_of_pairs_by_hand() -> None:
@@ -240,8 +247,7 @@ def test_facts_of_pairs_by_hand() -> None:
         for pair in pairs()
     ]
     sums = [[logp(model, side).item() for side in pair.sequences] for pair in pairs()]
-    learner = Learner(model, preference_objective(model, method), OptimiserSettings(), total_steps=1)
-    metrics = learner.measure(answer_batches(pairs(), rows=2, pad=PAD, width=30))
+    metrics = learner_of(model, method).measure(answer_batches(pairs(), rows=2, pad=PAD))
     right = sum(c > r for c, r in rewards)
     assert 0 < right < 5
     assert metrics["accuracy"] == pytest.approx(right / 5)
@@ -256,11 +262,8 @@ def test_facts_of_pairs_by_hand() -> None:
 
 def test_facts_of_thumbs_are_means_over_the_liked_and_over_the_others() -> None:
     model = small().eval()
-    batches = [
-        replace(item, anchor=torch.tensor(-2.0)) for item in answer_batches(thumbs(), rows=2, pad=PAD, width=None)
-    ]
-    learner = Learner(model, preference_objective(model, KTO(beta=0.3)), OptimiserSettings(), total_steps=1)
-    metrics = learner.measure(batches)
+    batches = [replace(item, anchor=torch.tensor(-2.0)) for item in answer_batches(thumbs(), rows=2, pad=PAD)]
+    metrics = learner_of(model, KTO(beta=0.3)).measure(batches)
     rewards = [(0.3 * (logp(model, item.sequences[0]).item() - item.ref_logp[0]), item.is_good[0]) for item in thumbs()]
     liked, others = [x for x, good in rewards if good], [x for x, good in rewards if not good]
     assert metrics["chosen"] == pytest.approx(sum(liked) / 3, rel=1e-5)
@@ -272,22 +275,25 @@ def test_facts_of_thumbs_are_means_over_the_liked_and_over_the_others() -> None:
 
 @pytest.mark.parametrize("method", [ORPO(), SimPO(), CPO()])
 def test_methods_without_a_reference_do_not_read_it(method: AnyMethod) -> None:
-    model = small()
+    policy = language_model(small())
     elsewhere = [replace(pair, ref_logp=(9.0, -30.0)) for pair in pairs()]
-    losses = [
-        preference_objective(model, method).sums(batch).loss.item()
-        for items in (pairs(), elsewhere)
-        for batch in answer_batches(items, rows=5, pad=0, width=None)
-    ]
+    with policy.active():
+        losses = [
+            preference_objective(policy, method).sums(batch).loss.item()
+            for items in (pairs(), elsewhere)
+            for batch in answer_batches(items, rows=5, pad=0)
+        ]
     assert losses[0] == losses[1] > 0
 
 
 def test_the_reference_point_is_the_mean_log_ratio_over_the_whole_step() -> None:
     model = small()
     ratios = [logp(model, item.sequences[0]).item() - item.ref_logp[0] for item in thumbs()]
-    for rows, width in ((7, None), (1, None), (3, 25)):
+    for rows in (7, 1, 3):
         model.train()
-        anchor = anchor_point(model, answer_batches(thumbs(), rows=rows, pad=PAD, width=width))
+        policy, inference = language_model(model), InferenceSize(torch.device("cpu"))
+        batches = answer_batches(thumbs(), rows=rows, pad=PAD)
+        anchor = anchor_point(model, policy, lambda _, batches=batches: batches, inference)
         assert anchor.item() == pytest.approx(sum(ratios) / 7, rel=1e-5)
         assert not anchor.requires_grad
         assert model.training
@@ -307,38 +313,37 @@ def trained_adapters(dropout: float = 0.0) -> Any:
     return model
 
 
+def logprobs(reference: Reference, batch: AnswerBatch) -> Tensor:
+    with torch.no_grad(), reference() as opened:
+        return answer_logprobs(opened.language_model, batch)
+
+
 def test_with_adapters_the_reference_is_the_base_to_the_last_bit() -> None:
-    (batch,) = answer_batches(pairs(), rows=5, pad=PAD, width=None)
-    plain = tiny_model(hidden=32, layers=2)
+    (batch,) = answer_batches(pairs(), rows=5, pad=PAD)
+    expected_S = logprobs(as_it_is(tiny_model(hidden=32, layers=2)), batch)
     adapted = trained_adapters(dropout=0.5).train()
-    with torch.no_grad():
-        expected_S = answer_logprobs(cast(PreTrainedModel, plain), batch)
-        assert not torch.equal(answer_logprobs(base_of(adapted), batch), expected_S)
-        before = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
-        with adapters_off(adapted) as base:
-            assert torch.equal(answer_logprobs(base, batch), expected_S)
-            assert not adapted.training
+    assert not torch.equal(logprobs(as_it_is(adapted), batch), expected_S)
+    before = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    with adapters_off(adapted)() as opened:
+        assert torch.equal(answer_logprobs(opened.language_model, batch), expected_S)
+        assert not adapted.training
     assert adapted.training
     assert [name for name, parameter in adapted.named_parameters() if parameter.requires_grad] == before != []
-    with torch.no_grad():
-        assert not torch.equal(answer_logprobs(base_of(adapted), batch), expected_S)
+    assert not torch.equal(logprobs(as_it_is(adapted), batch), expected_S)
 
 
 @pytest.mark.parametrize("has_adapters", [True, False])
 def test_the_reference_of_tdpo_stays_while_the_policy_learns(has_adapters: bool) -> None:
-    (batch,) = answer_batches(pairs(), rows=5, pad=PAD, width=None)
-    policy = trained_adapters() if has_adapters else cast(PreTrainedModel, tiny_model(hidden=32, layers=2))
-    start_S = answer_logprobs(cast(PreTrainedModel, tiny_model(hidden=32, layers=2)), batch)
+    (batch,) = answer_batches(pairs(), rows=5, pad=PAD)
+    policy = trained_adapters() if has_adapters else tiny_model(hidden=32, layers=2)
+    start_S = logprobs(as_it_is(tiny_model(hidden=32, layers=2)), batch)
     reference = reference_for(policy)
-    learner = Learner(
-        policy, preference_objective(policy, TDPO(), reference=reference), OptimiserSettings(lr=1e-2), total_steps=3
-    )
+    learner = learner_of(policy, TDPO(), lr=1e-2)
     metrics = [learner.update([batch]) for _ in range(3)]
     assert metrics[-1]["chosen_kl"] > 0.01
-    with torch.no_grad(), reference() as model:
-        assert torch.equal(answer_logprobs(model, batch), start_S)
+    assert torch.equal(logprobs(reference, batch), start_S)
 
 
 def test_tdpo_without_a_reference_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs the reference model"):
-        preference_objective(small(), TDPO())
+        preference_objective(language_model(small()), TDPO())

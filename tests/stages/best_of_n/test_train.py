@@ -285,6 +285,7 @@ def test_what_a_recipe_may_say() -> None:
     greedy = BestOfNSettings.model_validate({**given, "sampling": {"top_k": 1}})
     assert [finding.code for finding in check(greedy)] == ["best_of_n.greedy"]
     assert explain(BestOfNSettings.model_validate({**given, "method": "bond", "batch": 16}))[-1] == (
-        "100 optimiser steps of 16 prompts × (1 chosen answer and 2 of the policy) = 48 rows, as 6 micro-batches of 8"
+        "100 optimiser steps of 16 prompts × (1 chosen answer and 2 of the policy) = 48 rows, "
+        "in passes of at most N tokens, chosen at the start"
     )
     assert explain(greedy)[0] == "the best of 8 is 1.20 nats from one answer, at most"

@@ -185,7 +185,7 @@ def test_a_broken_weight_of_the_reference_is_named_and_stops_the_run(
 
 
 def reference_weight(held: RoleSet) -> nn.Parameter:
-    backbone: Any = getattr(held.reference, "_backbone")  # noqa: B009
+    backbone: Any = getattr(held.reference, "_model").backbone  # noqa: B009
     return backbone.model.model.norm.weight
 
 

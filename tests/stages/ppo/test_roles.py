@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from kedge.core.errors import ModelError
 from kedge.core.settings import Section
@@ -114,13 +116,28 @@ def test_layers_are_compiled_when_asked(
 ) -> None:
     """Every model of the four roles, and only then; what a compiler makes of them is not this test's business."""
     compiled: list[Any] = []
-    for place in ("roles.build", "reward.reward_model"):
+    for place in ("loading.start", "reward.reward_model"):
         monkeypatch.setattr(f"kedge.models.{place}.compile_layers", compiled.append)
     settings = {**ONE, "roles": "separate", "reward": str(ppo_home / "judge")}
     run_ppo(tmp_path / "off", **settings)
     assert compiled == []
     run_ppo(tmp_path / "on", **settings, memory={"compile": True})
     assert len({id(model) for model in compiled}) == 4
+
+
+def test_passes_of_tokens_change_nothing_and_max_steps_ends_the_run(
+    run_ppo: RunPPO, records: Records, tmp_path: Path
+) -> None:
+    short = {**ONE, "iterations": 9, "max_steps": 2, "memory": {"save_dtype": "bfloat16"}}
+    by_rows = run_ppo(tmp_path / "rows", **short)
+    by_tokens = run_ppo(tmp_path / "tokens", **{**short, "micro_batch": "auto"})
+    losses = [[one["policy/loss"] for one in records(stage / "metrics.jsonl")] for stage in (by_rows, by_tokens)]
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
+    chosen = [one["message"] for one in records(by_tokens / "events.jsonl") if one["code"] == "micro_batch.chosen"]
+    assert sorted(chosen) == [f"{role}: passes of at most 2,048 tokens" for role in ("critic", "policy")]
+    weights = load_file(by_tokens / "model" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
 
 
 def test_samples_are_written_when_asked(run_ppo: RunPPO, records: Records, tmp_path: Path) -> None:

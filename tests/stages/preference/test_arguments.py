@@ -129,16 +129,7 @@ def test_epochs_batch_and_seed_make_the_steps(dpo: Any) -> None:
 
 def test_few_pairs_are_in_memory_at_once(dpo: Any) -> None:
     assert [batch.num_answers for batch in dpo.updates[0]] == [6, 2]
-    assert [batch.num_answers for batch in dpo.evaluations[0]] == [6, 2]
-    assert not any(batch.is_packed for batch in all_batches(dpo.updates))
-
-
-def test_packed_rows_are_as_long_as_allowed(once: RunStage) -> None:
-    packed = once(packing=True, epochs=0.3, samples=0)
-    (batches,) = packed.updates
-    assert all(batch.is_packed for batch in [*batches, *all_batches(packed.evaluations)])
-    assert 45 < max(batch.tokens_BT.shape[1] for batch in batches) <= 90
-    assert sum(len(batch.tokens_BT) for batch in batches) < 8
+    assert [batch.num_answers for batch in dpo.evaluations[0]] == [8]  # without gradients more fit
 
 
 def test_held_out_pairs_are_evaluated_and_never_learnt(dpo: Any) -> None:

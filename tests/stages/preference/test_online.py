@@ -438,7 +438,8 @@ def test_a_misspelt_way_to_pair_is_told_with_the_nearest(tmp_path: Path) -> None
 def test_the_arithmetic_in_words() -> None:
     assert STAGE_OF.explain(settings({"answers": 5}, batch=16)) == [
         "3 rounds of 5 answers of the policy to each prompt, which make at most 1 pair a prompt",
-        "each optimiser step: 16 pairs, as 2 micro-batches of 8; 1 pass over the data of a round",
+        "each optimiser step: 16 pairs, in passes of at most N tokens, chosen at the start; 1 pass over the data of a "
+        "round",
         "dpo: the reference is asked once a round, before it is learnt, and its log-probs are kept",
     ]
     mixed = STAGE_OF.explain(settings({"rounds": 1, "pairs": "all", "offline": 0.25}, data="pairs.jsonl"))

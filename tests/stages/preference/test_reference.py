@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -12,16 +10,18 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import CheckpointError
 from kedge.data.batching import TokenSequence
-from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.lora import with_lora
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
+from kedge.models.training import passes
 from kedge.models.training.preference_objectives import adapters_off
-from kedge.stages.preference import reference as preference_reference
 from kedge.stages.preference.reference import NAME, reference_logprobs, tokens_hash
 
 
@@ -34,13 +34,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many forward passes were made, one entry each."""
     made: list[int] = []
-    real = preference_reference.answer_logprobs
+    real = LanguageModel.logprobs
 
-    def counted(model: PreTrainedModel, batch: Any) -> Any:
-        made.append(len(batch.tokens_BT))
-        return real(model, batch)
+    def counted(model: LanguageModel, tokens_BT: Tensor, *masks: Tensor) -> Tensor:
+        made.append(len(tokens_BT))
+        return real(model, tokens_BT, *masks)
 
-    monkeypatch.setattr(preference_reference, "answer_logprobs", counted)
+    monkeypatch.setattr(LanguageModel, "logprobs", counted)
     return made
 
 
@@ -57,11 +57,10 @@ def ask(
     context: Any = SimpleNamespace(event=lambda level, code, message: messages.append(f"{level} {code}: {message}"))
     return reference_logprobs(
         context,
-        partial(adapters_off, model),
+        adapters_off(model),
         wanted or sequences(),
         file=folder / NAME,
         pad=256,
-        autocast=nullcontext,
     )
 
 
@@ -94,9 +93,9 @@ def test_it_is_asked_once_for_a_run_and_once_for_all_runs_of_the_same_content(co
 
 
 def test_long_data_is_asked_in_parts(count: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preference_reference, "ROW_TOKENS", 60)
+    monkeypatch.setattr(passes, "CPU_WITHOUT_GRADIENTS", 60)
     in_parts = ask(tmp_path / "run", model())
-    assert count == [2, 3]  # 30 tokens each; then 12, 7 and 3, of which 60 // 12 = 5 would fit
+    assert count == [2, 3]  # 30 tokens each; then 12, 7 and 3
     logp_TV = model()(torch.tensor([sequences()[2].tokens])).logits[0].log_softmax(-1)
     expected = sum(logp_TV[t - 1, sequences()[2].tokens[t]].item() for t in range(2, 12))
     assert in_parts[2] == pytest.approx(expected, rel=1e-5)
@@ -116,7 +115,7 @@ def test_the_reference_of_adapters_is_the_base_and_shares_its_file(count: list[i
         for name, one in adapted.named_parameters():
             if ".lora_B." in name:
                 one.normal_()
-    assert module_hash(base_of(adapted)) == module_hash(model())
+    assert module_hash(adapted) == module_hash(model())
     assert ask(tmp_path / "adapted", adapted) == found
     assert count == [5]
 

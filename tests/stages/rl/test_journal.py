@@ -18,7 +18,13 @@ from kedge.trainers.settings import KLSettings, ScoreSettings
 
 def journal(*, normalise: str = "none", precision: str = "float32") -> IterationJournal:
     scores = ScoreSettings.model_validate({"normalise": normalise})
-    settings = SimpleNamespace(detectors=DetectorSettings(), kl=KLSettings(target=6.0, limit=12.0), scores=scores)
+    settings = SimpleNamespace(
+        detectors=DetectorSettings(),
+        kl=KLSettings(target=6.0, limit=12.0),
+        scores=scores,
+        iterations=9,
+        max_steps=None,
+    )
     reward = SimpleNamespace(failure_counters=())
     nothing = cast(Any, None)
     return IterationJournal(

@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from kedge.core.errors import ConfigError
 from kedge.core.records import Rollouts
 from kedge.data.template import apply_template, template_hash
-from kedge.models.forward.lora import base_of
 from kedge.models.loading.tiny import IM_END, make_tiny, tiny_tokenizer
 from kedge.models.reward.ensemble import Ensemble, save_ensemble
 from kedge.models.reward.reward_files import build, save
@@ -293,7 +292,7 @@ def test_scores_outside_of_what_training_saw_are_counted(tmp_path: Path) -> None
         replace(member, facts=replace(member.facts, score_ranges=(bounds,)))
         for member, bounds in zip(own, ranges, strict=True)
     )
-    judge = judge_of("here", members, MeanOfMembers(), base=base_of(members[0].model))
+    judge = judge_of("here", members, MeanOfMembers(), base=members[0].model)
     settings = ModelSource.model_validate({"kind": "model", "from": "here"})
     source = ModelOnTokens(judge, settings, FailureCounter("reward", FailureSettings()), ends=frozenset({258}))
     facts = source.trust_metrics(torch.tensor([-1.5, -1.0, 2.5, 3.0, 3.5]))

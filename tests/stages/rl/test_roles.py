@@ -16,6 +16,7 @@ from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.roles.build import RoleSpec
+from kedge.models.training.passes import PassSize
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.rollout.generators import GeneratorParts, LocalSettings
@@ -83,7 +84,7 @@ def test_every_setting_of_the_roles_reaches_them(
     assert (spec.temperature, spec.rows, spec.ema, spec.seed) == (0.7, 5, 0.9, seed_for(5, "ppo"))
     assert spec.imitation is not None
     assert spec.imitation.coef == 0.3
-    first, second = (spec.imitation.batches(step) for step in (0, 1))
+    first, second = (spec.imitation.batches(step)(PassSize(rows=2)) for step in (0, 1))
     assert [len(batch.tokens_BT) for batch in first] == [2]
     assert first[0].tokens_BT.tolist() != second[0].tokens_BT.tolist()
 
@@ -191,7 +192,7 @@ def test_rollouts_carry_the_version_of_the_weights_that_sampled_them(
 
 def test_on_a_cpu_a_judge_scores_in_float32_whatever_it_was_saved_in(tmp_path: Path) -> None:
     judge = build(make_tiny(tmp_path / "tiny", hidden=32, layers=1), objectives=("reward",), seed=1, dtype="bfloat16")
-    save(judge, tmp_path / "judge")
+    save(judge, tmp_path / "judge", dtype="bfloat16")
     assert json.loads((tmp_path / "judge/config.json").read_text())["dtype"] == "bfloat16"
     (member,) = load_judge(str(tmp_path / "judge"), device="cpu").members
     assert isinstance(member, RewardModel)

@@ -266,14 +266,14 @@ def test_one_good_step_begins_the_count_anew(run: Run) -> None:
 def test_the_batches_of_a_refused_step_are_kept_as_they_were(run: Run) -> None:
     batch = Batch(
         tokens_BT=torch.tensor([[5, 7, 0]]),
-        segment_BT=torch.tensor([[1, 1, 0]]),
+        attention_mask_BT=torch.tensor([[True, True, False]]),
         counted_BT=torch.tensor([[False, True, False]]),
     )
     assert keep_bad(run, 12, [batch]) == "bad-steps/step-000012"
     (kept,) = load_state(run.folder / "bad-steps/step-000012")["batches"]
     assert {name: tensor.tolist() for name, tensor in kept.items()} == {
         "tokens_BT": [[5, 7, 0]],
-        "segment_BT": [[1, 1, 0]],
+        "attention_mask_BT": [[True, True, False]],
         "counted_BT": [[False, True, False]],
     }
 

@@ -1,4 +1,4 @@
-"""Small parts that stages share: texts as tokens, and chunks of a pass."""
+"""Small parts that stages share: texts as tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from kedge.core.errors import DataError
 from kedge.models.loading.tiny import tiny_tokenizer
-from kedge.stages.shared.chunks import token_chunks
 from kedge.stages.shared.encoding import encode_demonstrations
 
 WriteRows = Callable[..., str]
@@ -25,14 +24,6 @@ def write_rows(tmp_path: Path) -> WriteRows:
         return str(file)
 
     return write
-
-
-def test_every_sequence_is_in_exactly_one_chunk_and_padded_chunks_keep_to_the_limit() -> None:
-    lengths = [5, 1, 7, 7, 2, 12, 3]
-    chunks = list(token_chunks(lengths, max_tokens=14))
-    assert [index for chunk in chunks for index in chunk] == [5, 2, 3, 0, 6, 4, 1]
-    assert [len(chunk) for chunk in chunks] == [1, 2, 2, 2]
-    assert all(len(chunk) * max(lengths[index] for index in chunk) <= 14 for chunk in chunks)
 
 
 def test_a_conversation_of_exactly_the_longest_length_is_learnt_from(write_rows: WriteRows) -> None:

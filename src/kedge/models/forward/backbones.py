@@ -7,18 +7,19 @@ each. Shape letters: B sequences, T token positions, N tokens of packed rows, R 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kedge.core.batches import cut, send
 from kedge.core.errors import ModelError
 from kedge.core.records import Experience, Rollouts, ValueTargets, take, trimmed
-from kedge.models.forward.lora import base_of
+from kedge.models.forward.lora import has_adapters, required_adapters
 from kedge.models.forward.packing import lay_out
 from kedge.models.forward.reader import Reader, reader_of, view
 
@@ -28,7 +29,8 @@ _PROBE_LENGTH = 8
 class Backbone(Protocol):
     """`active` is entered around a forward pass together with its backward pass.
 
-    `hidden` gives the hidden states (R, D) where `read_BT` is True, row by row.
+    `hidden` gives the hidden states (R, D) where `read_BT` is True, row by row. Both masks are on the host, from which
+    the layout of the pass is made; tokens may be on either side.
     """
 
     def active(self) -> AbstractContextManager[None]: ...
@@ -57,24 +59,32 @@ class FullBackbone:
 class LoraBackbone:
     """A base that several roles share, with one of its adapters; without an adapter it is the base itself."""
 
-    def __init__(self, model: PeftModel, adapter: str | None) -> None:
+    def __init__(self, model: PreTrainedModel, adapter: str | None) -> None:
         self.model = model
         self.adapter = adapter
-        self._reader = reader_of(base_of(model).get_decoder())
+        self._adapters = required_adapters(model)
+        self._active = self._adapters.stack(adapter)
+        self._reader = reader_of(model.get_decoder())
 
     @contextmanager
     def active(self) -> Generator[None]:
-        with _only(self.model, self.adapter), self._reader.active():
-            yield
+        before = self._adapters.active
+        self._adapters.activate(self._active)
+        try:
+            with self._reader.active():
+                yield
+        finally:
+            self._adapters.activate(before)
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
         del attention_mask_BT  # causal: nothing after the last position that is read matters
         return _read(self._reader, tokens_BT, read_BT)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        own = f".{self.adapter}."
-        named = self.model.named_parameters()
-        return [(name, parameter) for name, parameter in named if ".lora_" in name and own in name]
+        """The factors of the adapter; a score head is no part of the backbone."""
+        if self.adapter is None:
+            return []
+        return [pair for pair in self._adapters.parameters(self.adapter) if ".lora_head." not in pair[0]]
 
 
 class TrunkBackbone:
@@ -91,7 +101,7 @@ class TrunkBackbone:
             yield
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
-        layout = lay_out(read_BT)
+        layout = lay_out(read_BT, self._reader.decoder.device)
         rows = zip(self._shared_trunk.hidden(tokens_BT, attention_mask_BT), layout.lengths, strict=True)
         return self._reader(torch.cat([hidden_TD[:length] for hidden_TD, length in rows]), layout)
 
@@ -99,44 +109,26 @@ class TrunkBackbone:
         return _trainable(self._owner)
 
 
+def backbone_of(model: PreTrainedModel, adapter: str | None = None) -> Backbone:
+    """The backbone of a model of its own; with adapters, with this one or, without a name, the one that is active."""
+    if not has_adapters(model):
+        return FullBackbone(model)
+    return LoraBackbone(model, adapter or required_adapters(model).active[-1])
+
+
+def base_backbone_of(model: PreTrainedModel) -> Backbone:
+    """The same without its adapters."""
+    return LoraBackbone(model, None) if has_adapters(model) else FullBackbone(model)
+
+
 def _read(reader: Reader, tokens_BT: Tensor, read_BT: Tensor) -> Tensor:
-    layout = lay_out(read_BT)
-    return reader(tokens_BT.flatten()[layout.place_N], layout)
+    device = reader.decoder.device
+    layout = lay_out(read_BT, device)
+    return reader(send(tokens_BT, device).flatten().index_select(0, layout.place_N), layout)
 
 
 def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-
-
-@contextmanager
-def _only(model: PeftModel, adapter: str | None) -> Generator[None]:
-    """Inside of the block `adapter` is active (None: the base alone); which weights are trainable does not change."""
-    active = cast(str, model.active_adapter)
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        if adapter is None:
-            with model.disable_adapter():
-                _restore(flags)
-                yield
-        else:
-            _switch(model, adapter, flags)
-            yield
-    finally:
-        _switch(model, active, flags)
-        _restore(flags)
-
-
-def _switch(model: PeftModel, adapter: str, flags: list[tuple[nn.Parameter, bool]]) -> None:
-    if model.active_adapter != adapter:
-        model.set_adapter(adapter)
-        _restore(flags)
-
-
-def _restore(flags: list[tuple[nn.Parameter, bool]]) -> None:
-    """peft freezes adapters that are not active; here each belongs to a role that is trained in its turn."""
-    for parameter, is_trainable in flags:
-        if parameter.requires_grad != is_trainable:
-            parameter.requires_grad_(is_trainable)
 
 
 class SharedTrunk:
@@ -176,8 +168,10 @@ class SharedTrunk:
         keys = [rows[index, :length].tobytes() for index, length in enumerate(length_B)]
         missing = [index for index, key in enumerate(keys) if key not in self._cache]
         if missing:
-            layout = lay_out(attention_mask_BT[missing])
-            hidden_ND = self._reader(tokens_BT[missing].flatten()[layout.place_N], layout)
+            device = self._reader.decoder.device
+            layout = lay_out(attention_mask_BT[missing], device)
+            tokens_N = torch.from_numpy(rows[missing]).flatten().to(device).index_select(0, layout.place_N)
+            hidden_ND = self._reader(tokens_N, layout)
             for index, hidden_TD in zip(missing, hidden_ND.split(layout.lengths), strict=True):
                 self._cache[keys[index]] = hidden_TD
         return [self._cache[key] for key in keys]
@@ -253,26 +247,42 @@ def _check_split(model: PreTrainedModel, trunk: PreTrainedModel, top: PreTrained
 RecordT = TypeVar("RecordT", Rollouts, Experience, ValueTargets)
 
 
-def micro_batches(record: RecordT, rows: int) -> list[RecordT]:
-    """At most `rows` rows each; which rows share one changes speed and memory, never the sum of their losses."""
-    return [part for _, part in longest_first(record, rows)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Generic[RecordT]):
+    """The rows of one pass, as wide as the longest; their masks are on the host too, where passes are laid out."""
+
+    record: RecordT
+    index_R: Tensor
+    """Their places in the whole record, on its device."""
+    attention_mask_RT: Tensor
+    response_mask_RT: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int(self.attention_mask_RT.sum())
 
 
-def by_micro_batch(rollouts: Rollouts, rows: int, compute: Callable[[Rollouts], Tensor]) -> Tensor:
-    """`compute` on every micro-batch, as one (B, T) tensor in the order of `rollouts`; 0 where rows were trimmed."""
-    result_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
-    for index_R, part in longest_first(rollouts, rows):
-        part_RT = compute(part)
-        result_BT[index_R, : part_RT.shape[1]] = part_RT.float()
-    return result_BT
+def micro_batches(record: RecordT, *, rows: int | None = None, tokens: int | None = None) -> list[Part[RecordT]]:
+    """At most `rows` rows each, or `tokens` of their tokens, longest first.
 
-
-def longest_first(record: RecordT, rows: int) -> Iterator[tuple[Tensor, RecordT]]:
-    """Micro-batches of at most `rows` rows of similar length, each with the indices of its rows in `record`."""
+    Which rows share one changes speed and memory, never the sum of their losses. The host waits for the device once.
+    """
     rollouts = record if isinstance(record, Rollouts) else record.rollouts
-    length_B = rollouts.attention_mask_BT.sum(dim=1)
-    order_B = length_B.argsort(descending=True, stable=True)
-    lengths = length_B[order_B].tolist()
-    for start in range(0, len(lengths), rows):
-        index_R = order_B[start : start + rows]
-        yield index_R, trimmed(take(record, index_R), lengths[start])
+    attention_mask_BT, response_mask_BT = (
+        torch.stack([rollouts.attention_mask_BT, rollouts.response_mask_BT]).cpu().unbind()
+    )
+    lengths: list[int] = attention_mask_BT.sum(dim=1).tolist()
+    parts: list[Part[RecordT]] = []
+    for indices in cut(range(len(lengths)), length=lengths.__getitem__, rows=rows, tokens=tokens):
+        host_index_R, width = torch.tensor(indices), lengths[indices[0]]
+        index_R = send(host_index_R, rollouts.tokens_BT.device)
+        parts.append(
+            Part(
+                record=trimmed(take(record, index_R), width),
+                index_R=index_R,
+                attention_mask_RT=attention_mask_BT[host_index_R, :width],
+                response_mask_RT=response_mask_BT[host_index_R, :width],
+            )
+        )
+    return parts

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.core.batches import pad_tokens
-from kedge.models.forward.reader import evaluating
+from kedge.models.forward.reader import evaluating, uncompiled
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def greedy(
     )
     device = model.device
     generate: Callable[..., Tensor] = cast(Any, model).generate
-    with evaluating(model):
+    with evaluating(model), uncompiled(model):
         generated_BT = generate(
             input_ids=tokens_BT.to(device),
             attention_mask=attention_mask_BT.long().to(device),

@@ -1,232 +1,382 @@
-"""LoRA adapters on a frozen base: adding, switching, merging, saving and loading them.
+"""LoRA adapters on a frozen base: adding, switching and merging them. Their files are in `models/loading/adapters`.
 
-One base may carry several adapters, of which one is active at a time. The adapter of a reward model has its own score
-head. Left out: other kinds of adapters, and merging into a quantised base, which would round the result to its bits.
+The model stays the transformers model that it is: its linear layers are replaced by `LoraLinear`, which holds the
+layer and any number of adapters by name. Those that are active are added to the layer's output. The adapter of a
+reward model has its own score head. Left out: other kinds of adapters, and merging into a quantised base, which would
+round the result to its bits.
+Shape letters: K inputs and N outputs of a layer, R the rank of an adapter.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kedge.core.errors import ModelError
 from kedge.core.suggest import did_you_mean
-from kedge.models.settings import BaseBits, LoraSettings
+from kedge.models.forward.low_rank import add_low_rank, lora_linear
+from kedge.models.settings import LoraSettings
 
-Module = PreTrainedModel | PeftModel
-_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_REGISTRY = "lora_adapters"
+"""The attribute of a model that holds its `Adapters`."""
 
 
-def with_lora(model: Module, settings: LoraSettings, *, name: str, seed: int) -> PeftModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What is known of an adapter beside its weights."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    rslora: bool
+    targets: tuple[str, ...]
+    """Last parts of the names of the layers that have it, or whole names."""
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+class LoraLinear(nn.Module):
+    """A linear layer with adapters. Those named in `active` are added to its output; with () it is the layer alone."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.ParameterDict()
+        """(R, K) by adapter."""
+        self.lora_B = nn.ParameterDict()
+        """(N, R) by adapter."""
+        self.scaling: dict[str, float] = {}
+        self.dropout: dict[str, float] = {}
+        """The share of an adapter's inputs that is dropped in training."""
+        self.active: tuple[str, ...] = ()
+        self.is_transposed = isinstance(base_layer, Conv1D)
+        self.is_plain = type(base_layer) in (nn.Linear, Conv1D)
+        self.out_features, self.in_features = _shape(base_layer)
+        self.train(base_layer.training)
+
+    @property
+    def weight(self) -> Tensor:
+        """The base's, as it is stored."""
+        return cast(Tensor, self.base_layer.weight)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return cast("Tensor | None", self.base_layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        names = [name for name in self.active if name in self.lora_A]
+        if not names:
+            return self.base_layer(x)
+        drops = self.training and any(self.dropout[name] for name in names)
+        # A base that learns, autocast and quantised weights have to go through the base's own forward pass.
+        if drops or not self.is_plain or self.weight.requires_grad or torch.is_autocast_enabled(x.device.type):
+            return self._added(x, names)
+        weight_NK = self.weight.T if self.is_transposed else self.weight
+        factors = [factor for name in names for factor in (self.lora_A[name], self.lora_B[name])]
+        return lora_linear(x, weight_NK, self.bias, factors, [self.scaling[name] for name in names])
+
+    def _added(self, x: Tensor, names: Sequence[str]) -> Tensor:
+        y = self.base_layer(x)
+        for name in names:
+            kept = dropout(x, self.dropout[name], training=self.training)
+            y = add_low_rank(y, kept, self.lora_A[name], self.lora_B[name], self.scaling[name])
+        return y
+
+    def add(self, name: str, adapter: Adapter, *, dtype: torch.dtype) -> None:
+        """A new adapter, which changes nothing yet: B is zero. A is drawn from the global generator as peft draws it,
+        so that a seed gives the same adapter there."""
+        down = nn.Linear(self.in_features, adapter.rank, bias=False)
+        up = nn.Linear(adapter.rank, self.out_features, bias=False)
+        nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+        nn.init.zeros_(up.weight)
+        self.lora_A[name], self.lora_B[name] = (
+            nn.Parameter(factor.weight.detach().to(self.weight.device, dtype)) for factor in (down, up)
+        )
+        self.scaling[name], self.dropout[name] = adapter.scaling, adapter.dropout
+
+    def merged(self, names: Sequence[str], weights: Mapping[str, Tensor] | None = None, *, path: str = "") -> Tensor:
+        """The base's matrix, as it is stored, with these adapters added; float32 at least.
+
+        `weights` are more precise than the layer's own factors, by their names in a model where it is at `path`.
+        """
+        wide = self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32))
+        wide_NK = wide.T if self.is_transposed else wide
+        for name in names:
+            if name in self.lora_A:
+                a_RK, b_NR = (
+                    (weights or {}).get(f"{path}.{part}.{name}", cast(Tensor, own[name])).detach().to(wide)
+                    for part, own in (("lora_A", self.lora_A), ("lora_B", self.lora_B))
+                )
+                wide_NK = torch.addmm(wide_NK, b_NR, a_RK, alpha=self.scaling[name])
+        return wide_NK.T.contiguous() if self.is_transposed else wide_NK
+
+
+class ScoreHeads(nn.Module):
+    """The score head of a reward model, and one for each of its adapters; the active adapter's is used."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_head = nn.ModuleDict()
+        self.active: tuple[str, ...] = ()
+
+    def current(self) -> nn.Linear:
+        own = [name for name in self.active if name in self.lora_head]
+        return cast(nn.Linear, self.lora_head[own[-1]]) if own else self.base_layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.current()(x)
+
+
+@dataclass(slots=True, kw_only=True)
+class Adapters:
+    """All adapters of a model: where they are, and which are active."""
+
+    layers: dict[str, LoraLinear] = field(default_factory=dict[str, LoraLinear])
+    """By the layer's name in the model."""
+    heads: ScoreHeads | None = None
+    known: dict[str, Adapter] = field(default_factory=dict[str, Adapter])
+    beneath: tuple[str, ...] = ()
+    """Frozen adapters that belong to the base: they are active below every other."""
+    active: tuple[str, ...] = ()
+
+    def activate(self, names: tuple[str, ...]) -> None:
+        if names == self.active:
+            return
+        self.active = names
+        for module in (*self.layers.values(), *([self.heads] if self.heads else [])):
+            # Not by `setattr`, in which a module looks for parameters: this happens at every switch between roles.
+            module.__dict__["active"] = names
+
+    def stack(self, name: str | None) -> tuple[str, ...]:
+        """What is active with adapter `name`; None is the base alone."""
+        if name is not None and name not in self.known:
+            raise ModelError(
+                f"no adapter named '{name}'{did_you_mean(name, self.known)}; there are {_list(self.known)}"
+            )
+        return (*self.beneath, *([] if name is None else [name]))
+
+    def parameters(self, name: str) -> list[tuple[str, nn.Parameter]]:
+        """The factors of an adapter and its score head, if any, by the names that they have in the model."""
+        named = [
+            (f"{path}.{part}.{name}", cast(nn.Parameter, factors[name]))
+            for path, layer in self.layers.items()
+            if name in layer.lora_A
+            for part, factors in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B))
+        ]
+        if self.heads is not None and name in self.heads.lora_head:
+            head = cast(nn.Linear, self.heads.lora_head[name])
+            named += [(f"score.lora_head.{name}.{key}", weight) for key, weight in head.named_parameters()]
+        return named
+
+
+def adapters_of(model: nn.Module) -> Adapters | None:
+    return getattr(model, _REGISTRY, None)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    return adapters_of(model) is not None
+
+
+def required_adapters(model: nn.Module) -> Adapters:
+    adapters = adapters_of(model)
+    if adapters is None:
+        raise ModelError(f"{type(model).__name__} has no adapters; add one first")
+    return adapters
+
+
+def with_lora(model: PreTrainedModel, settings: LoraSettings, *, name: str, seed: int) -> PreTrainedModel:
     """`model` with one more adapter, which is active; it and its score head, if any, are all that is trainable.
 
     The model is changed in place. A new adapter changes no output: its B is zero, its A is drawn from the seed.
     """
-    _check_name(model, name)
-    base = base_of(model)
-    targets = _targets(base, settings.targets)
-    config = LoraConfig(
-        r=settings.rank,
-        # Annotated as int in peft, which only multiplies by it.
-        lora_alpha=cast(int, settings.alpha),
-        lora_dropout=settings.dropout,
-        target_modules=targets,
-        fan_in_fan_out=_is_transposed(base, targets),
-        # For SEQ_CLS, peft gives each adapter its own copy of the score head.
-        task_type="SEQ_CLS" if hasattr(base, "score") else "CAUSAL_LM",
+    adapter = Adapter(
+        rank=settings.rank,
+        alpha=settings.alpha,
+        dropout=settings.dropout,
+        rslora=settings.rslora,
+        targets=tuple(_targets(model, settings.targets)),
     )
-    return _attach(model, config, name=name, seed=seed)
+    paths = [path for path in linears(model) if path.rpartition(".")[2] in adapter.targets]
+    return attach(model, adapter, paths, name=name, seed=seed)
 
 
-def base_of(model: Module) -> PreTrainedModel:
-    """The transformers model itself; adapters are inside of its layers."""
-    return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
+def attach(model: PreTrainedModel, adapter: Adapter, paths: Sequence[str], *, name: str, seed: int) -> PreTrainedModel:
+    """As `with_lora`, on the layers with these names."""
+    adapters = adapters_of(model) or Adapters()
+    _check_name(adapters, name)
+    # Adapters are initialised on the CPU, so its generator is the only one to seed and to restore.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        for path in paths:
+            layer = adapters.layers.get(path)
+            if layer is None:
+                layer = LoraLinear(model.get_submodule(path))
+                layer.active = adapters.active
+                adapters.layers[path] = layer
+                model.set_submodule(path, layer)
+            layer.add(name, adapter, dtype=layer.weight.dtype if layer.is_plain else model.dtype)
+    _add_head(model, adapters, name)
+    adapters.known[name] = adapter
+    setattr(model, _REGISTRY, adapters)
+    activate(model, name)
+    return model
 
 
-def is_quantised(model: Module) -> bool:
-    return bool(getattr(base_of(model), "is_quantized", False))
+def activate(model: PreTrainedModel, name: str) -> None:
+    """Make an adapter active, and it alone trainable."""
+    adapters = required_adapters(model)
+    adapters.activate(adapters.stack(name))
+    model.requires_grad_(False)
+    for _, parameter in adapters.parameters(name):
+        parameter.requires_grad_(True)
+
+
+@contextmanager
+def using(model: PreTrainedModel, name: str | None) -> Generator[None]:
+    """Adapter `name` is active inside of the block (None: the base alone); what is trainable does not change."""
+    adapters = required_adapters(model)
+    before = adapters.active
+    adapters.activate(adapters.stack(name))
+    try:
+        yield
+    finally:
+        adapters.activate(before)
+
+
+def is_quantised(model: PreTrainedModel) -> bool:
+    return bool(getattr(model, "is_quantized", False))
 
 
 def trainable_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-@contextmanager
-def using(model: PeftModel, name: str) -> Generator[None]:
-    """Adapter `name` is active inside of the block; afterwards, what was active and trainable before is so again."""
-    active = cast(str, model.active_adapter)  # a list only where somebody activated several by hand
-    if active == name:
-        yield
-        return
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.set_adapter(name, inference_mode=True)
-    try:
-        yield
-    finally:
-        model.set_adapter(active, inference_mode=True)
-        for parameter in trainable:
-            parameter.requires_grad_(True)
+def merge(
+    model: PreTrainedModel,
+    *,
+    name: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+) -> PreTrainedModel:
+    """A plain model with adapter `name` (what is active if None) added to its weights; `model` is not changed.
 
-
-def merge(model: PeftModel, *, name: str | None = None) -> PreTrainedModel:
-    """A plain model with adapter `name` (the active one if None) added to its weights; `model` is not changed.
-
-    Weights without an adapter are shared with `model`, so a merge takes the memory of the adapted ones alone.
+    `weights` are more precise ones than the model's own, by the names of its parameters. Sums are computed in float32
+    and rounded once, to `dtype` (None: that of the base). What has no adapter is shared with `model` unless its type or
+    device changes.
     """
-    base = base_of(model)
     if is_quantised(model):
         raise ModelError(
-            f"{base.name_or_path}: an adapter cannot be merged into a quantised base without rounding it; "
+            f"{model.name_or_path}: an adapter cannot be merged into a quantised base without rounding it; "
             "save the adapter, load the base in 16 bits, and merge there"
         )
-    # New parameters over the same storage: a safe merge allocates new storage for those that it changes.
+    # New parameters over the same storage: what is changed below gets storage of its own.
     shared: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in model.parameters()
+        id(parameter): nn.Parameter((weights or {}).get(key, parameter).detach(), requires_grad=False)
+        for key, parameter in model.named_parameters()
     }
-    twin: Any = copy.deepcopy(model, shared)
-    twin.set_adapter(name or model.active_adapter, inference_mode=True)
-    return twin.merge_and_unload(safe_merge=True)
+    twin = copy.deepcopy(model, shared)
+    if (adapters := adapters_of(twin)) is not None:
+        names = adapters.active if name is None else adapters.stack(name)
+        for path, layer in adapters.layers.items():
+            merged = layer.merged(names).to(device or layer.weight.device, dtype or layer.weight.dtype)
+            layer.base_layer.weight = nn.Parameter(merged, requires_grad=False)
+            twin.set_submodule(path, layer.base_layer)
+        if adapters.heads is not None:
+            adapters.heads.active = names
+            cast(Any, twin).score = adapters.heads.current()
+        delattr(twin, _REGISTRY)
+    return cast(PreTrainedModel, nn.Module.to(twin, device=device, dtype=dtype))
 
 
-def merge_anew(model: PeftModel, base: PreTrainedModel, *, name: str | None = None) -> PreTrainedModel:
+def merge_anew(
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    *,
+    name: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+) -> PreTrainedModel:
     """As `merge`, but into `base`, which is changed in place: the base of `model` loaded again in 16 or 32 bits."""
-    name = name or cast(str, model.active_adapter)
-    config = copy.deepcopy(cast(LoraConfig, model.peft_config[name]))
-    learnt = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    weights = {key: tensor.detach().to(base.device) for key, tensor in learnt.items()}
-    return merge(fill_adapter(base, config, weights, name=name, where=Path(str(base.name_or_path))))
+    adapters = required_adapters(model)
+    names = adapters.active if name is None else adapters.stack(name)
+    for part in names:
+        paths = [path for path, layer in adapters.layers.items() if part in layer.lora_A]
+        attach(base, adapters.known[part], paths, name=part, seed=0)
+        precise = {key: (weights or {}).get(key, parameter) for key, parameter in adapters.parameters(part)}
+        with torch.no_grad():
+            for key, parameter in required_adapters(base).parameters(part):
+                parameter.copy_(precise[key])
+    required_adapters(base).activate(names)
+    return merge(base, dtype=dtype)
 
 
-def save_adapters(model: PeftModel, folder: Path, names: Sequence[str]) -> None:
-    """Each adapter in a folder of its name below `folder`, in peft's format."""
-    model.save_pretrained(str(folder), selected_adapters=list(names), save_embedding_layers=False)
-    (folder / "README.md").unlink()  # peft's model card with nothing filled in
+def linears(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The linear layers of the transformer blocks by their names in the model, with or without an adapter."""
+    blocks = {id(module) for module in cast(nn.Module, model.get_decoder()).modules()}
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if id(module) in blocks
+        and isinstance(module, nn.Linear | Conv1D | LoraLinear)
+        and not path.endswith(".base_layer")
+    }
 
 
-def save_adapter(model: PeftModel, folder: Path, *, name: str) -> None:
-    """One adapter in `folder` itself."""
-    save_adapters(model, folder, [name])
-    own = folder / name  # peft writes the adapter that it calls `default` without a folder of its own
-    if own.is_dir():
-        for path in own.iterdir():
-            path.rename(folder / path.name)
-        own.rmdir()
+def _shape(layer: nn.Module) -> tuple[int, int]:
+    """Outputs and inputs; the matrix of a quantised layer has another shape."""
+    if isinstance(layer, Conv1D):
+        return cast(int, layer.nf), layer.weight.shape[0]
+    assert isinstance(layer, nn.Linear)
+    return layer.out_features, layer.in_features
 
 
-def load_adapter(model: Module, folder: Path, *, name: str) -> PeftModel:
-    """`model` with the adapter that `folder` holds. Every weight must come from the file; nothing is unpickled."""
-    config, weights = read_adapter(folder)
-    return fill_adapter(model, config, weights, name=name, where=folder)
+def _add_head(model: PreTrainedModel, adapters: Adapters, name: str) -> None:
+    """Of a reward model, each adapter has its own copy of the score head."""
+    head: Any = getattr(model, "score", None)
+    if head is None:
+        return
+    if adapters.heads is None:
+        adapters.heads = ScoreHeads(head)
+        cast(Any, model).score = adapters.heads
+    adapters.heads.lora_head[name] = copy.deepcopy(adapters.heads.base_layer)
 
 
-def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
-    """The settings and the weights of the adapter in `folder`, its score head included if it has one."""
-    for part in (_CONFIG, _WEIGHTS):
-        if not (folder / part).is_file():
-            raise ModelError(f"{folder}: no {part}; this is not a LoRA adapter saved with safetensors")
-    try:
-        config = cast(LoraConfig, LoraConfig.from_pretrained(str(folder)))
-        weights = load_file(folder / _WEIGHTS)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise ModelError(f"{folder}: cannot be read as a LoRA adapter: {error}") from error
-    config.base_model_name_or_path = None  # peft sets it from the model, and warns when a base has moved
-    return config, weights
+def _check_name(adapters: Adapters, name: str) -> None:
+    if name in adapters.known:
+        raise ModelError(f"an adapter named '{name}' is already there ({_list(adapters.known)})")
+    is_taken = hasattr(nn.ParameterDict(), name) or hasattr(nn.ModuleDict(), name)
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name) or is_taken:
+        raise ModelError(f"adapter name '{name}': use letters, digits, '-' and '_', and no name of a method ('keys')")
 
 
-def fill_adapter(
-    model: Module, config: LoraConfig, weights: dict[str, torch.Tensor], *, name: str, where: Path
-) -> PeftModel:
-    """`model` with a new adapter of exactly these weights; one too many or too few is an error that names `where`."""
-    _check_name(model, name)
-    adapted = _attach(model, config, name=name, seed=0)
-    expected = get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
-    for key in sorted(expected.keys() ^ weights.keys()):
-        side = "is not in the file and would start as random numbers" if key in expected else "has no place in the base"
-        raise ModelError(f"{where / _WEIGHTS}: weight '{key}' {side}; is this the adapter of another model?")
-    for key, tensor in expected.items():
-        if tensor.shape != weights[key].shape:
-            shape, expected_shape = tuple(weights[key].shape), tuple(tensor.shape)
-            raise ModelError(f"{where / _WEIGHTS}: weight '{key}' has shape {shape}, the base needs {expected_shape}")
-    set_peft_model_state_dict(adapted, weights, adapter_name=name)
-    return adapted
-
-
-def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a frozen base of so many bits a weight; none for 16."""
-    if bits == 16:
-        return {}
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        raise ModelError(f"a base of {bits} bits needs a CUDA device, found '{device}'; use 16 bits here")
-    if find_spec("bitsandbytes") is None:
-        raise ModelError(f"a base of {bits} bits needs 'bitsandbytes': pip install bitsandbytes")
-    config = BitsAndBytesConfig(
-        load_in_8bit=bits == 8,
-        load_in_4bit=bits == 4,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=["lm_head", "score"],
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
-
-
-def _attach(model: Module, config: LoraConfig, *, name: str, seed: int) -> PeftModel:
-    # Adapters are initialised on the CPU, so its generator is the only one to seed and to restore.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        if isinstance(model, PeftModel):
-            model.add_adapter(name, config)
-            model.set_adapter(name)
-            return model
-        return cast(PeftModel, get_peft_model(model, config, adapter_name=name))
-
-
-def _check_name(model: Module, name: str) -> None:
-    if isinstance(model, PeftModel) and name in model.peft_config:
-        raise ModelError(f"an adapter named '{name}' is already there ({', '.join(model.peft_config)})")
-    # peft mistakes a name that is part of its own prefix `lora_` for that prefix.
-    if not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in "lora_":
-        raise ModelError(f"adapter name '{name}': use letters, digits, '-' and '_', not a part of 'lora_'")
-
-
-def _linears(base: PreTrainedModel) -> dict[str, nn.Module]:
-    """The linear layers of the transformer blocks by the last part of their names, with or without an adapter."""
-    decoder = cast(nn.Module, base.get_decoder())
-    linears: dict[str, nn.Module] = {}
-    for path, module in decoder.named_modules():
-        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in path:
-            linears[path.removesuffix(".base_layer").rpartition(".")[2]] = module
-    return linears
-
-
-def _targets(base: PreTrainedModel, names: str | Sequence[str]) -> list[str]:
+def _targets(model: PreTrainedModel, names: str | Sequence[str]) -> list[str]:
     """The names of the layers that get an adapter: these, or all of them for a string (`all`)."""
-    known = _linears(base)
+    known = {path.rpartition(".")[2] for path in linears(model)}
     if isinstance(names, str):
         return sorted(known)
     for name in names:
         if name not in known:
             raise ModelError(
-                f"LoRA target '{name}': no linear layer of {type(base).__name__} has that name"
-                f"{did_you_mean(name, known)}; there are {', '.join(sorted(known))}"
+                f"LoRA target '{name}': no linear layer of {type(model).__name__} has that name"
+                f"{did_you_mean(name, known)}; there are {_list(sorted(known))}"
             )
     return sorted(names)
 
 
-def _is_transposed(base: PreTrainedModel, targets: Sequence[str]) -> bool:
-    """Whether the matrices are stored transposed, as GPT-2's are; peft has to know."""
-    known = _linears(base)
-    return any(isinstance(known[name], Conv1D) for name in targets)
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -59,14 +58,14 @@ class Layout:
     """Indices into the M tokens: those that are read; None for all, as with answers without gaps."""
 
 
-def lay_out(read_BT: Tensor) -> Layout:
-    """The layout for reading hidden states where `read_BT` is True, on its device.
+def lay_out(read_BT: Tensor, device: torch.device | None = None) -> Layout:
+    """The layout for reading hidden states where `read_BT`, a mask on the host, is True; on `device`, or the host.
 
     >>> layout = lay_out(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 1]]).bool())
     >>> layout.lengths, layout.position_N.tolist(), layout.tail_M.tolist(), layout.read_of_tails
     ((3, 4), [0, 1, 2, 0, 1, 2, 3], [1, 2, 6], None)
     """
-    read = read_BT.cpu().numpy()  # one wait for the device, and numpy starts no threads for so little
+    read: Numbers = read_BT.numpy()  # numpy starts no threads for so little
     width = read.shape[1]
     first = read.argmax(axis=1)
     length = np.where(read.any(axis=1), width - read[:, ::-1].argmax(axis=1), 1)
@@ -74,18 +73,43 @@ def lay_out(read_BT: Tensor) -> Layout:
     place = position + np.repeat(np.arange(len(read)) * width, length)
     tail = _counted(length - first) + np.repeat(length.cumsum() - length + first, length - first)
     is_read = read.reshape(-1)[place]
-    to = partial(_on, read_BT.device)
+    whole = [
+        place,
+        position,
+        tail,
+        is_read.nonzero()[0],
+        is_read[tail].nonzero()[0],
+        _ends(length),
+        _ends(length - first),
+    ]
+    place_N, position_N, tail_M, read_of_rows, read_of_tails, rows_S1, tails_S1 = sent(whole, device)
     return Layout(
         shape=(len(read), width),
         lengths=tuple(length.tolist()),
-        place_N=to(place),
-        position_N=to(position),
-        rows=_spans(length, to),
-        tail_M=to(tail),
-        tails=_spans(length - first, to),
-        read_of_rows=_where(is_read, to),
-        read_of_tails=_where(is_read[tail], to),
+        place_N=place_N,
+        position_N=position_N,
+        rows=_spans(length, rows_S1),
+        tail_M=tail_M,
+        tails=_spans(length - first, tails_S1),
+        read_of_rows=None if is_read.all() else read_of_rows,
+        read_of_tails=None if is_read[tail].all() else read_of_tails,
     )
+
+
+_ALIGNMENT = 64
+"""Bytes: compiled kernels copy what is not aligned."""
+
+
+def sent(arrays: Sequence[Numbers], device: torch.device | None) -> list[Tensor]:
+    """Arrays as tensors on the device, all by one copy that the host does not wait for."""
+    if device is None or device.type != "cuda":
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    for array, part in zip(arrays, buffer.split(sizes), strict=True):
+        part.numpy()[: array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
+    parts = zip(arrays, buffer.to(device, non_blocking=True).split(sizes), strict=True)
+    return [part[: array.nbytes].view(torch.from_numpy(array[:0]).dtype) for array, part in parts]
 
 
 def _counted(length_S: Numbers) -> Numbers:
@@ -97,18 +121,13 @@ def _counted(length_S: Numbers) -> Numbers:
     return np.arange(length_S.sum()) - np.repeat(length_S.cumsum() - length_S, length_S)
 
 
-def _spans(length_S: Numbers, to: Callable[[Numbers], Tensor]) -> Spans:
-    ends_S1 = np.concatenate(([0], length_S.cumsum())).astype(np.int32)
+def _ends(length_S: Numbers) -> Numbers:
+    return np.concatenate(([0], length_S.cumsum())).astype(np.int32)
+
+
+def _spans(length_S: Numbers, ends_S1: Tensor) -> Spans:
     longest = int(length_S.max())
-    return Spans(ends_S1=to(ends_S1), longest=longest, is_even=bool((length_S == longest).all()))
-
-
-def _where(mask_N: Numbers, to: Callable[[Numbers], Tensor]) -> Tensor | None:
-    return None if mask_N.all() else to(mask_N.nonzero()[0])
-
-
-def _on(device: torch.device, numbers: Numbers) -> Tensor:
-    return torch.from_numpy(numbers).to(device)
+    return Spans(ends_S1=ends_S1, longest=longest, is_even=bool((length_S == longest).all()))
 
 
 NAME: Final = "kedge_packed"
@@ -118,41 +137,59 @@ PLAIN: Final = "sdpa"
 _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
-def packed_attention(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails: Spans, rows: Spans) -> Tensor:
-    """The attention output of each query (M, H, E)."""
-    device = query_MHE.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value_NKE.dtype
-    query_MHE, key_NKE, value_NKE = query_MHE.to(dtype), key_NKE.to(dtype), value_NKE.to(dtype)
-    if device == "cuda" and dtype.itemsize == 2 and query_MHE.shape[-1] % 8 == 0:
-        return _flash(query_MHE, key_NKE, value_NKE, tails, rows)
+def packed_attention(
+    query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails: Spans, rows: Spans, *, dropout: float = 0.0
+) -> Tensor:
+    """The attention output of each query (M, H, E); `dropout` is the share of attention weights that are dropped."""
+    is_narrow = value_NKE.dtype.itemsize == 2
+    query_MHE, key_NKE = query_MHE.to(value_NKE.dtype), key_NKE.to(value_NKE.dtype)
+    if query_MHE.is_cuda and is_narrow and query_MHE.shape[-1] % 8 == 0:
+        return _flash(query_MHE, key_NKE, value_NKE, tails, rows, dropout)
     if tails.is_even and rows.is_even and tails.longest == rows.longest:
-        return _in_rows(query_MHE, key_NKE, value_NKE, len(rows.ends_S1) - 1, is_square=True)
-    return _by_length_uncompiled(query_MHE, key_NKE, value_NKE, tails.ends_S1, rows.ends_S1)
+        return _in_rows(query_MHE, key_NKE, value_NKE, len(rows.ends_S1) - 1, is_square=True, dropout=dropout)
+    return _by_length_uncompiled(query_MHE, key_NKE, value_NKE, tails.ends_S1, rows.ends_S1, dropout)
 
 
-def _flash(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails: Spans, rows: Spans) -> Tensor:
+def _flash(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails: Spans, rows: Spans, dropout: float) -> Tensor:
     """The operator below `torch.nn.attention.varlen`, whose own Python takes longer than the kernel does."""
     operator = cast(Callable[..., tuple[Tensor, ...]], torch.ops.aten._flash_attention_forward)
     ends, longest = (tails.ends_S1, rows.ends_S1), (tails.longest, rows.longest)
-    dropout, is_causal, is_debugged = 0.0, True, False
+    is_causal, is_debugged = True, False
     return operator(query_MHE, key_NKE, value_NKE, *ends, *longest, dropout, is_causal, is_debugged)[0]
 
 
-def _in_rows(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, count: int, *, is_square: bool) -> Tensor:
+def _in_rows(
+    query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, count: int, *, is_square: bool, dropout: float
+) -> Tensor:
     """`count` sequences with equal numbers of keys and of queries; as many queries as keys if it `is_square`."""
     query, key, value = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (query_MHE, key_NKE, value_NKE))
     short, long = query.shape[2], key.shape[2]
     # A single query attends to every key; only several, but not all, queries of a sequence need a mask.
     mask = None if is_square or short == 1 else _lower_right(short, long, query.device)
     output = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_square, enable_gqa=query.shape[1] != key.shape[1]
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=is_square,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return output.transpose(1, 2).flatten(0, 1)
 
 
-def _by_length(query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails_S1: Tensor, rows_S1: Tensor) -> Tensor:
+def _by_length(
+    query_MHE: Tensor, key_NKE: Tensor, value_NKE: Tensor, tails_S1: Tensor, rows_S1: Tensor, dropout: float
+) -> Tensor:
     outputs = [
-        _in_rows(query_MHE[queries], key_NKE[keys], value_NKE[keys], count, is_square=_size(queries) == _size(keys))
+        _in_rows(
+            query_MHE[queries],
+            key_NKE[keys],
+            value_NKE[keys],
+            count,
+            is_square=_size(queries) == _size(keys),
+            dropout=dropout,
+        )
         for queries, keys, count in _runs(tails_S1.tolist(), rows_S1.tolist())
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -192,6 +229,7 @@ def attention_of_transformers(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     layout: Layout | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -200,12 +238,15 @@ def attention_of_transformers(
     Without a layout it is transformers' own sdpa attention.
     """
     if layout is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
     unknown = [name for name in _UNSUPPORTED if others.get(name) is not None]
     if unknown or (scaling is not None and scaling != query.shape[-1] ** -0.5):
         raise ModelError(f"packed attention knows no {', '.join(unknown) or f'scale of {scaling}'}")
     query_NHE, key_NKE, value_NKE = (x[0].transpose(0, 1) for x in (query, key, value))
-    return packed_attention(query_NHE, key_NKE, value_NKE, layout.rows, layout.rows)[None], None
+    attended_NHE = packed_attention(query_NHE, key_NKE, value_NKE, layout.rows, layout.rows, dropout=dropout)
+    return attended_NHE[None], None
 
 
 AttentionInterface.register(NAME, attention_of_transformers)

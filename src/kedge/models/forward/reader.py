@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
+from kedge.models.forward.capture import CapturedLayers
 from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out, packed_attention
 
 _PARTIAL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -69,7 +70,17 @@ def reader_of(decoder: PreTrainedModel, *, partial_last_layer: bool = True) -> R
         whole: Any = decoder
         shortened = view(whole, [*whole.layers[:-1], last], norm=whole.norm)
         candidates.insert(0, replace(packed, decoder=shortened, has_partial_last_layer=True))
-    return next((candidate for candidate in candidates if _agree(candidate, padded)), padded)
+    chosen = next((candidate for candidate in candidates if _agree(candidate, padded)), padded)
+    return _with_graphs(chosen) if chosen.has_partial_last_layer else chosen
+
+
+def _with_graphs(reader: Reader) -> Reader:
+    """The reader with all layers but the last as CUDA graphs, where they are compiled; else as it is."""
+    decoder: Any = reader.decoder
+    *lower, last = decoder.layers
+    if decoder.device.type != "cuda" or not lower or lower[0]._compiled_call_impl is None:
+        return reader
+    return replace(reader, decoder=view(decoder, [CapturedLayers(lower), last], norm=decoder.norm))
 
 
 def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module) -> PreTrainedModel:
@@ -115,20 +126,19 @@ class PartialLastLayer(nn.Module):
             value_NHE,
             layout.tails,
             layout.rows,
+            dropout=attention.attention_dropout if attention.training else 0.0,
         )
         hidden_MD = hidden_states[0].index_select(0, layout.tail_M) + attention.o_proj(attended_MHE.flatten(-2))
         return (hidden_MD + layer.mlp(layer.post_attention_layernorm(hidden_MD)))[None]
 
 
 def _partial_last_layer(decoder: Any) -> PartialLastLayer | None:
-    """For the last layer of `decoder`, compiled if that is; None for an architecture whose layers are not known."""
-    if decoder.config.model_type not in _PARTIAL_FAMILIES:
-        return None
-    last = decoder.layers[-1]
-    partial = PartialLastLayer(last)
-    if last._compiled_call_impl is not None:
-        partial.compile(dynamic=None)
-    return partial
+    """For the last layer of `decoder`; None for an architecture whose layers are not known.
+
+    It is never compiled: that takes as long as all other layers together, which share one program, and gains 1 of N.
+    """
+    is_known = decoder.config.model_type in _PARTIAL_FAMILIES
+    return PartialLastLayer(decoder.layers[-1]) if is_known else None
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -162,7 +172,7 @@ def _agree(candidate: Reader, padded: Reader) -> bool:
     others as they are to the last bit.
     """
     device, dtype = padded.decoder.device, padded.decoder.dtype
-    layout = lay_out(torch.tensor(_PROBE_READ, device=device).bool())
+    layout = lay_out(torch.tensor(_PROBE_READ).bool(), device)
     shape = len(layout.place_N), padded.decoder.config.get_text_config().hidden_size
     probe_ND = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     changed_ND = probe_ND.clone()
@@ -191,7 +201,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     dynamo = cast(Any, torch._dynamo)  # pyright: ignore[reportPrivateUsage]: it has no public settings
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _MAX_PROGRAMS)
     for layer in _layers(model):
-        layer.compile(dynamic=None)
+        layer.compile(dynamic=True)
 
 
 @contextmanager

@@ -9,17 +9,21 @@ import torch
 from torch import nn
 
 from kedge.core.files import hash_folder
+from kedge.models.forward.lora import adapters_of
 
 
 def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
     """Hash of the names, types, shapes and bits of a model's weights.
 
-    LoRA adapters count only with `with_adapters`; without, a model hashes the same whether or not it carries some.
+    LoRA adapters count only with `with_adapters`; without, a model hashes the same whether or not it carries some. An
+    adapter that belongs to the base counts always.
     """
+    adapters = adapters_of(module)
+    of_base = tuple(f".{name}" for name in adapters.beneath) if adapters else ()
     weights = {
-        name.replace(".base_layer", ""): tensor  # peft's name of the layer below an adapter
+        name.replace(".base_layer", ""): tensor  # the layer below an adapter
         for name, tensor in module.state_dict().items()
-        if with_adapters or ".lora_" not in name
+        if with_adapters or ".lora_" not in name or name.endswith(of_base)
     }
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(weights.items()):

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils import logging
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.lora import quantisation
 from kedge.models.loading.resolve import resolve
 from kedge.models.settings import BaseBits
 
@@ -64,6 +64,25 @@ def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:
         return _DTYPES[name]
     is_narrow = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if is_narrow else torch.float32
+
+
+def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a frozen base of so many bits a weight; none for 16."""
+    if bits == 16:
+        return {}
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        raise ModelError(f"a base of {bits} bits needs a CUDA device, found '{device}'; use 16 bits here")
+    if find_spec("bitsandbytes") is None:
+        raise ModelError(f"a base of {bits} bits needs 'bitsandbytes': pip install bitsandbytes")
+    config = BitsAndBytesConfig(
+        load_in_8bit=bits == 8,
+        load_in_4bit=bits == 4,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["lm_head", "score"],
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 @contextmanager

@@ -2,42 +2,116 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from peft import PeftModel
-from torch import nn
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import ModelError
-from kedge.core.files import fsync_folder, run_errors
-from kedge.models.forward.lora import Module, base_of, is_quantised, merge, merge_anew, with_lora
-from kedge.models.loading.load import load_causal, no_bars
-from kedge.models.settings import LoraSettings
+from kedge.core.files import fsync_folder, run_errors, write_json
+from kedge.models.forward.lora import (
+    LoraLinear,
+    adapters_of,
+    has_adapters,
+    is_quantised,
+    merge,
+    merge_anew,
+    required_adapters,
+    with_lora,
+)
+from kedge.models.forward.reader import compile_layers
+from kedge.models.loading.adapters import BASE, CONFIG, base_record, find_base, load_adapter, save_adapter
+from kedge.models.loading.hashing import folder_hash
+from kedge.models.loading.load import DTypeName, dtype_for, load_causal, no_bars
+from kedge.models.loading.resolve import resolve
+from kedge.models.settings import BaseBits, LoraSettings, SaveDType, TrainingMemory
 
 ENSEMBLE = "ensemble.json"
+ADAPTER = "adapter"
+"""The folder of an adapter by itself: beside a policy's model, and inside of a reward model's."""
+_PLAIN = TrainingMemory()
+START = "start"
+"""The name of an adapter that is a part of the base."""
 
 
 def start_causal(
-    source: str, *, lora: LoraSettings | None, device: str, seed: int, keeps_dropout: bool = True
-) -> Module:
-    """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base.
+    source: str,
+    *,
+    lora: LoraSettings | None,
+    device: str,
+    seed: int,
+    keeps_dropout: bool = True,
+    memory: TrainingMemory = _PLAIN,
+) -> PreTrainedModel:
+    """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base; in evaluation mode.
 
     Without `keeps_dropout` the model's own dropout is off; that of the adapters is in their settings. Trainable weights
     are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away.
     """
     base = (
-        load_causal(source, device=device, bits=lora.base_bits)
+        load_base(source, dtype=memory.dtype, device=device, bits=lora.base_bits)
         if lora
         else load_causal(source, dtype="float32", device=device)
     )
     if not keeps_dropout:
         without_dropout(base)
-    return with_lora(base, lora, name="policy", seed=seed) if lora else base
+    model = with_lora(base, lora, name="policy", seed=seed) if lora else base
+    prepare_layers(model, compiled=memory.compiles_on(device), recomputes=memory.recompute)
+    return model.eval()
+
+
+def prepare_layers(model: PreTrainedModel, *, compiled: bool, recomputes: bool) -> None:
+    """Compile the layers, and recompute their activations in the backward pass of a model in training mode."""
+    if compiled:
+        compile_layers(model)
+    if recomputes:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def load_base(source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bits: BaseBits = 16) -> PreTrainedModel:
+    """A causal model to put adapters on.
+
+    Where `source` is a base with an adapter merged in, of which both are still there, and its weights would be rounded
+    (to bfloat16, or to the bits of a quantised base), it is that base with the adapter as a part of it: rounding would
+    take most of what was learnt away.
+    """
+    place = resolve(source)
+    is_rounded = bits != 16 or dtype_for(dtype, device) != torch.float32
+    base = unmerged_base(place) if is_rounded and isinstance(place, Path) else None
+    if base is None:
+        return load_causal(source, dtype=dtype, device=device, bits=bits)
+    return with_start(load_causal(base, dtype=dtype, device=device, bits=bits), cast(Path, place).with_name(ADAPTER))
+
+
+def unmerged_base(folder: Path) -> Path | None:
+    """The base of the model in `folder` if it was made by merging the adapter beside it; None where one has changed."""
+    beside = folder.with_name(ADAPTER)
+    if not (beside / BASE).is_file():
+        return None
+    try:
+        record: dict[str, str] = json.loads((beside / BASE).read_text(encoding="utf-8"))
+        if "hash" not in record or record.get("merged") != folder_hash(folder):
+            return None
+        return Path(find_base(beside, record, None))
+    except (OSError, ValueError, ModelError):
+        return None
+
+
+def with_start(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """`base` with the adapter in `folder` as a frozen part of it."""
+    load_adapter(base, folder, name=START)
+    adapters = required_adapters(base)
+    adapters.beneath = (START,)
+    base.requires_grad_(False)
+    return base
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -45,6 +119,8 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if isinstance(module, LoraLinear):
+            module.dropout = dict.fromkeys(module.dropout, 0.0)
         # Some modules have no layer for it but a number: `attention_dropout`, `residual_dropout`, `hidden_dropout`, …
         shares = [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]
         for name in shares:
@@ -76,17 +152,82 @@ def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
     raise ModelError(f"{type(decoder).__name__}: no list of its {count} transformer blocks was found in it")
 
 
-def save_causal(model: Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-    """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete."""
-    plain = _merged(model) if isinstance(model, PeftModel) else model
+def save_causal(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: SaveDType = "float32",
+) -> Path:
+    """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete.
+
+    The adapter that is active is also saved by itself, in `adapter` beside `folder`. `weights` are the float32 masters
+    of trained weights by the names of their parameters; without, the model's own are saved.
+    """
+    plain = plain_model(model, weights=weights, dtype=dtype)
     with whole_folder(folder) as partial, no_bars():
         plain.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+    adapters = adapters_of(model)
+    if adapters is not None and adapters.active:
+        with whole_folder(folder.with_name(ADAPTER)) as partial:
+            save_adapter(model, partial, name=adapters.active[-1], weights=weights)
+            record = base_record(str(model.name_or_path), folder.with_name(ADAPTER))
+            write_json(partial / BASE, {**record, "merged": folder_hash(folder)})
     return folder
 
 
-def _merged(model: PeftModel) -> PreTrainedModel:
-    return merge_anew(model, load_causal(str(base_of(model).name_or_path))) if is_quantised(model) else merge(model)
+def rounded_away(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> float | None:
+    """The share of the entries that training has changed which bfloat16 gives the value that they began with.
+
+    Of adapters, the beginning is the base in memory; of whole models, the files that they were read from. None where
+    that is unknown, or nothing was trained.
+    """
+    pairs = _adapted_pairs if has_adapters(model) else _full_pairs
+    changed = lost = 0
+    for start, end in pairs(model, weights or {}):
+        has_changed = start.float() != end.float()
+        changed += int(has_changed.sum())
+        lost += int((has_changed & (start.to(torch.bfloat16) == end.to(torch.bfloat16))).sum())
+    return lost / changed if changed else None
+
+
+def _adapted_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every adapted matrix without and with the adapter."""
+    adapters = required_adapters(model)
+    for path, layer in adapters.layers.items():
+        yield layer.merged(()), layer.merged(adapters.active, weights, path=path)
+
+
+def _full_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every trained weight as it is in the files that the model was read from, and as it is now."""
+    for file in sorted(Path(str(model.name_or_path)).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                if name in weights:
+                    yield tensors.get_tensor(name), weights[name].detach().cpu()
+
+
+def plain_model(
+    model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None, dtype: SaveDType, name: str | None = None
+) -> PreTrainedModel:
+    """The model as it is saved: adapter `name` (the active one if None) merged in float32, then all of it in `dtype`.
+
+    A model that is so already is given as it is; any other is copied to the CPU.
+    """
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    if is_quantised(model):
+        # Weights that 8 or 4 bits have rounded are read again.
+        base = load_causal(str(model.name_or_path), dtype="float32")
+        return merge_anew(model, base, name=name, weights=weights, dtype=kind)
+    is_same = all(
+        parameter.dtype == kind and (weights or {}).get(key, parameter).data_ptr() == parameter.data_ptr()
+        for key, parameter in model.named_parameters()
+    )
+    if adapters_of(model) is None and is_same:
+        return model
+    return merge(model, name=name, weights=weights, dtype=kind, device="cpu")
 
 
 @contextmanager
@@ -95,7 +236,7 @@ def whole_folder(folder: Path) -> Generator[Path]:
 
     A reader never sees half a model. Only a model may be replaced: a folder with anything else in it is refused.
     """
-    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE)):
+    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE, CONFIG)):
         raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
     for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):

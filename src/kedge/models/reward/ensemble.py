@@ -9,28 +9,28 @@ Shape letters: M members, B sequences, T token positions, K objectives.
 from __future__ import annotations
 
 import json
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from peft import PeftModel
 from pydantic import TypeAdapter
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithms.combine import ensemble_mean, uncertainty_weighted, worst_case
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
-from kedge.models.forward.lora import base_of, load_adapter, save_adapters, with_lora
+from kedge.models.forward.lora import has_adapters, with_lora
+from kedge.models.loading.adapters import base_record, find_base, load_adapter, save_adapters
 from kedge.models.loading.load import DTypeName
 from kedge.models.reward.reward_files import (
     ENSEMBLE,
     FACTS,
-    base_record,
     build,
-    find_base,
     load,
     save,
     tokenizer_of,
@@ -42,6 +42,7 @@ from kedge.models.settings import (
     Combine,
     LoraSettings,
     MeanOfMembers,
+    SaveDType,
     UncertaintyWeighted,
     WorstMember,
 )
@@ -142,8 +143,17 @@ def lora_members(base: RewardModel, lora: LoraSettings, *, count: int, seed: int
     return members
 
 
-def save_ensemble(ensemble: Ensemble[RewardModel], folder: Path) -> None:
-    """Save to `folder`: `ensemble.json` and one folder a member."""
+def save_ensemble(
+    ensemble: Ensemble[RewardModel],
+    folder: Path,
+    *,
+    weights: Sequence[Mapping[str, Tensor]] | None = None,
+    dtype: SaveDType = "float32",
+) -> None:
+    """Save to `folder`: `ensemble.json` and one folder a member.
+
+    `weights` are the float32 masters of each member by the names of their parameters. Adapters are float32 always.
+    """
     shared = _shared_model(ensemble)
     # Adapters keep their names, whatever the order of the members is.
     members = {
@@ -152,11 +162,11 @@ def save_ensemble(ensemble: Ensemble[RewardModel], folder: Path) -> None:
     record: dict[str, Any] = {"members": list(members), "combine": ensemble.combine.model_dump()}
     with whole_folder(folder) as partial:
         if shared is None:
-            for name, member in members.items():
-                save(member, partial / name)
+            for index, (name, member) in enumerate(members.items()):
+                save(member, partial / name, weights=weights[index] if weights else None, dtype=dtype)
         else:
-            record["base"] = base_record(str(base_of(shared).name_or_path), folder)
-            save_adapters(shared, partial, list(members))
+            record["base"] = base_record(str(shared.name_or_path), folder)
+            save_adapters(shared, partial, list(members), weights=dict(ChainMap(*map(dict, weights or ()))))
             for name, member in members.items():
                 write_json(partial / name / FACTS, member.facts.as_dict())
             ensemble.tokenizer.save_pretrained(partial)
@@ -213,8 +223,8 @@ def _name(index: int) -> str:
     return f"member-{index}"
 
 
-def _shared_model(ensemble: Ensemble[RewardModel]) -> PeftModel | None:
+def _shared_model(ensemble: Ensemble[RewardModel]) -> PreTrainedModel | None:
     """The model that carries the adapters of all members; None where they do not share one."""
     model = ensemble.members[0].model
     is_shared = all(member.model is model and member.adapter for member in ensemble.members)
-    return model if is_shared and isinstance(model, PeftModel) else None
+    return model if is_shared and has_adapters(model) else None

@@ -7,14 +7,12 @@ never one that ends a text.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors import safe_open
 from torch import nn
 from transformers import (
@@ -29,15 +27,15 @@ from transformers.utils import logging
 
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
-from kedge.models.forward.lora import base_of, is_quantised, merge, merge_anew, quantisation, save_adapter
-from kedge.models.loading.hashing import folder_hash
-from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars
+from kedge.models.forward.lora import adapters_of, is_quantised, merge, merge_anew, using
+from kedge.models.loading.adapters import BASE, base_record, save_adapter
+from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation
 from kedge.models.loading.resolve import resolve
-from kedge.models.loading.start import ENSEMBLE, whole_folder
+from kedge.models.loading.start import ADAPTER, ENSEMBLE, whole_folder
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
-from kedge.models.settings import BaseBits
+from kedge.models.settings import BaseBits, SaveDType
 
-ADAPTER, FACTS, BASE = "adapter", "kedge_reward.json", "base.json"
+FACTS = "kedge_reward.json"
 _HEAD = "score.weight"
 
 
@@ -83,23 +81,31 @@ def build(
     return RewardModel(model=model, tokenizer=tokenizer, facts=facts)
 
 
-def save(reward: RewardModel, folder: Path) -> None:
+def save(
+    reward: RewardModel,
+    folder: Path,
+    *,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    dtype: SaveDType = "float32",
+) -> None:
     """Save to `folder`, replacing a model that was there.
 
     An adapter is merged into its base, so that the folder is a model like any other, and saved in `adapter/` as well,
-    for those who have the base in memory already.
+    for those who have the base in memory already. `weights` are the float32 masters of trained weights by the names of
+    their parameters; without, the model's own are saved. The score head is float32 always.
     """
-    model = reward.model
-    plain = _merged(reward, model) if isinstance(model, PeftModel) else model
+    model, adapters = reward.model, adapters_of(reward.model)
+    name = (reward.adapter or adapters.active[-1]) if adapters else None
+    plain = _plain(reward, name, weights, dtype)
     config: Any = plain.config
     config.kedge_reward = reward.facts.as_dict()
     with whole_folder(folder) as partial, no_bars():
         plain.save_pretrained(partial)
         reward.tokenizer.save_pretrained(partial)
-        if isinstance(model, PeftModel):
-            save_adapter(model, partial / ADAPTER, name=_adapter_of(reward, model))
+        if name:
+            save_adapter(model, partial / ADAPTER, name=name, weights=weights)
             write_json(partial / ADAPTER / FACTS, reward.facts.as_dict())
-            write_json(partial / ADAPTER / BASE, base_record(str(base_of(model).name_or_path), folder / ADAPTER))
+            write_json(partial / ADAPTER / BASE, base_record(str(model.name_or_path), folder / ADAPTER))
 
 
 def load(
@@ -169,48 +175,22 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, *, edge_ids: Collection[in
     return control[min(free, key=lambda i: (penalties[i], i))]
 
 
-def base_record(source: str, folder: Path) -> dict[str, str]:
-    """What is saved with adapters in `folder` about their base: where it is, and the hash of its weights.
-
-    A hub model is recorded by its name alone.
-    """
-    place = Path(source)
-    if not place.is_dir():
-        return {"source": source}
-    # The relative path survives a move of both folders together; the hash tells another model at the same place.
-    return {
-        "source": source,
-        "relative": os.path.relpath(place, folder.absolute()),
-        "hash": folder_hash(place),
-    }
-
-
-def find_base(folder: Path, record: Mapping[str, str], given: str | Path | None) -> str | Path:
-    """The base of the adapters in `folder`, or the one at `given`; it must have the weights that `record` names."""
-    if given is None and "hash" not in record:
-        return record["source"]
-    places = [folder / record["relative"], Path(record["source"])] if given is None else [Path(given)]
-    base = next((place.resolve() for place in places if place.is_dir()), None)
-    if base is None:
-        raise ModelError(
-            f"{folder}: the base of its members is not at {places[-1]}; LoRA members need it: put it back, or give the "
-            "folder where it is now as `base`"
-        )
-    if "hash" in record and folder_hash(base) != record["hash"]:
-        raise ModelError(f"{folder}: the weights in {base} are not those of the base that its members were trained on")
-    return base
-
-
-def _adapter_of(reward: RewardModel, model: PeftModel) -> str:
-    return reward.adapter or cast(str, model.active_adapter)
-
-
-def _merged(reward: RewardModel, model: PeftModel) -> PreTrainedModel:
-    name = _adapter_of(reward, model)
-    if not is_quantised(model):
-        return merge(model, name=name)
-    unquantised = build(str(base_of(model).name_or_path), objectives=reward.objectives, seed=0)
-    return merge_anew(model, base_of(unquantised.model), name=name)
+def _plain(
+    reward: RewardModel, name: str | None, weights: Mapping[str, torch.Tensor] | None, dtype: SaveDType
+) -> PreTrainedModel:
+    """The model as it is saved, its adapter merged in."""
+    model, kind = reward.model, torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    if is_quantised(model):
+        unquantised = build(str(model.name_or_path), objectives=reward.objectives, seed=0, dtype="float32")
+        plain = merge_anew(model, unquantised.model, name=name, weights=weights, dtype=kind)
+    else:
+        plain = merge(model, name=name, weights=weights, dtype=kind, device="cpu")
+    with using(model, name) if name else nullcontext():
+        head = head_of(model).weight
+    keys = {id(parameter): key for key, parameter in model.named_parameters()}
+    precise = (weights or {}).get(keys[id(head)], head)
+    head_of(plain).weight = nn.Parameter(precise.detach().float().cpu(), requires_grad=False)
+    return plain
 
 
 def _load_classifier(

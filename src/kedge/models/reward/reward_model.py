@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
 from kedge.core.loss import widen
-from kedge.models.forward.backbones import Backbone, FullBackbone, LoraBackbone
-from kedge.models.forward.heads import at_last, hidden_states, last_token
-from kedge.models.forward.lora import Module, base_of, using
+from kedge.models.forward.backbones import Backbone, backbone_of
+from kedge.models.forward.heads import last_token
+from kedge.models.forward.lora import ScoreHeads, activate
 from kedge.models.forward.reader import compile_layers, evaluating
 from kedge.models.loading.start import without_dropout
 from kedge.models.settings import Truncate
@@ -125,10 +123,14 @@ def unnormalised(objectives: Sequence[str]) -> RewardFacts:
 class RewardModel:
     """Weights, tokenizer and facts. With `adapter`, it is that adapter on a model that several members share."""
 
-    model: Module
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     facts: RewardFacts
     adapter: str | None = None
+    backbone: Backbone = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "backbone", backbone_of(self.model, self.adapter))
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -143,47 +145,47 @@ class RewardModel:
 
         It may be called in the middle of training: the active adapter, what is trainable and the mode are restored.
         """
-        if tokens_BT.shape != attention_mask_BT.shape or not attention_mask_BT.any(dim=1).all():
-            raise ShapeError(
-                f"tokens_BT {tuple(tokens_BT.shape)} and attention_mask_BT {tuple(attention_mask_BT.shape)} must have "
-                "one shape, and every row a real token"
-            )
-        with_adapter = (
-            using(self.model, self.adapter) if isinstance(self.model, PeftModel) and self.adapter else nullcontext()
-        )
-        with with_adapter, evaluating(self.model), torch.inference_mode():
-            scores_BK = scores(
-                self.model,
-                tokens_BT.to(self.device),
-                attention_mask_BT.to(self.device),
-                is_right_padded=bool(attention_mask_BT[:, 0].all()) and _has_no_holes(attention_mask_BT),
-            )
-        # Made outside of inference mode, so that autograd may use the result as a constant.
-        return self.facts.normaliser(scores_BK) if normalised else scores_BK.clone()
+        with evaluating(self.model), torch.no_grad(), self.backbone.active():
+            scores_BK = scores(self, *right_padded(tokens_BT, attention_mask_BT))
+        return self.facts.normaliser(scores_BK) if normalised else scores_BK
 
     def activate(self) -> None:
         """Where several members share one base: make the adapter of this one active, and it alone trainable."""
-        if isinstance(self.model, PeftModel) and self.adapter:
-            self.model.set_adapter(self.adapter)
+        if self.adapter:
+            activate(self.model, self.adapter)
 
 
-def scores(model: Module, tokens_BT: Tensor, attention_mask_BT: Tensor, *, is_right_padded: bool = False) -> Tensor:
-    """`scores_BK`: raw scores with gradient, float32 at least whatever the weights and autocast. One sequence a row."""
-    base = base_of(model)
-    hidden_BTD = hidden_states(base, tokens_BT, attention_mask_BT, is_right_padded=is_right_padded)
-    last_BD = at_last(hidden_BTD, attention_mask_BT)
-    with torch.autocast(last_BD.device.type, enabled=False):
-        return head_of(base)(widen(last_BD))
+def scores(member: RewardModel, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+    """`scores_BK`: raw scores with gradient, float32 at least whatever the weights; inside of `backbone.active`.
+
+    One text a row, padded on the right; the mask is on the host.
+    """
+    last_BD = member.backbone.hidden(tokens_BT, attention_mask_BT, last_token(attention_mask_BT))
+    return head_of(member.model)(widen(last_BD))
 
 
-def head_of(model: Module) -> nn.Linear:
+def right_padded(tokens_BT: Tensor, attention_mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that begin at their first position, and their mask on the host; what is padded on the left is moved."""
+    mask_BT = attention_mask_BT.cpu().bool()
+    if tokens_BT.shape != mask_BT.shape or not mask_BT.any(dim=1).all():
+        raise ShapeError(
+            f"tokens_BT {tuple(tokens_BT.shape)} and attention_mask_BT {tuple(mask_BT.shape)} must have one shape, and "
+            "every row a real token"
+        )
+    if not (~mask_BT[:, :-1] & mask_BT[:, 1:]).any():
+        return tokens_BT, mask_BT
+    order_BT = (~mask_BT).long().argsort(dim=1, stable=True)
+    return tokens_BT.gather(1, order_BT.to(tokens_BT.device)), mask_BT.gather(1, order_BT)
+
+
+def head_of(model: PreTrainedModel) -> nn.Linear:
     """The score head; of a model with adapters, that of the active adapter."""
-    head: Any = getattr(base_of(model), "score", None)
-    if of_adapters := getattr(head, "modules_to_save", None):
-        head = of_adapters[head.active_adapters[0]]
+    head: Any = getattr(model, "score", None)
+    if isinstance(head, ScoreHeads):
+        head = head.current()
     if not isinstance(head, nn.Linear):
         raise ModelError(
-            f"{type(base_of(model)).__name__} has no linear layer named `score`; reward models are made from decoders "
+            f"{type(model).__name__} has no linear layer named `score`; reward models are made from decoders "
             "whose sequence-classification class in transformers has one (Llama, Qwen, Gemma, Mistral, Phi, GPT-2, …)"
         )
     return head
@@ -225,19 +227,14 @@ def reward_tokens(
     if len(text) > max_length and truncate == "refuse":
         raise DataError(
             f"a text of {len(text)} tokens is longer than the window of {max_length}; raise max_length, or set "
-            "truncate: left to score it without its beginning"
+            "too_long: cut to score it without its beginning"
         )
     return text[-max_length:]
 
 
-def _has_no_holes(attention_mask_BT: Tensor) -> bool:
-    """Whether no row's mask has a False before a True."""
-    return not bool((~attention_mask_BT[:, :-1].bool() & attention_mask_BT[:, 1:].bool()).any())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRole:
-    """Gives the scores of `kedge.models.reward.reward_model.RewardModel`, faster; rows must be padded on the right."""
+    """Gives the scores of a `RewardModel` from a backbone that may be shared with other roles."""
 
     backbone: Backbone
     head_KD: Tensor
@@ -254,10 +251,10 @@ class RewardRole:
 
     @torch.no_grad()
     def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
-        """`scores_BK` in float32. Rows are right-padded, one text each."""
-        mask_BT = attention_mask_BT.to(self.device)
+        """`scores_BK` in float32. One text a row."""
+        tokens_BT, mask_BT = right_padded(tokens_BT, attention_mask_BT)
         with self.backbone.active():
-            last_BD = self.backbone.hidden(tokens_BT.to(self.device), mask_BT, last_token(mask_BT))
+            last_BD = self.backbone.hidden(tokens_BT, mask_BT, last_token(mask_BT))
         scores_BK = linear(widen(last_BD), self.head_KD)
         return self.facts.normaliser(scores_BK) if normalised else scores_BK
 
@@ -270,6 +267,6 @@ def reward_role(member: RewardModel, *, compiled: bool) -> RewardRole:
     without_dropout(model.eval())
     model.requires_grad_(False)  # after `activate`, which makes an adapter trainable
     if compiled:
-        compile_layers(base_of(model))
-    backbone = LoraBackbone(model, member.adapter) if isinstance(model, PeftModel) else FullBackbone(model)
+        compile_layers(model)
+    backbone = backbone_of(model, member.adapter)
     return RewardRole(backbone=backbone, head_KD=head_KD, tokenizer=member.tokenizer, facts=member.facts)

@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
 from pydantic import TypeAdapter
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.lora import Module, fill_adapter, read_adapter
+from kedge.models.loading.adapters import BASE, HEAD, fill_adapter, read_adapter
+from kedge.models.loading.start import ADAPTER, ENSEMBLE
 from kedge.models.reward.ensemble import read_record
-from kedge.models.reward.reward_files import ADAPTER, BASE, ENSEMBLE, FACTS
+from kedge.models.reward.reward_files import FACTS
 from kedge.models.reward.reward_model import RewardFacts, facts_from
 from kedge.models.settings import Combine, MeanOfMembers
-
-_HEAD = "base_model.model.score.weight"
-"""peft's name of the score head that is saved with an adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +52,12 @@ def members_on(folder: Path, base_hash: str) -> SharedMembers | None:
 
 def load_head(adapter_folder: Path) -> Tensor:
     """The score head (K, D) of an adapter, float32."""
-    _, weights = read_adapter(adapter_folder)
-    if _HEAD not in weights:
-        raise ModelError(
-            f"{adapter_folder}: no score head ('{_HEAD}') in it; this is not the adapter of a reward model"
-        )
-    return weights[_HEAD].float()
+    weights = read_adapter(adapter_folder).weights
+    if HEAD not in weights:
+        raise ModelError(f"{adapter_folder}: no score head ('{HEAD}') in it; this is not the adapter of a reward model")
+    return weights[HEAD].float()
 
 
-def load_backbone_adapter(model: Module, adapter_folder: Path, *, name: str) -> PeftModel:
+def load_backbone_adapter(model: PreTrainedModel, adapter_folder: Path, *, name: str) -> PreTrainedModel:
     """The causal `model` with the adapter of a reward model, without its head; every weight comes from the file."""
-    config, weights = read_adapter(adapter_folder)
-    config.task_type, config.modules_to_save = "CAUSAL_LM", None
-    backbone = {key: tensor for key, tensor in weights.items() if key != _HEAD}
-    return fill_adapter(model, config, backbone, name=name, where=adapter_folder)
+    return fill_adapter(model, read_adapter(adapter_folder), name=name, with_head=False)

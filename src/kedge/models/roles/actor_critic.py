@@ -9,7 +9,6 @@ Shape letters: B sequences, T token positions, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,54 +24,35 @@ from kedge.core.per import Per
 from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.forward import heads
-from kedge.models.forward.backbones import Backbone, by_micro_batch, micro_batches
-from kedge.models.forward.lora import Module
+from kedge.models.forward.backbones import Backbone, Part, RecordT, micro_batches
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.loading.start import save_causal
 from kedge.models.reward.ensemble import Member
 from kedge.models.reward.reward_model import RewardFacts
 from kedge.models.roles.memory import RoleMemory
-from kedge.models.settings import Combine
+from kedge.models.settings import Combine, SaveDType
 from kedge.models.training.ema import EMA
+from kedge.models.training.objectives import imitation
+from kedge.models.training.passes import Cut, InferenceSize
 from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
-
-Head = Callable[[], Tensor]
-"""The output matrix (V, D) as it is now."""
 
 
 class Reference:
     """Log-probs without gradient: of a frozen model, or of the policy between its updates."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        head: Head,
-        *,
-        temperature: float,
-        rows: int,
-        compiled: bool,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        """`rows` sequences are computed at once."""
-        self._backbone, self._head = backbone, head
-        self._temperature, self._rows, self._compiled, self._autocast = temperature, rows, compiled, autocast
+    def __init__(self, model: LanguageModel, *, temperature: float) -> None:
+        self._model, self._temperature = model, temperature
+        self._inference = InferenceSize(model.device)
 
     @torch.no_grad()
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response, 0 elsewhere."""
-        with self._backbone.active(), self._autocast():
-            return by_micro_batch(rollouts, self._rows, self._logprobs)
+        with self._model.active():
+            return _by_pass(rollouts, self._inference, self._logprobs)
 
-    def _logprobs(self, part: Rollouts) -> Tensor:
-        predicted_BT = heads.predicted(part.attention_mask_BT, part.response_mask_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(part.tokens_BT, part.attention_mask_BT, positions_BT)
-        return heads.logprobs_of(
-            self._head(),
-            hidden_ND,
-            part.tokens_BT,
-            predicted_BT,
-            temperature=self._temperature,
-            compiled=self._compiled,
+    def _logprobs(self, part: Part[Rollouts]) -> Tensor:
+        return self._model.logprobs(
+            part.record.tokens_BT, part.attention_mask_RT, part.response_mask_RT, temperature=self._temperature
         )
 
 
@@ -80,7 +60,7 @@ class Reference:
 class Imitation:
     """The PTX mix: a likelihood term on demonstrations (Ouyang et al. 2022, eq. 2), batched by the step's number."""
 
-    batches: Callable[[int], Sequence[Batch]]
+    batches: Callable[[int], Cut[Batch]]
     coef: float
 
 
@@ -89,29 +69,16 @@ class Policy:
 
     def __init__(
         self,
-        backbone: Backbone,
-        head: Head,
+        model: LanguageModel,
         train_step: TrainStep,
         *,
         temperature: float,
-        rows: int,
-        inference_rows: int,
-        compiled: bool,
-        imitation: Imitation | None = None,
+        ptx: Imitation | None = None,
         ema: EMA | None = None,
     ) -> None:
-        """`rows` sequences are computed at once in an update, `inference_rows` without gradients."""
-        self._backbone, self._head, self.train_step = backbone, head, train_step
-        self._temperature, self._rows, self._compiled = temperature, rows, compiled
-        self._imitation, self._ema = imitation, ema
-        self._without_gradients = Reference(
-            backbone,
-            head,
-            temperature=temperature,
-            rows=inference_rows,
-            compiled=compiled,
-            autocast=train_step.autocast,
-        )
+        self._model, self.train_step, self._temperature = model, train_step, temperature
+        self._imitation, self._ema = ptx, ema
+        self._without_gradients = Reference(model, temperature=temperature)
 
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response as the policy is now, 0 elsewhere; without gradient."""
@@ -119,18 +86,16 @@ class Policy:
 
     def update(self, experience: Experience, loss: PolicyLoss, *, per: Per) -> dict[str, float]:
         width = experience.rollouts.tokens_BT.shape[1]
-        objective: Objective[Experience] = Objective(
-            weight=lambda part: float(weight_of(part.rollouts.response_mask_BT, per, max_length=width)),
+        objective: Objective[Part[Experience]] = Objective(
+            weight=lambda part: float(weight_of(part.response_mask_RT, per, max_length=width)),
             sums=lambda part: self._sums(part, loss, per),
         )
-        terms: list[Term[Any]] = [Term(objective=objective, batches=micro_batches(experience, self._rows))]
+        terms: list[Term[Any]] = [Term(objective=objective, batches=_cut(experience))]
         if self._imitation:
             batches = self._imitation.batches(self.train_step.step)
-            imitating: Objective[Batch] = Objective(
-                weight=lambda batch: float(weight_of(batch.counted_BT, "token")), sums=self._imitation_sums
-            )
+            imitating = imitation(self._model)
             terms.append(Term(objective=imitating, batches=batches, coef=self._imitation.coef, name="ptx_"))
-        with self._backbone.active():
+        with self._model.active():
             metrics = self.train_step.learn(*terms)
         if self._ema:
             self._ema.update(self.train_step.weights())
@@ -155,21 +120,13 @@ class Policy:
         if self._ema:
             self._ema.load(state["ema"])
 
-    def _sums(self, part: Experience, loss: PolicyLoss, per: Per) -> Sums:
-        rollouts = part.rollouts
+    def _sums(self, part: Part[Experience], loss: PolicyLoss, per: Per) -> Sums:
+        rollouts = part.record.rollouts
         mask_BT = rollouts.response_mask_BT
-        predicted_BT = heads.predicted(rollouts.attention_mask_BT, mask_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(rollouts.tokens_BT, rollouts.attention_mask_BT, positions_BT)
-        logp_BT, entropy_BT = heads.logprobs_and_entropy_of(
-            self._head(),
-            hidden_ND,
-            rollouts.tokens_BT,
-            predicted_BT,
-            temperature=self._temperature,
-            compiled=self._compiled,
+        logp_BT, entropy_BT = self._model.logprobs_and_entropy(
+            rollouts.tokens_BT, part.attention_mask_RT, part.response_mask_RT, temperature=self._temperature
         )
-        item = loss(logp_BT, entropy_BT, part)
+        item = loss(logp_BT, entropy_BT, part.record)
         facts = stat_sums(item, mask_BT) | {"entropy": weighted_sum(entropy_BT.detach(), mask_BT, "token")}
         peaks = {"ratio_max": masked(item.stats_BT["ratio"], mask_BT).max()} if "ratio" in item.stats_BT else {}
         return Sums(
@@ -179,39 +136,28 @@ class Policy:
             peaks=peaks,
         )
 
-    def _imitation_sums(self, batch: Batch) -> Sums:
-        batch = batch.to(self._head().device)
-        predicted_BT = heads.predicted(batch.segment_BT, batch.counted_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(batch.tokens_BT, batch.segment_BT > 0, positions_BT)
-        logp_BT = heads.logprobs_of(self._head(), hidden_ND, batch.tokens_BT, predicted_BT, compiled=self._compiled)
-        return Sums(loss=weighted_sum(-logp_BT, batch.counted_BT, "token"), facts={})
-
 
 class Critic:
     """Values of prefixes. `update` is one optimiser step on the loss that it is given."""
 
-    def __init__(
-        self, backbone: Backbone, head: nn.Linear, train_step: TrainStep, *, rows: int, inference_rows: int
-    ) -> None:
-        """`rows` sequences are computed at once in an update, `inference_rows` without gradients."""
+    def __init__(self, backbone: Backbone, head: nn.Linear, train_step: TrainStep) -> None:
         self._backbone, self._head, self.train_step = backbone, head, train_step
-        self._rows, self._inference_rows = rows, inference_rows
+        self._inference = InferenceSize(head.weight.device)
 
     @torch.no_grad()
     def values(self, rollouts: Rollouts) -> Tensor:
         """`values_BT` on the response as the critic is now, 0 elsewhere; without gradient."""
-        with self._backbone.active(), self.train_step.autocast():
-            return by_micro_batch(rollouts, self._inference_rows, self._values)
+        with self._backbone.active():
+            return _by_pass(rollouts, self._inference, self._rollout_values)
 
     def update(self, targets: ValueTargets, loss: ValueLoss, *, per: Per) -> dict[str, float]:
         width = targets.rollouts.tokens_BT.shape[1]
-        objective: Objective[ValueTargets] = Objective(
-            weight=lambda part: float(weight_of(part.rollouts.response_mask_BT, per, max_length=width)),
+        objective: Objective[Part[ValueTargets]] = Objective(
+            weight=lambda part: float(weight_of(part.response_mask_RT, per, max_length=width)),
             sums=lambda part: self._sums(part, loss, per),
         )
         with self._backbone.active():
-            return self.train_step.learn(Term(objective=objective, batches=micro_batches(targets, self._rows)))
+            return self.train_step.learn(Term(objective=objective, batches=_cut(targets)))
 
     def state(self) -> dict[str, Any]:
         return self.train_step.state()
@@ -219,21 +165,22 @@ class Critic:
     def load(self, state: Mapping[str, Any]) -> None:
         self.train_step.load(state)
 
-    def _values(self, part: Rollouts) -> Tensor:
-        predicted_BT = heads.predicted(part.attention_mask_BT, part.response_mask_BT)
-        positions_BT = heads.predicting_positions(predicted_BT)
-        hidden_ND = self._backbone.hidden(part.tokens_BT, part.attention_mask_BT, positions_BT)
-        # The head computes in float32, whatever the types of the backbone and of autocast are.
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            return heads.values_of(widen(hidden_ND), self._head, predicted_BT)
+    def _rollout_values(self, part: Part[Rollouts]) -> Tensor:
+        return self._values(part.record, part)
 
-    def _sums(self, part: ValueTargets, loss: ValueLoss, per: Per) -> Sums:
-        mask_BT = part.rollouts.response_mask_BT
-        item = loss(self._values(part.rollouts), part)
+    def _values(self, rollouts: Rollouts, part: Part[Any]) -> Tensor:
+        targets = heads.targets(part.attention_mask_RT, part.response_mask_RT, self._head.weight.device)
+        hidden_ND = self._backbone.hidden(rollouts.tokens_BT, part.attention_mask_RT, targets.read_BT)
+        # The head computes in float32, whatever the type of the backbone is.
+        return heads.values_of(widen(hidden_ND), self._head, targets)
+
+    def _sums(self, part: Part[ValueTargets], loss: ValueLoss, per: Per) -> Sums:
+        rollouts = part.record.rollouts
+        item = loss(self._values(rollouts, part), part.record)
         return Sums(
-            loss=weighted_sum(item.loss_BT, mask_BT, per),
-            facts=stat_sums(item, mask_BT),
-            items=weight_of(mask_BT, "token"),
+            loss=weighted_sum(item.loss_BT, rollouts.response_mask_BT, per),
+            facts=stat_sums(item, rollouts.response_mask_BT),
+            items=weight_of(rollouts.response_mask_BT, "token"),
         )
 
 
@@ -252,6 +199,18 @@ class NoCritic:
 
     def load(self, state: Mapping[str, Any]) -> None:
         del state
+
+
+def _cut(record: RecordT) -> Cut[Part[RecordT]]:
+    return lambda size: micro_batches(record, rows=size.rows, tokens=size.tokens)
+
+
+def _by_pass(rollouts: Rollouts, inference: InferenceSize, compute: Callable[[Part[Rollouts]], Tensor]) -> Tensor:
+    """`compute` on every part, as one (B, T) tensor in the order of `rollouts`; 0 where rows were trimmed."""
+    result_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
+    for part, part_RT in inference.each(_cut(rollouts), compute):
+        result_BT[:, : part_RT.shape[1]].index_copy_(0, part.index_R, part_RT.float().to(result_BT.device))
+    return result_BT
 
 
 def value_head(width: int, device: torch.device) -> nn.Linear:
@@ -273,11 +232,6 @@ def head_from_scores(weight_KD: Tensor, facts: RewardFacts, objective: str | Non
     return head
 
 
-def output_head(model: PreTrainedModel) -> Callable[[], Tensor]:
-    """The output matrix as it is when it is asked for."""
-    return lambda: heads.lm_head(model)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedJudge:
     """A reward model that shares most of its weights with the policy."""
@@ -290,7 +244,7 @@ class SharedJudge:
 class RoleSet:
     """The roles of a run."""
 
-    model: Module
+    model: PreTrainedModel
     """The policy with all its weights: the model that samples and is saved."""
     policy: Policy
     critic: Critic | NoCritic
@@ -322,11 +276,6 @@ class RoleSet:
         self.policy.load(state["policy"])
         self.critic.load(state["critic"])
 
-    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
-        """Save the policy as a whole model: with `ema`, the moving average of its weights."""
-        last = {name: weight.clone() for name, weight in self.policy.weights().items()}
-        self.policy.train_step.load_weights(self.policy.final_weights())
-        try:
-            return save_causal(self.model, tokenizer, folder)
-        finally:
-            self.policy.train_step.load_weights(last)
+    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path, *, dtype: SaveDType = "float32") -> Path:
+        """Save the policy as a whole model, its adapter beside it; with `ema`, the moving average of its weights."""
+        return save_causal(self.model, tokenizer, folder, weights=self.policy.final_weights(), dtype=dtype)

@@ -6,22 +6,21 @@ where hidden states come from; the roles themselves, their optimisers and their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from peft import PeftModel
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.lora import Module, base_of, merge
-from kedge.models.forward.reader import compile_layers
+from kedge.models.forward.heads import Head
+from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.lora import has_adapters, merge
 from kedge.models.loading.load import DTypeName
-from kedge.models.loading.start import without_dropout
+from kedge.models.loading.start import prepare_layers, without_dropout
 from kedge.models.reward.ensemble import Ensemble, load_reward
 from kedge.models.reward.reward_model import RewardModel, head_of
 from kedge.models.roles.actor_critic import (
@@ -32,15 +31,12 @@ from kedge.models.roles.actor_critic import (
     head_from_scores,
     value_head,
 )
-from kedge.models.settings import LoraSettings
+from kedge.models.settings import AutoSize, LoraSettings
 from kedge.models.training.ema import EMA
+from kedge.models.training.passes import Passes, Report
 from kedge.models.training.train_step import TrainStep
 
 RoleKind = Literal["separate", "lora", "trunk"]
-
-_INFERENCE_FACTOR = 4
-"""On a GPU, so many times the rows of an update are computed at once without gradients: that keeps one layer's
-activations instead of all layers', so it takes less memory than an update, and each launch does four times the work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +64,8 @@ class RoleSpec:
     critic_steps: int
     temperature: float
     """Of sampling: log-probs are those of the distribution that answers are drawn from."""
-    rows: int
-    """Sequences of a micro-batch."""
+    rows: AutoSize
+    """Sequences of a pass, or `auto`."""
     recompute: bool
     """Recompute activations in the backward pass instead of keeping them."""
     ema: float | None
@@ -78,25 +74,26 @@ class RoleSpec:
     seed: int
     compile: bool = False
     """Compile the layers of every role."""
+    report: Report = lambda level, code, message: None
+    """Takes an event: what size of passes was chosen, and when it was halved."""
 
-    @property
-    def inference_rows(self) -> int:
-        """Sequences at once without gradients. With `recompute`, an update too keeps one layer's activations alone."""
-        fits_more = torch.device(self.device).type == "cuda" and not self.recompute
-        return self.rows * (_INFERENCE_FACTOR if fits_more else 1)
+    def passes(self, owner: str) -> Passes:
+        return Passes(self.rows, report=self.report, owner=owner)
 
 
-def make_policy(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor]) -> Policy:
-    train_step = TrainStep(backbone.trainable(), spec.actor, total_steps=spec.actor_steps, owner="policy")
+def make_policy(spec: RoleSpec, backbone: Backbone, head: Head) -> Policy:
+    train_step = TrainStep(
+        backbone.trainable(),
+        spec.actor,
+        total_steps=spec.actor_steps,
+        owner="policy",
+        passes=spec.passes("policy"),
+    )
     return Policy(
-        backbone,
-        head,
+        LanguageModel(backbone=backbone, head=head, compiled=spec.compile),
         train_step,
         temperature=spec.temperature,
-        rows=spec.rows,
-        inference_rows=spec.inference_rows,
-        compiled=spec.compile,
-        imitation=spec.imitation,
+        ptx=spec.imitation,
         ema=None if spec.ema is None else EMA(train_step.weights(), spec.ema),
     )
 
@@ -104,20 +101,13 @@ def make_policy(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor]) 
 def make_critic(spec: RoleSpec, settings: OptimiserSettings, backbone: Backbone, head: nn.Linear) -> Critic:
     of_head = [(f"value_head.{name}", parameter) for name, parameter in head.named_parameters()]
     named = [*backbone.trainable(), *of_head]
-    train_step = TrainStep(named, settings, total_steps=spec.critic_steps, owner="critic")
-    return Critic(backbone, head, train_step, rows=spec.rows, inference_rows=spec.inference_rows)
+    train_step = TrainStep(named, settings, total_steps=spec.critic_steps, owner="critic", passes=spec.passes("critic"))
+    return Critic(backbone, head, train_step)
 
 
-def make_reference(spec: RoleSpec, backbone: Backbone, head: Callable[[], Tensor], policy: Policy) -> Reference:
-    return Reference(
-        backbone,
-        head,
-        temperature=spec.temperature,
-        rows=spec.inference_rows,
-        compiled=spec.compile,
-        # The precision of the policy: before the first step the two must agree to the last bit.
-        autocast=policy.train_step.autocast,
-    )
+def make_reference(spec: RoleSpec, backbone: Backbone, head: Head) -> Reference:
+    model = LanguageModel(backbone=backbone, head=head, compiled=spec.compile)
+    return Reference(model, temperature=spec.temperature)
 
 
 def load_members(spec: RoleSpec) -> tuple[RewardModel, ...]:
@@ -129,7 +119,7 @@ def load_members(spec: RoleSpec) -> tuple[RewardModel, ...]:
 
 def plain(member: RewardModel) -> PreTrainedModel:
     """The model of a member, its adapter merged in if it has one."""
-    return merge(member.model, name=member.adapter) if isinstance(member.model, PeftModel) else member.model
+    return merge(member.model, name=member.adapter) if has_adapters(member.model) else member.model
 
 
 def critic_head(spec: RoleSpec, member: RewardModel | None, width: int) -> nn.Linear:
@@ -141,17 +131,15 @@ def critic_head(spec: RoleSpec, member: RewardModel | None, width: int) -> nn.Li
     return head_from_scores(weight_KD, member.facts, spec.objective)
 
 
-def width_of(model: Module) -> int:
-    return cast(int, base_of(model).config.get_text_config().hidden_size)
+def width_of(model: PreTrainedModel) -> int:
+    return cast(int, model.config.get_text_config().hidden_size)
 
 
-def prepare(spec: RoleSpec, model: Module, *, learns: bool, recomputes: bool = False) -> None:
+def prepare(spec: RoleSpec, model: PreTrainedModel, *, learns: bool, recomputes: bool = False) -> None:
     """Dropout off, trainable or frozen, and, where the spec says so, layers compiled and activations recomputed."""
     without_dropout(model)
     model.requires_grad_(learns)
-    if spec.compile:
-        compile_layers(base_of(model))
+    prepare_layers(model, compiled=spec.compile, recomputes=spec.recompute and recomputes)
     if spec.recompute and recomputes:
-        base_of(model).gradient_checkpointing_enable({"use_reentrant": False})
         # transformers recomputes in training mode alone; without dropout it computes the same as evaluation mode.
         model.train()

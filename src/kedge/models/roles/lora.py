@@ -9,15 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from peft import PeftModel
 from torch import nn
+from transformers import PreTrainedModel
 
 from kedge.core.seeds import seed_for
 from kedge.models.forward.backbones import LoraBackbone
-from kedge.models.forward.lora import base_of, with_lora
+from kedge.models.forward.heads import output_head
+from kedge.models.forward.lora import activate, with_lora
 from kedge.models.loading.hashing import folder_hash, module_hash
-from kedge.models.loading.load import load_causal
 from kedge.models.loading.resolve import resolve
+from kedge.models.loading.start import load_base
 from kedge.models.reward.reward_files import tokenizer_of
 from kedge.models.reward.reward_model import RewardRole
 from kedge.models.reward.shared import SharedMembers, load_backbone_adapter, load_head, members_on
@@ -28,7 +29,6 @@ from kedge.models.roles.actor_critic import (
     RoleSet,
     SharedJudge,
     head_from_scores,
-    output_head,
     value_head,
 )
 from kedge.models.roles.build import RoleSpec, make_critic, make_policy, make_reference, prepare, width_of
@@ -39,12 +39,12 @@ POLICY, CRITIC = "policy", "critic"
 
 
 def lora(spec: RoleSpec) -> RoleSet:
-    base = load_causal(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits)
+    base = load_base(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits)
     members = _shared_members(spec)
     model = with_lora(base, spec.lora, name=POLICY, seed=seed_for(spec.seed, POLICY))
     critic_head = _add_critic(spec, model, members) if spec.critic else None
     judge = _judge(spec, model, members)
-    model.set_adapter(POLICY)  # the one that samples
+    activate(model, POLICY)  # the one that samples
     prepare(spec, model, learns=False, recomputes=True)
     policy = make_policy(spec, _trainable(model, POLICY), output_head(base))
     critic = (
@@ -56,11 +56,11 @@ def lora(spec: RoleSpec) -> RoleSet:
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(spec, LoraBackbone(model, None), output_head(base), policy),
+        reference=make_reference(spec, LoraBackbone(model, None), output_head(base)),
         shared_judge=judge,
         memory=_memory(model, policy, critic, judge),
         notes=[] if judge or not spec.reward else [_NOTE.format(spec.reward)],
-        reference_hash=module_hash(base_of(model)),
+        reference_hash=module_hash(model),
     )
 
 
@@ -76,7 +76,7 @@ def _shared_members(spec: RoleSpec) -> SharedMembers | None:
     return members_on(spec.reward, folder_hash(place)) if spec.reward and isinstance(place, Path) else None
 
 
-def _add_critic(spec: RoleSpec, model: PeftModel, members: SharedMembers | None) -> nn.Linear:
+def _add_critic(spec: RoleSpec, model: PreTrainedModel, members: SharedMembers | None) -> nn.Linear:
     """Add the critic's adapter to the model; its head. Both from the reward model if it shares the base, else new."""
     if members is None or not spec.critic_from_reward:
         with_lora(model, spec.lora, name=CRITIC, seed=seed_for(spec.seed, CRITIC))
@@ -86,14 +86,14 @@ def _add_critic(spec: RoleSpec, model: PeftModel, members: SharedMembers | None)
     return head_from_scores(load_head(folder).to(spec.device), facts, spec.objective)
 
 
-def _trainable(model: PeftModel, adapter: str) -> LoraBackbone:
+def _trainable(model: PreTrainedModel, adapter: str) -> LoraBackbone:
     backbone = LoraBackbone(model, adapter)
     for _, parameter in backbone.trainable():
         parameter.requires_grad_(True)
     return backbone
 
 
-def _judge(spec: RoleSpec, model: PeftModel, members: SharedMembers | None) -> SharedJudge | None:
+def _judge(spec: RoleSpec, model: PreTrainedModel, members: SharedMembers | None) -> SharedJudge | None:
     if members is None:
         return None
     assert spec.reward is not None
@@ -107,9 +107,11 @@ def _judge(spec: RoleSpec, model: PeftModel, members: SharedMembers | None) -> S
     return SharedJudge(members=tuple(roles), combine=members.combine)
 
 
-def _memory(model: PeftModel, policy: Policy, critic: Critic | NoCritic, judge: SharedJudge | None) -> list[RoleMemory]:
+def _memory(
+    model: PreTrainedModel, policy: Policy, critic: Critic | NoCritic, judge: SharedJudge | None
+) -> list[RoleMemory]:
     base = [parameter for name, parameter in model.named_parameters() if ".lora_" not in name]
-    rewards = [parameter for name, parameter in model.named_parameters() if ".reward-" in name]
+    rewards = [parameter for name, parameter in model.named_parameters() if ".lora_" in name and ".reward-" in name]
 
     def trained(role: str, train_step: TrainStep) -> RoleMemory:
         own = [parameter for _, parameter in train_step.named]

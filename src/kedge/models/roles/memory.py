@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from kedge.models.training.train_step import TrainStep
 
-_ADAM_BYTES = 8
-"""Two float32 moments for every trainable weight."""
 _GRADIENT_BYTES = 4
 
 
@@ -36,11 +34,12 @@ def of_role(
     weights = list(train_step.weights().values()) if train_step else []
     copies = train_step.copy_bytes() if train_step else 0
     learns = sum(weight.numel() for weight in weights)
+    moments = train_step.moment_bytes if train_step else 0
     return RoleMemory(
         role=role,
         shared_bytes=num_bytes(shared),
         own_bytes=num_bytes(own),
-        learning_bytes=learns * (_ADAM_BYTES + _GRADIENT_BYTES) + copies,
+        learning_bytes=learns * (moments + _GRADIENT_BYTES) + copies,
         learns=learns,
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kedge.models.forward.backbones import FullBackbone
+from kedge.models.forward.heads import output_head
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
-from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet, output_head
+from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet
 from kedge.models.roles.build import (
     RoleSpec,
     critic_head,
@@ -30,7 +31,7 @@ def separate(spec: RoleSpec) -> RoleSet:
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(spec, FullBackbone(reference_model), output_head(reference_model), policy),
+        reference=make_reference(spec, FullBackbone(reference_model), output_head(reference_model)),
         shared_judge=None,
         memory=[
             of_role("actor", own=parameters_of(model), train_step=policy.train_step),

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import SharedTrunk, TrunkBackbone, own_top, same_trunk, top_of
+from kedge.models.forward.heads import output_head
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.reward.ensemble import Ensemble, load_reward
 from kedge.models.reward.reward_model import RewardModel, RewardRole, head_of
-from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet, SharedJudge, output_head
+from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet, SharedJudge
 from kedge.models.roles.build import (
     RoleSpec,
     critic_head,
@@ -59,7 +60,7 @@ def trunk(spec: RoleSpec) -> RoleSet:
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(spec, reference_backbone, reference_head, policy),
+        reference=make_reference(spec, reference_backbone, reference_head),
         shared_judge=_judge(shared_trunk, members, reward_tops, combine) if members else None,
         memory=[
             of_role("trunk", own=shared),

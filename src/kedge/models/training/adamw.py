@@ -2,17 +2,21 @@
 
 A weight in float32 is its own master. There are two backends: torch's own kernels and, on a GPU, one of ours that reads
 the gradients in their own type and writes moments, masters and weights in a single pass. Both keep their state in
-torch's optimiser, so that a run can be resumed with the other one.
+torch's optimiser, so that a run can be resumed with the other one. AdamW in 8 bits is that of bitsandbytes or torchao.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+
+from kedge.core.errors import ModelError
+from kedge.core.optimiser import OptimiserSettings, eight_bit_package
 
 _torch: Any = torch
 """Its operations on lists of tensors have no public names."""
@@ -46,20 +50,84 @@ class AdamWBackend(Protocol):
 
 
 def adamw_backend(
-    weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.AdamW
+    weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
 ) -> AdamWBackend:
     """The fastest backend for these weights. `masters[i]` is `weights[i]`, or a float32 copy of it."""
+    if not isinstance(optimiser, torch.optim.AdamW):
+        return TorchAdamW(weights, masters, optimiser)
     on_gpu = all(weight.is_cuda and weight.is_contiguous() for weight in (*weights, *masters))
     has_known_types = all(weight.dtype in (torch.float32, torch.bfloat16) for weight in weights)
     is_fused = on_gpu and has_known_types and find_spec("triton") is not None
     return (FusedAdamW if is_fused else TorchAdamW)(weights, masters, optimiser)
 
 
+def make_adamw(
+    parameters: Sequence[nn.Parameter], settings: OptimiserSettings, device: torch.device
+) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices alone: on biases and norms it only does harm."""
+    groups = [
+        {"params": [weight for weight in parameters if weight.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [weight for weight in parameters if weight.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas = (settings.beta1, settings.beta2)
+    if settings.name == "adamw_8bit":
+        # A package that the type checker need not know, for one of them may be installed.
+        package = import_module({"bitsandbytes": "bitsandbytes.optim", "torchao": "torchao.optim"}[_package()])
+        return package.AdamW8bit(groups, lr=settings.lr, betas=betas, eps=settings.eps)
+    is_fused = device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=is_fused)
+
+
+def _package() -> str:
+    package = eight_bit_package()
+    if package is None:
+        raise ModelError("adamw_8bit needs bitsandbytes or torchao: pip install bitsandbytes")
+    return package
+
+
+def state_of(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimiser in plain tensors and numbers."""
+    state = optimiser.state_dict()
+    moments = {key: {name: _plain(value) for name, value in of.items()} for key, of in state["state"].items()}
+    groups = [{name: _number(value) for name, value in group.items()} for group in state["param_groups"]]
+    return {"state": moments, "param_groups": groups}
+
+
+def load_state_of(optimiser: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    rates = [group["lr"] for group in optimiser.param_groups]
+    moments = {key: {name: _quantised(value) for name, value in of.items()} for key, of in state["state"].items()}
+    optimiser.load_state_dict({"state": moments, "param_groups": [dict(group) for group in state["param_groups"]]})
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        if isinstance(rate, Tensor):  # torchao keeps it in a tensor, whose value changes
+            group["lr"] = rate.fill_(group["lr"])
+
+
+def _plain(value: Any) -> Any:
+    """torchao's moments are tensors of a class of their own, made of codes and scales."""
+    if not isinstance(value, Tensor) or type(value) in (Tensor, nn.Parameter):
+        return value
+    codes = cast(Any, value)
+    return {"signed": codes.signed, **{name: getattr(codes, name) for name in codes.tensor_attrs}}
+
+
+def _quantised(value: Any) -> Any:
+    if not (isinstance(value, Mapping) and "codes" in value):
+        return value
+    parts = cast("Mapping[str, Any]", value)
+    state = import_module("torchao.optim.subclass_8bit").OptimState8bit
+    return state(parts["codes"], parts["scale"], parts["qmap"], parts["signed"], dtype=torch.float32)
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
 class TorchAdamW:
-    """Gradients in `grad` of the masters, and torch's AdamW."""
+    """Gradients in `grad` of the masters, and an optimiser of torch's kind."""
 
     def __init__(
-        self, weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.AdamW
+        self, weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
     ) -> None:
         self._weights, self._masters, self._optimiser = list(weights), list(masters), optimiser
 
@@ -91,7 +159,7 @@ class TorchAdamW:
         if scale != 1:
             _torch._foreach_mul_(_present(self.gradients()), scale)
         for group in self._optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self._optimiser.step()
         self.publish()
 

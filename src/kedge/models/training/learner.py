@@ -1,34 +1,43 @@
-"""A module trained on one objective: `train_step` over its trainable parameters, with the module's mode around it."""
+"""Weights trained on one objective: the optimiser's steps, and held-out measurements between them.
+
+Dropout acts inside of `update` alone: everywhere else the model is in evaluation mode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.training.train_step import BatchT, Objective, Precision, Sums, Term, TrainStep
+from kedge.models.forward.backbones import Backbone
+from kedge.models.forward.reader import evaluating
+from kedge.models.training.passes import Cut, Passes
+from kedge.models.training.train_step import BatchT, Objective, Sums, Term, TrainStep
+from kedge.models.training.trained_weights import TrainedWeights
 
 __all__ = ["Learner", "Objective", "Sums"]
 
 
 class Learner(Generic[BatchT]):
-    """`module` with AdamW over its trainable parameters, and the number of steps taken."""
+    """AdamW over `trained`, from step 0. `backbone` is what the objective computes with."""
 
     def __init__(
         self,
-        module: nn.Module,
+        trained: TrainedWeights,
+        backbone: Backbone,
         objective: Objective[BatchT],
         settings: OptimiserSettings,
         *,
         total_steps: int,
-        precision: Precision = "auto",
+        passes: Passes | None = None,
     ) -> None:
-        self.module = module
-        self.objective = objective
-        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        self.train_step = TrainStep(named, settings, total_steps=total_steps, precision=precision)
+        """`passes` says how much of a step is computed at once."""
+        self.trained, self.backbone, self.objective = trained, backbone, objective
+        self.train_step = TrainStep(
+            trained.named, settings, total_steps=total_steps, masters=trained.masters, passes=passes
+        )
 
     @property
     def step(self) -> int:
@@ -38,15 +47,24 @@ class Learner(Generic[BatchT]):
     def total_steps(self) -> int:
         return self.train_step.total_steps
 
-    def update(self, batches: Sequence[BatchT]) -> dict[str, float]:
+    def update(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
-        self.module.train()
-        return self.train_step.learn(Term(objective=self.objective, batches=batches))
+        module = self.trained.module
+        module.train()
+        try:
+            with self.backbone.active():
+                return self.train_step.learn(Term(objective=self.objective, batches=batches))
+        finally:
+            module.eval()
 
-    def measure(self, batches: Iterable[BatchT]) -> dict[str, float]:
-        """The same means without a step, in evaluation mode: for held-out batches."""
-        self.module.eval()
-        return self.train_step.measure(self.objective, list(batches))
+    def measure(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
+        """The same means without a step: for held-out batches."""
+        with evaluating(self.trained.module), self.backbone.active():
+            return self.train_step.measure(self.objective, batches)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained weights by the names of their parameters, in full precision."""
+        return self.trained.weights()
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs: trained weights, optimiser, step."""
@@ -56,4 +74,4 @@ class Learner(Generic[BatchT]):
         self.train_step.load(state)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self.train_step.load_weights(weights)
+        self.trained.load(weights)

@@ -1,64 +1,62 @@
-"""Objectives of supervised stages: the loss and the facts of a batch under a module, as sums over its items.
+"""Objectives of supervised stages: the loss and the facts of a batch under a model, as sums over its items.
 
 Shape letters: B rows, T token positions, D width, C comparisons, K answers in a comparison, O objectives of the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from kedge.algorithms.reward import all_pairs, bradley_terry, plackett_luce
-from kedge.core.batches import Batch, Comparisons
-from kedge.core.loss import weight_of, weighted_sum
-from kedge.models.forward import heads
-from kedge.models.forward.lora import Module, base_of
-from kedge.models.reward.reward_model import scores
+from kedge.core.batches import Batch, Comparisons, send
+from kedge.core.loss import weight_of, widen
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.training.learner import Objective, Sums
 
 RankingLoss = Literal["plackett_luce", "all_pairs"]
+Scores = Callable[[Tensor, Tensor], Tensor]
+"""From tokens and attention mask, right-padded and on the host, to raw scores (B, O) with gradient."""
 
 
-def imitation(model: PreTrainedModel) -> Objective[Batch]:
+def imitation(model: LanguageModel) -> Objective[Batch]:
     """Maximum likelihood of the counted tokens; every token of the step has the same weight."""
     return Objective(
         weight=lambda batch: float(weight_of(batch.counted_BT, "token")), sums=partial(_imitation_sums, model)
     )
 
 
-def preference(model: Module, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
+def preference(scores: Scores, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
     """Scores in the order in which people ranked answers. Comparisons of two use Bradley–Terry with their margin."""
     return Objective(
         weight=lambda batch: float(batch.weight_C.double().sum()),
-        sums=partial(_preference_sums, model, ranking=ranking, centre=centre),
+        sums=partial(_preference_sums, scores, ranking=ranking, centre=centre),
     )
 
 
-def _imitation_sums(model: PreTrainedModel, batch: Batch) -> Sums:
-    batch = batch.to(model.device)
-    hidden_BTD = heads.hidden_states(model, batch.tokens_BT, batch.segment_BT)
-    logp_BT = heads.token_logprobs(
-        heads.lm_head(model), hidden_BTD, batch.tokens_BT, batch.segment_BT, only_BT=batch.counted_BT
+def _imitation_sums(model: LanguageModel, batch: Batch) -> Sums:
+    logp_BT = model.logprobs(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT)
+    return Sums(loss=-widen(logp_BT).sum(dim=1).sum(), facts={})
+
+
+def _preference_sums(scores: Scores, batch: Comparisons, *, ranking: RankingLoss, centre: float) -> Sums:
+    scores_BO = scores(batch.tokens_BT, batch.attention_mask_BT)
+    row_CK, objective_C, rank_CK, margin_C, weight_C = (
+        send(x, scores_BO.device)
+        for x in (batch.row_CK, batch.objective_C, batch.rank_CK, batch.margin_C, batch.weight_C)
     )
-    return Sums(loss=weighted_sum(-logp_BT, batch.counted_BT, "token"), facts={})
-
-
-def _preference_sums(model: Module, batch: Comparisons, *, ranking: RankingLoss, centre: float) -> Sums:
-    batch = batch.to(base_of(model).device)
-    scores_BO = scores(model, batch.tokens_BT, batch.attention_mask_BT, is_right_padded=True)
-    scores_CK = scores_BO[batch.row_CK, batch.objective_C[:, None]]
+    scores_CK = scores_BO[row_CK, objective_C[:, None]]
     ranking_loss = plackett_luce if ranking == "plackett_luce" else all_pairs
-    ranking_loss_C = ranking_loss(scores_CK, batch.rank_CK) + centre * _squared_sum(scores_CK, batch.rank_CK)
+    ranking_loss_C = ranking_loss(scores_CK, rank_CK) + centre * _squared_sum(scores_CK, rank_CK)
     # Chosen for each comparison and not for the batch: pairs and rankings may share one, and margins are for pairs.
-    is_pair_C, better_C, worse_C = _pairs(scores_CK, batch.rank_CK)
-    pair_loss_C = bradley_terry(better_C, worse_C, margin_B=batch.margin_C, centre=centre)
+    is_pair_C, better_C, worse_C = _pairs(scores_CK, rank_CK)
+    pair_loss_C = bradley_terry(better_C, worse_C, margin_B=margin_C, centre=centre)
     loss_C = torch.where(is_pair_C, pair_loss_C, ranking_loss_C)
-    weight_C = batch.weight_C
-    accuracy_C, gap_C = _order(scores_CK.detach(), batch.rank_CK)
+    accuracy_C, gap_C = _order(scores_CK.detach(), rank_CK)
     return Sums(
         loss=(loss_C * weight_C).sum(),
         facts={"accuracy": (accuracy_C * weight_C).sum(), "margin": (gap_C * weight_C).sum()},

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.training.adamw import adamw_backend
+from kedge.models.training.adamw import adamw_backend, load_state_of, make_adamw, state_of
+from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
 
 BatchT = TypeVar("BatchT")
-Precision = Literal["auto", "float32", "mixed"]
 Named = Sequence[tuple[str, nn.Parameter]]
+
+_GRADIENT_BYTES = 4
+"""Of a float32 gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,14 @@ class Term(Generic[BatchT]):
     """One term of a step's loss: the mean of an objective over its own batches, times `coef`."""
 
     objective: Objective[BatchT]
-    batches: Sequence[BatchT]
+    batches: Cut[BatchT] | Sequence[BatchT]
+    """The micro-batches for a size of passes; a sequence of them where the step cannot be cut otherwise."""
     coef: float = 1.0
     name: str = ""
     """Prefix of the names of its metrics."""
+
+    def cut(self, size: PassSize) -> Sequence[BatchT]:
+        return self.batches(size) if callable(self.batches) else self.batches
 
 
 class TrainStep:
@@ -67,31 +73,34 @@ class TrainStep:
         settings: OptimiserSettings,
         *,
         total_steps: int,
-        precision: Precision = "auto",
         owner: str = "",
+        masters: Sequence[nn.Parameter] | None = None,
+        passes: Passes | None = None,
     ) -> None:
-        """`owner` precedes the names of parameters in errors, where several roles have parameters of the same name."""
+        """`owner` precedes the names of parameters in errors, where several roles have parameters of the same name.
+
+        `masters` are the weights in full precision; without them, copies of those that are in lower precision.
+        `passes` says how much of a step is computed at once.
+        """
         self.settings = settings
+        self.passes = passes or Passes()
         self._owner = f"{owner}'s " if owner else ""
         self.total_steps = total_steps
         self.step = 0
         self.named = list(named)
-        device = self.named[0][1].device
-        is_float32 = all(parameter.dtype == torch.float32 for _, parameter in self.named)
-        is_mixed = device.type == "cuda" and is_float32 if precision == "auto" else precision == "mixed"
-        self.autocast: Callable[[], AbstractContextManager[Any]] = (
-            (lambda: torch.autocast(device.type, torch.bfloat16)) if is_mixed else nullcontext
-        )
+        self._device = device = self.named[0][1].device
+        self.inference = InferenceSize(device)
         parameters = [parameter for _, parameter in self.named]
-        self._masters = [_master(parameter) for parameter in parameters]
-        self._optimiser = _adamw(self._masters, settings, device)
+        self._masters = list(masters) if masters is not None else [_master(parameter) for parameter in parameters]
+        self._optimiser = make_adamw(self._masters, settings, device)
         self._backend = adamw_backend(parameters, self._masters, self._optimiser)
 
     def learn(self, *terms: Term[Any]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
         self.step += 1
-        self._backend.clear()
-        totals = [(term, self._accumulate(term)) for term in terms]
+        if self.passes.size is None:
+            self._choose_passes(terms)
+        totals = self.passes.run(self._device, lambda size: self._totals(terms, size), lambda size: _all(terms, size))
         norm = self._backend.norm()
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
         means = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
@@ -103,27 +112,57 @@ class TrainStep:
         self._backend.step(rate=rate, scale=scale)
         return {**dict(zip([*means, "grad_norm"], metrics, strict=True)), "lr": rate}
 
-    def _accumulate(self, term: Term[Any]) -> _Totals:
-        """Add the gradients of all batches of a term."""
-        weight = sum(term.objective.weight(batch) for batch in term.batches)
+    def _totals(self, terms: Sequence[Term[Any]], size: PassSize) -> list[tuple[Term[Any], _Totals]]:
+        """The gradients of all terms, from nothing."""
+        self._backend.clear()
+        cut = [(term, term.cut(size)) for term in terms]
+        return [(term, self._accumulate(term, batches, self._weight(term, batches))) for term, batches in cut]
+
+    def _weight(self, term: Term[Any], batches: Sequence[Any]) -> float:
+        weight = sum(term.objective.weight(batch) for batch in batches)
         if weight <= 0:
             raise NumericsError(
                 f"step {self.step}: nothing in it counts (weight {weight:g}); the weights are unchanged"
             )
+        return weight
+
+    def _choose_passes(self, terms: Sequence[Term[Any]]) -> None:
+        """Decide `micro_batch: auto` with passes over parts of this step, which leave no trace."""
+
+        def trial(size: PassSize) -> int:
+            largest = [(term, term.cut(size)[:1]) for term in terms]
+            with same_random_numbers(self._device):
+                for term, batches in largest:
+                    self._accumulate(term, batches, 1.0)
+            self._backend.clear()
+            return sum(batch.num_tokens for _, batches in largest for batch in batches)
+
+        is_fresh = not self._optimiser.state
+        num_weights = sum(master.numel() for master in self._masters)
+        self.passes.choose(
+            self._device,
+            step_tokens=lambda: sum(batch.num_tokens for batch in _all(terms, WHOLE_STEP)),
+            trial=trial,
+            # The moments, which the first update allocates, and float32 sums of the gradients of several passes.
+            reserved_bytes=num_weights * (self.moment_bytes * is_fresh + _GRADIENT_BYTES),
+        )
+
+    def _accumulate(self, term: Term[Any], batches: Sequence[Any], weight: float) -> _Totals:
+        """Add the gradients of these batches of a term; `weight` is that of the whole step."""
         totals = _Totals(weight=weight)
-        for batch in term.batches:
-            with self.autocast():
-                sums = term.objective.sums(batch)
+        for batch in batches:
+            sums = term.objective.sums(batch)
             self._backend.add(sums.loss * (term.coef / weight))
             totals.add(sums)
         return totals
 
-    def measure(self, objective: Objective[BatchT], batches: Sequence[BatchT]) -> dict[str, float]:
+    def measure(self, objective: Objective[BatchT], batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
         """The same means, without gradients and without a step."""
-        totals = _Totals(weight=sum(objective.weight(batch) for batch in batches))
-        with torch.no_grad(), self.autocast():
-            for batch in batches:
-                totals.add(objective.sums(batch))
+        with torch.no_grad():
+            parts = self.inference.each(Term(objective=objective, batches=batches).cut, objective.sums)
+        totals = _Totals(weight=sum(objective.weight(batch) for batch, _ in parts))
+        for _, sums in parts:
+            totals.add(sums)
         means = totals.means()
         return dict(zip(means, _read(list(means.values())), strict=True))
 
@@ -131,18 +170,29 @@ class TrainStep:
         """The trained weights by the names of their parameters, in full precision."""
         return {name: master.detach() for (name, _), master in zip(self.named, self._masters, strict=True)}
 
+    @property
+    def moment_bytes(self) -> int:
+        """Memory of the two moments of one weight."""
+        return 2 if self.settings.name == "adamw_8bit" else 8
+
     def copy_bytes(self) -> int:
         """Memory of the float32 masters of parameters in lower precision."""
         pairs = zip(self.named, self._masters, strict=True)
         return sum(master.nbytes for (_, parameter), master in pairs if parameter is not master)
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs: trained weights, optimiser, step."""
-        return {"step": self.step, "weights": self.weights(), "optimiser": self._optimiser.state_dict()}
+        """All that a resumed run needs: trained weights, optimiser, step, size of the passes."""
+        return {
+            "step": self.step,
+            "weights": self.weights(),
+            "optimiser": state_of(self._optimiser),
+            "passes": self.passes.state(),
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.load_weights(state["weights"])
-        self._optimiser.load_state_dict(dict(state["optimiser"]))
+        load_state_of(self._optimiser, state["optimiser"])
+        self.passes.load(state["passes"])
         self.step = int(state["step"])
 
     @torch.no_grad()
@@ -164,6 +214,10 @@ class TrainStep:
         if not names:
             return f"the norm of the {self._owner}gradient is not finite"
         return f"the gradient of {self._owner}{names[0]} is not finite"
+
+
+def _all(terms: Sequence[Term[Any]], size: PassSize) -> list[Any]:
+    return [batch for term in terms for batch in term.cut(size)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,21 +256,6 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     """The parameter itself where it is float32 or float64, else a float32 copy of it."""
     is_full_precision = parameter.dtype in (torch.float32, torch.float64)
     return parameter if is_full_precision else nn.Parameter(parameter.detach().float())
-
-
-def _adamw(parameters: Sequence[nn.Parameter], settings: OptimiserSettings, device: torch.device) -> torch.optim.AdamW:
-    """torch's AdamW with weight decay on matrices alone: on biases and norms it only does harm."""
-    groups = [
-        {"params": [weight for weight in parameters if weight.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [weight for weight in parameters if weight.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        fused=device.type in ("cpu", "cuda"),
-    )
 
 
 def learning_rate(settings: OptimiserSettings, step: int, total: int) -> float:

@@ -6,16 +6,14 @@ Shape letters: B rows, T token positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from kedge.core.loss import masked
-from kedge.models.forward import heads
+from kedge.core.batches import send
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.training.learner import Objective, Sums
 
 
@@ -35,31 +33,18 @@ class WeightedAnswers:
         """Without padding."""
         return int(self.attention_mask_BT.sum())
 
-    def to(self, device: torch.device) -> WeightedAnswers:
-        moved: dict[str, Any] = {
-            field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)
-        }
-        return replace(self, **moved)
 
-
-def weighted_likelihood(model: PreTrainedModel, *, temperature: float) -> Objective[WeightedAnswers]:
+def weighted_likelihood(model: LanguageModel, *, temperature: float) -> Objective[WeightedAnswers]:
     """Minus the weighted sum of the answers' log-probs, over the number of items of the step."""
     return Objective(
         weight=lambda batch: float(batch.item_B.sum()), sums=partial(_sums, model, temperature=temperature)
     )
 
 
-def _sums(model: PreTrainedModel, batch: WeightedAnswers, *, temperature: float) -> Sums:
-    batch = batch.to(model.device)
-    hidden_BTD = heads.hidden_states(model, batch.tokens_BT, batch.attention_mask_BT, is_right_padded=True)
-    logp_BT = heads.token_logprobs(
-        heads.lm_head(model),
-        hidden_BTD,
-        batch.tokens_BT,
-        batch.attention_mask_BT,
-        only_BT=batch.response_mask_BT,
-        temperature=temperature,
-    )
-    logp_B = masked(logp_BT, batch.response_mask_BT).sum(dim=1)
-    nll = -torch.where(batch.item_B, logp_B, 0.0).sum()
-    return Sums(loss=-(batch.weight_B * logp_B).sum(), facts={"nll": nll.detach()})
+def _sums(model: LanguageModel, batch: WeightedAnswers, *, temperature: float) -> Sums:
+    logp_B = model.logprobs(
+        batch.tokens_BT, batch.attention_mask_BT, batch.response_mask_BT, temperature=temperature
+    ).sum(dim=1)
+    weight_B, item_B = (send(x, logp_B.device) for x in (batch.weight_B, batch.item_B))
+    nll = -torch.where(item_B, logp_B, 0.0).sum()
+    return Sums(loss=-(weight_B * logp_B).sum(), facts={"nll": nll.detach()})

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kedge.rollout.adapters import LowRank
 from kedge.rollout.kernels.chain import fetch_rows, follow
+from kedge.rollout.kernels.low_rank import load_up, with_low_rank
 from kedge.rollout.kernels.stream import Stream, inverse_root, load_squares
-from kedge.rollout.tiles import Tile
+from kedge.rollout.tiles import Tile, beside
 
 
 def attention_inputs(
@@ -26,21 +28,28 @@ def attention_inputs(
     place_R: Tensor,
     column_R: Tensor,
     *,
+    low: LowRank | None = None,
     eps: float,
     tile: Tile,
     chained: bool = False,
 ) -> Tensor:
-    """The rotated queries (R, H, G, D); keys and values go to column `column_R[r]` of place `place_R[r]`."""
-    rows, width = stream.plain_RW.shape
+    """The rotated queries (R, H, G, D); keys and values go to column `column_R[r]` of place `place_R[r]`. `low` are
+    the adapters of the three weights."""
+    rows, width = stream.weighted_RW.shape
     heads, head_width = keys_PHSD.shape[1], keys_PHSD.shape[3]
+    if low is not None:
+        tile = beside(tile, columns=head_width, ranks=low.block)
     query_heads = weights[0].shape[0] // head_width
-    q_RHGD = stream.plain_RW.new_empty(rows, heads, query_heads // heads, head_width)
+    q_RHGD = stream.weighted_RW.new_empty(rows, heads, query_heads // heads, head_width)
     tiles = stream.squares_RN.shape[1]
     _attention_inputs[(triton.cdiv(rows, tile.rows), query_heads + 2 * heads)](
         stream.weighted_RW,
         stream.squares_RN,
         *weights,
         *biases,
+        None if low is None else low.a_MZK,
+        None if low is None else low.b_NZ,
+        None if low is None else low.scale_MZ,
         *rotation,
         place_R,
         column_R,
@@ -59,6 +68,8 @@ def attention_inputs(
         TILES_PADDED=triton.next_power_of_2(tiles),
         BLOCK_R=tile.rows,
         BLOCK_K=tile.depth,
+        RANKS=0 if low is None else low.b_NZ.shape[1],
+        BLOCK_Z=0 if low is None else low.block,
         CHAINED=chained,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -77,6 +88,9 @@ def _attention_inputs(
     bq_ptr,
     bk_ptr,
     bv_ptr,
+    down_ptr,
+    up_ptr,
+    scale_ptr,
     cos_ptr,
     sin_ptr,
     place_ptr,
@@ -96,6 +110,8 @@ def _attention_inputs(
     TILES_PADDED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One head, of queries, keys or values, whose two halves the rotation mixes."""
@@ -115,49 +131,97 @@ def _attention_inputs(
     # What the kernel before has no part in is read while it ends, and all of it before the product.
     d = tl.arange(0, HALF)
     column_R = tl.load(column_ptr + row_R)
-    at_RD = tl.load(place_ptr + row_R)[:, None] * place_stride + local * head_stride
-    at_RD = at_RD + column_R[:, None] * (2 * HALF) + d
+    at_RD = tl.load(place_ptr + row_R)[:, None] * place_stride + local * head_stride + column_R[:, None] * 2 * HALF + d
     cos_RD = tl.load(cos_ptr + column_R[:, None] * HALF + d)
     sin_RD = tl.load(sin_ptr + column_R[:, None] * HALF + d)
-    first_bias_D, second_bias_D = tl.zeros([HALF], tl.float32), tl.zeros([HALF], tl.float32)
-    if b_ptr is not None:
-        b_ptr += local * 2 * HALF
-        first_bias_D, second_bias_D = tl.load(b_ptr + d).to(tl.float32), tl.load(b_ptr + HALF + d).to(tl.float32)
+    first_bias_D, second_bias_D = _load_biases(b_ptr, local * 2 * HALF, HALF)
+    if RANKS > 0:  # the rows of B are those of the heads in their order
+        member = (head >= QUERY_HEADS).to(tl.int32) + (head >= QUERY_HEADS + HEADS).to(tl.int32)
+        down_ptr, up_ptr = down_ptr + member * RANKS * WIDTH, up_ptr + head * 2 * HALF * RANKS
+        scale_ptr += member * RANKS
     follow(CHAINED)
     squares_RN = load_squares(squares_ptr, row_R, TILES, TILES_PADDED)
-    a_RD, b_RD = _halves(x_ptr, w_ptr, w_ptr + HALF * WIDTH, row_R, WIDTH, BLOCK_R, HALF, BLOCK_K)
-
+    a_RD, b_RD = _halves(
+        x_ptr, w_ptr, down_ptr, up_ptr, scale_ptr, row_R, WIDTH, BLOCK_R, HALF, BLOCK_K, RANKS, BLOCK_Z
+    )
     scale_R1 = inverse_root(squares_RN, eps, WIDTH)[:, None]
     a_RD, b_RD = a_RD * scale_R1 + first_bias_D[None, :], b_RD * scale_R1 + second_bias_D[None, :]
     inside = (unclamped_R < rows)[:, None]
-    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    q_ptrs = q_ptr + (row_R[:, None] * QUERY_HEADS + local) * (2 * HALF) + d
     if head >= QUERY_HEADS + HEADS:
-        tl.store(values_ptr + at_RD, a_RD.to(dtype), mask=inside)
-        tl.store(values_ptr + at_RD + HALF, b_RD.to(dtype), mask=inside)
+        _store_halves(values_ptr + at_RD, a_RD, b_RD, inside, HALF)
+    elif head >= QUERY_HEADS:
+        _store_halves(keys_ptr + at_RD, a_RD * cos_RD - b_RD * sin_RD, b_RD * cos_RD + a_RD * sin_RD, inside, HALF)
     else:
-        first_RD = (a_RD * cos_RD - b_RD * sin_RD).to(dtype)
-        second_RD = (b_RD * cos_RD + a_RD * sin_RD).to(dtype)
-        if head >= QUERY_HEADS:
-            tl.store(keys_ptr + at_RD, first_RD, mask=inside)
-            tl.store(keys_ptr + at_RD + HALF, second_RD, mask=inside)
-        else:
-            out_ptrs = q_ptr + (row_R[:, None] * QUERY_HEADS + local) * (2 * HALF) + d
-            tl.store(out_ptrs, first_RD, mask=inside)
-            tl.store(out_ptrs + HALF, second_RD, mask=inside)
+        _store_halves(q_ptrs, a_RD * cos_RD - b_RD * sin_RD, b_RD * cos_RD + a_RD * sin_RD, inside, HALF)
+
+
+@triton.jit
+def _load_biases(b_ptr, start, HALF: tl.constexpr):
+    """Of both halves of a head; zeros where there are none."""
+    d = tl.arange(0, HALF)
+    first_D, second_D = tl.zeros([HALF], tl.float32), tl.zeros([HALF], tl.float32)
+    if b_ptr is not None:
+        first_D = tl.load(b_ptr + start + d).to(tl.float32)
+        second_D = tl.load(b_ptr + start + HALF + d).to(tl.float32)
+    return first_D, second_D
+
+
+@triton.jit
+def _store_halves(ptrs_RD, first_RD, second_RD, inside, HALF: tl.constexpr):
+    dtype: tl.constexpr = ptrs_RD.dtype.element_ty
+    tl.store(ptrs_RD, first_RD.to(dtype), mask=inside)
+    tl.store(ptrs_RD + HALF, second_RD.to(dtype), mask=inside)
 
 
 @triton.jit
 def _halves(
-    x_ptr, a_ptr, b_ptr, row_R, DEPTH: tl.constexpr, BLOCK_R: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr
+    x_ptr,
+    w_ptr,
+    down_ptr,
+    up_ptr,
+    scale_ptr,
+    row_R,
+    DEPTH: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
 ):
-    """The product of the same rows with N rows from each of two addresses. By address, since heads of queries, keys and
-    values are of three matrices, and a program cannot choose between tiled ones."""
+    """The products of the same rows with N rows from an address and with the N after them, adapters included. By
+    address, since heads of queries, keys and values are of three matrices, and a program cannot choose between tiled
+    ones."""
     n, k = tl.arange(0, N), tl.arange(0, BLOCK_K)
-    x_ptrs, offset_KN = x_ptr + row_R[:, None] * DEPTH + k, n[None, :] * DEPTH + k[:, None]
+    x_ptrs, w_ptrs = x_ptr + row_R[:, None] * DEPTH + k, w_ptr + n[None, :] * DEPTH + k[:, None]
     a_RN = tl.zeros([BLOCK_R, N], tl.float32)
     b_RN = tl.zeros([BLOCK_R, N], tl.float32)
+    if RANKS > 0:
+        first_NZ, scale_Z = load_up(up_ptr, scale_ptr, n, 0, RANKS, BLOCK_Z)
+        second_NZ, _ = load_up(up_ptr, scale_ptr, N + n, 0, RANKS, BLOCK_Z)
+        down_ptrs = down_ptr + tl.arange(0, BLOCK_Z)[None, :] * DEPTH + k[:, None]
+        low_RZ = tl.zeros([BLOCK_R, BLOCK_Z], tl.float32)
     for at in range(0, DEPTH, BLOCK_K):
         x_RK = tl.load(x_ptrs + at)
-        a_RN = tl.dot(x_RK, tl.load(a_ptr + offset_KN + at), a_RN, input_precision="ieee")
-        b_RN = tl.dot(x_RK, tl.load(b_ptr + offset_KN + at), b_RN, input_precision="ieee")
+        a_RN = tl.dot(x_RK, tl.load(w_ptrs + at), a_RN, input_precision="ieee")
+        b_RN = tl.dot(x_RK, tl.load(w_ptrs + N * DEPTH + at), b_RN, input_precision="ieee")
+        if RANKS > 0:
+            low_RZ = tl.dot(x_RK, tl.load(down_ptrs + at), low_RZ, input_precision="ieee")
+    if RANKS > 0:
+        a_RN, b_RN = with_low_rank(a_RN, low_RZ, first_NZ, scale_Z), with_low_rank(b_RN, low_RZ, second_NZ, scale_Z)
+        for rank in range(BLOCK_Z, RANKS, BLOCK_Z):
+            low_RZ = _rows(x_ptrs, down_ptrs + rank * DEPTH, DEPTH, BLOCK_R, BLOCK_Z, BLOCK_K)
+            first_NZ, scale_Z = load_up(up_ptr, scale_ptr, n, rank, RANKS, BLOCK_Z)
+            second_NZ, _ = load_up(up_ptr, scale_ptr, N + n, rank, RANKS, BLOCK_Z)
+            a_RN = with_low_rank(a_RN, low_RZ, first_NZ, scale_Z)
+            b_RN = with_low_rank(b_RN, low_RZ, second_NZ, scale_Z)
     return a_RN, b_RN
+
+
+@triton.jit
+def _rows(x_ptrs, w_ptrs, DEPTH: tl.constexpr, BLOCK_R: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The product of some rows with N others."""
+    out_RN = tl.zeros([BLOCK_R, N], tl.float32)
+    for at in range(0, DEPTH, BLOCK_K):
+        out_RN = tl.dot(tl.load(x_ptrs + at), tl.load(w_ptrs + at), out_RN, input_precision="ieee")
+    return out_RN

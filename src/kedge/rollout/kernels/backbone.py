@@ -1,4 +1,5 @@
-"""A decoder of the Llama family, read as tensors: five kernels a layer instead of some thirty, and no weight copied.
+"""A decoder of the Llama family, read as tensors: five kernels a layer instead of some thirty, and no matrix copied.
+Adapters are added beside their matrices, in the same kernels.
 
 The forward of one token a row, for models that have no `unsupported_reason` in `families`.
 Shape letters: R slots, P places, H key heads, G query heads a key head, S columns, D head width, W width.
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kedge.rollout.adapters import Adapters, LowRank, base_layer
 from kedge.rollout.cache import RowCache
 from kedge.rollout.families import head_width
 from kedge.rollout.kernels.added import added
@@ -35,6 +37,10 @@ class _Layer:
     gate: nn.Linear
     up: nn.Linear
     down: nn.Linear
+    qkv_low: LowRank | None
+    o_low: LowRank | None
+    gated_low: LowRank | None
+    down_low: LowRank | None
 
 
 class FusedBackbone:
@@ -45,7 +51,8 @@ class FusedBackbone:
         config = backbone.config
         self._cache, self._slots, self._chained = cache, slots, chained
         self._table_VW: Tensor = backbone.embed_tokens.weight
-        self._layers = [_layer(layer) for layer in backbone.layers]
+        self._adapters = Adapters()
+        self._layers = [_layer(layer, self._adapters) for layer in backbone.layers]
         self._last_norm: Any = backbone.norm
         self._eps: float = config.rms_norm_eps
         self._scale: float = backbone.layers[0].self_attn.scaling
@@ -58,6 +65,10 @@ class FusedBackbone:
         half = head_width(config) // 2
         cos_1SD, sin_1SD = backbone.rotary_emb(self._table_VW[:1, None], position_1S)
         self._rotation = cos_1SD[0, :, :half].contiguous(), sin_1SD[0, :, :half].contiguous()
+
+    def refresh(self) -> None:
+        """Take the adapters as the trainer has them now; all other weights are read where they are."""
+        self._adapters.refresh()
 
     def __call__(self, rows: int) -> Tensor:
         slots, chained, eps = self._slots.first(rows), self._chained, self._eps
@@ -76,6 +87,7 @@ class FusedBackbone:
                 values_PHSD,
                 slots.place_R,
                 slots.column_R,
+                low=layer.qkv_low,
                 eps=eps,
                 tile=tiles.attention_inputs,
                 chained=chained,
@@ -96,17 +108,27 @@ class FusedBackbone:
                 layer.o.weight,
                 layer.o.bias,
                 layer.inner_norm.weight,
+                low=layer.o_low,
                 tile=tiles.o,
                 arrived=self._arrived,
                 chained=chained,
             )
-            inner_RF = gated(stream, layer.gate.weight, layer.up.weight, eps=eps, tile=tiles.gated, chained=chained)
+            inner_RF = gated(
+                stream,
+                layer.gate.weight,
+                layer.up.weight,
+                low=layer.gated_low,
+                eps=eps,
+                tile=tiles.gated,
+                chained=chained,
+            )
             stream = added(
                 stream,
                 inner_RF,
                 layer.down.weight,
                 layer.down.bias,
                 next_norm_W,
+                low=layer.down_low,
                 tile=tiles.down,
                 arrived=self._arrived,
                 chained=chained,
@@ -114,16 +136,20 @@ class FusedBackbone:
         return normed(stream, eps, chained=chained)
 
 
-def _layer(module: Any) -> _Layer:
+def _layer(module: Any, adapters: Adapters) -> _Layer:
     attention, mlp = module.self_attn, module.mlp
     return _Layer(
         attention_norm=module.input_layernorm,
-        q=attention.q_proj,
-        k=attention.k_proj,
-        v=attention.v_proj,
-        o=attention.o_proj,
+        q=base_layer(attention.q_proj),
+        k=base_layer(attention.k_proj),
+        v=base_layer(attention.v_proj),
+        o=base_layer(attention.o_proj),
         inner_norm=module.post_attention_layernorm,
-        gate=mlp.gate_proj,
-        up=mlp.up_proj,
-        down=mlp.down_proj,
+        gate=base_layer(mlp.gate_proj),
+        up=base_layer(mlp.up_proj),
+        down=base_layer(mlp.down_proj),
+        qkv_low=adapters.together((attention.q_proj, attention.k_proj, attention.v_proj)),
+        o_low=adapters.together((attention.o_proj,)),
+        gated_low=adapters.together((mlp.gate_proj, mlp.up_proj)),
+        down_low=adapters.together((mlp.down_proj,)),
     )

@@ -4,6 +4,7 @@
 
 A norm is split: whoever writes the stream also writes it times the next norm's weight, and the sum of its squares by
 tiles; the product that reads it divides by the root afterwards. So every product reads its input as it lies in memory.
+The stream itself is float32: some models have entries of ten thousand in it, beside which bfloat16 loses the others.
 Shape letters: R slots, V vocabulary, W width, N tiles.
 """
 
@@ -21,7 +22,8 @@ from kedge.rollout.kernels.chain import follow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """The residual stream between two products: as it is, times the next norm's weight, and its squares by tiles."""
+    """The residual stream between two products: as it is in float32, times the next norm's weight in the type of the
+    weights, and its squares by tiles."""
 
     plain_RW: Tensor
     weighted_RW: Tensor
@@ -30,10 +32,9 @@ class Stream:
 
 def embed(token_R: Tensor, table_VW: Tensor, norm_W: Tensor, *, chained: bool = False) -> Stream:
     rows, width = len(token_R), table_VW.shape[1]
-    plain_RW = table_VW.new_empty(rows, width)
     stream = Stream(
-        plain_RW=plain_RW,
-        weighted_RW=torch.empty_like(plain_RW),
+        plain_RW=table_VW.new_empty(rows, width, dtype=torch.float32),
+        weighted_RW=table_VW.new_empty(rows, width),
         squares_RN=table_VW.new_empty(rows, 1, dtype=torch.float32),
     )
     _embed[(rows,)](
@@ -54,8 +55,8 @@ def embed(token_R: Tensor, table_VW: Tensor, norm_W: Tensor, *, chained: bool = 
 
 def normed(stream: Stream, eps: float, *, chained: bool = False) -> Tensor:
     """The stream after its norm, for whoever reads it otherwise than by the products here."""
-    rows, width = stream.plain_RW.shape
-    out_RW = torch.empty_like(stream.plain_RW)
+    rows, width = stream.weighted_RW.shape
+    out_RW = torch.empty_like(stream.weighted_RW)
     tiles = stream.squares_RN.shape[1]
     _normed[(rows,)](
         stream.weighted_RW,
@@ -104,7 +105,7 @@ def _embed(
     x_W = tl.load(table_ptr + tl.load(token_ptr + row) * WIDTH + w, mask=inside, other=0.0)
     norm_W = tl.load(norm_ptr + w, mask=inside, other=0.0).to(tl.float32)
     wide_W = x_W.to(tl.float32)
-    tl.store(plain_ptr + row * WIDTH + w, x_W, mask=inside)
+    tl.store(plain_ptr + row * WIDTH + w, wide_W, mask=inside)
     tl.store(weighted_ptr + row * WIDTH + w, (wide_W * norm_W).to(x_W.dtype), mask=inside)
     tl.store(squares_ptr + row, tl.sum(wide_W * wide_W, 0))
 

@@ -16,20 +16,22 @@ import torch
 from torch import Tensor
 
 from kedge.algorithms.best_of_n import best_of_log_ratio, best_of_weights
-from kedge.core.batches import pad_rows, pad_tokens
+from kedge.core.batches import cut, pad_rows, pad_tokens
 from kedge.core.errors import DataError
 from kedge.core.records import Rollouts, to_device
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import Module, base_of
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.training.learner import Learner
+from kedge.models.training.passes import Cut, PassSize
+from kedge.models.training.trained_weights import TrainedWeights
 from kedge.models.training.weighted_objective import WeightedAnswers, weighted_likelihood
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond
 from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer, chosen
 from kedge.stages.rl.rounds import draw_round, log_round
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop
+from kedge.stages.shared.loop import TrainLoop, passes_for
 from kedge.trainers.shared import sampled_tokens
 
 
@@ -68,25 +70,32 @@ class _OwnAnswers:
 
 
 def train_bond(
-    sampler: AnswerSampler, settings: BestOfNSettings, method: Bond, model: Module
+    sampler: AnswerSampler, settings: BestOfNSettings, method: Bond, trained: TrainedWeights, policy: LanguageModel
 ) -> tuple[list[ScoredAnswer], int]:
     """All steps, from where the run was; gives the best of N answers of the starting model, and the last step."""
     context, pad = sampler.context, padding_id(sampler.tokenizer)
-    drawn = draw_round(sampler, model, 0)
+    drawn = draw_round(sampler, 0)
     anchors = _anchors(context, drawn.groups, settings.n)
-    objective = weighted_likelihood(base_of(model), temperature=settings.sampling.temperature)
-    learner = Learner(model, objective, settings.optimiser, total_steps=method.steps)
+    objective = weighted_likelihood(policy, temperature=settings.sampling.temperature)
+    steps = min(method.steps, settings.max_steps or method.steps)
+    learner = Learner(
+        trained,
+        policy.backbone,
+        objective,
+        settings.optimiser,
+        total_steps=steps,
+        passes=passes_for(context, settings.micro_batch),
+    )
     loop = TrainLoop(context, learner, checkpoints=settings.checkpoints)
     if not loop.is_resumed:
         log_round(sampler, drawn, 0)
-    prompts_of_steps = sampler.dataset.batches(learner.step, method.steps)
+    prompts_of_steps = sampler.dataset.batches(learner.step, steps)
     with interruptible(context.stop, context.say):
         for number, prompts in loop.steps(enumerate(prompts_of_steps, start=learner.step)):
-            model.eval()
             rollouts = sampler.generator.generate(prompts, seed_for(context.seed, "own", number))
             answers = _score(sampler, to_device(rollouts, "cpu"))
             rows = [*_best_rows(sampler, method, anchors, answers), *_own_rows(sampler, method, anchors, answers)]
-            metrics = loop.update(_batches(rows, settings.micro_batch, pad))
+            metrics = loop.update(_batches(rows, pad))
             if metrics is not None:
                 loop.finish({**metrics, **_metrics(answers)})
     return chosen(drawn.groups, settings.n), loop.step
@@ -178,10 +187,12 @@ def _metrics(answers: _OwnAnswers) -> dict[str, float]:
     return metrics if answers.gold_B is None else metrics | {"gold/mean": torch.nanmean(answers.gold_B).item()}
 
 
-def _batches(rows: Sequence[_Row], size: int, pad: int) -> list[WeightedAnswers]:
-    """Micro-batches of at most `size` rows, longest first so that neighbours are alike."""
-    by_length = sorted(rows, key=lambda row: -len(row.prompt) - len(row.answer))
-    return [_lay_out(by_length[at : at + size], pad) for at in range(0, len(by_length), size)]
+def _batches(rows: Sequence[_Row], pad: int) -> Cut[WeightedAnswers]:
+    def batches(size: PassSize) -> list[WeightedAnswers]:
+        parts = cut(rows, length=lambda row: len(row.prompt) + len(row.answer), rows=size.rows, tokens=size.tokens)
+        return [_lay_out(part, pad) for part in parts]
+
+    return batches
 
 
 def _lay_out(rows: Sequence[_Row], pad: int) -> WeightedAnswers:

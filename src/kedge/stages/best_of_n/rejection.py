@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 import torch
 
+from kedge.core.batches import Batch
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
-from kedge.data.batching import num_steps, padded_batches, step_rows
+from kedge.data.batching import TokenSequence, num_steps, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import Module, base_of
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
+from kedge.models.training.passes import Cut
+from kedge.models.training.trained_weights import TrainedWeights
 from kedge.stages.best_of_n.settings import BestOfNSettings, Rejection
 from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer, chosen, learnt_sequence
 from kedge.stages.rl.rounds import draw_round, log_round, resume_rounds, save_round
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, stop_if_asked
+from kedge.stages.shared.loop import TrainLoop, passes_for, steps_left, stop_if_asked
 
 
 def train_rejection(
-    sampler: AnswerSampler, settings: BestOfNSettings, method: Rejection, model: Module
+    sampler: AnswerSampler,
+    settings: BestOfNSettings,
+    method: Rejection,
+    trained: TrainedWeights,
+    policy: LanguageModel,
 ) -> tuple[list[ScoredAnswer], int]:
     """All rounds, from where the run was; gives what the last one imitated, and the last step."""
     context, pad = sampler.context, padding_id(sampler.tokenizer)
-    done, step = resume_rounds(context, model, settings.optimiser)
+    passes = passes_for(context, settings.micro_batch)
+    done, step = resume_rounds(context, trained, passes)
     with interruptible(context.stop, context.say):
         for number in range(done, method.rounds):
             stop_if_asked(context, step)
+            if (left := steps_left(settings.max_steps, step)) == 0:
+                break
             # Of its own, so that a run that is resumed between two rounds goes on with the same random numbers.
             torch.manual_seed(seed_for(context.seed, "dropout", number))
-            drawn = draw_round(sampler, model, number)
+            drawn = draw_round(sampler, number)
             answers, left_out = worth_imitating(drawn.groups, settings.n, method)
             _report(context, number, len(answers), len(drawn.groups), left_out)
             sequences = [learnt_sequence(sampler.dataset.tokens[answer.prompt], answer) for answer in answers]
-            total = num_steps(len(sequences), epochs=method.epochs, batch=settings.batch)
-            learner = Learner(model, imitation(base_of(model)), settings.optimiser, total_steps=total)
+            total = num_steps(len(sequences), epochs=method.epochs, batch=settings.batch, max_steps=left)
+            learner = Learner(
+                trained, policy.backbone, imitation(policy), settings.optimiser, total_steps=total, passes=passes
+            )
             loop = TrainLoop(context, learner, checkpoints=settings.checkpoints, first_step=step)
             if not loop.is_resumed:
                 log_round(sampler, drawn, step)
@@ -47,18 +60,22 @@ def train_rejection(
                 batch=settings.batch,
                 seed=seed_for(context.seed, "order", number),
                 start=learner.step,
+                max_steps=left,
             )
             for rows in loop.steps(order):
-                metrics = loop.update(
-                    padded_batches([sequences[row] for row in rows], rows=settings.micro_batch, pad=pad)
-                )
+                metrics = loop.update(_batches([sequences[row] for row in rows], pad))
                 if metrics is not None:
                     loop.finish(metrics)
             step = loop.step
             save_round(context, learner, number, step=step)
-    last = draw_round(sampler, model, method.rounds - 1)
+            done = number + 1
+    last = draw_round(sampler, max(done, 1) - 1)
     answers, _ = worth_imitating(last.groups, settings.n, method)
     return answers, step
+
+
+def _batches(sequences: Sequence[TokenSequence], pad: int) -> Cut[Batch]:
+    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
 
 
 def worth_imitating(groups: Groups, n: int, method: Rejection) -> tuple[list[ScoredAnswer], str]:

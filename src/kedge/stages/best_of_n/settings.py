@@ -13,7 +13,7 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, MixedData, Stage, TooLong
 from kedge.core.stats import best_of_kl
 from kedge.core.suggest import did_you_mean
-from kedge.models.settings import LoraSettings
+from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
@@ -87,18 +87,23 @@ class BestOfNSettings(Section):
     """Train adapters instead of all weights; they are merged into the model at the end."""
     batch: int = Field(default=32, ge=1)
     """Prompts in one optimiser step."""
-    micro_batch: int = Field(default=8, ge=1)
-    """Answers in memory at once; it changes speed and memory, never the update."""
+    micro_batch: Annotated[AutoSize, MayChange()] = "auto"
+    """Answers in memory at once: `auto` is as many tokens as the device has room for and computes fastest, chosen at
+    the start; a number is so many of them. It changes speed and memory, never the update."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """The most optimiser steps, all rounds together; the learning rate falls to its end by then."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt."""
     too_long: TooLong = "refuse"
     """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
-    rows: Annotated[int, MayChange()] = Field(default=64, ge=1)
-    """Answers that are sampled at once; it changes speed and memory, never an answer."""
+    rows: Annotated[AutoSize, MayChange()] = "auto"
+    """Answers sampled at once; `auto` is as many as have room. It changes speed and memory, never an answer."""
     failures: FailureSettings = FailureSettings()
     """How many answers may go without a score."""
+    memory: TrainingMemory = TrainingMemory()
+    """Types of the weights, recomputation, compilation."""
     optimiser: OptimiserSettings = OptimiserSettings()
     """AdamW and its schedule, which begins anew in each round."""
     checkpoints: CheckpointSettings = CheckpointSettings()
@@ -136,7 +141,9 @@ def explain(settings: BestOfNSettings) -> list[str]:
     match settings.method:
         case Rejection(rounds=rounds, epochs=epochs):
             lines.append(f"{count(rounds, 'round')} of {count(settings.n, 'answer')} to each prompt")
-            return lines + supervised(settings.batch, settings.micro_batch, epochs, "chosen answer")
+            return lines + supervised(
+                settings.batch, settings.micro_batch, epochs, "chosen answer", max_steps=settings.max_steps
+            )
         case Bond(steps=steps, answers=answers):
             rows = settings.batch * (answers + 1)
             lines.append(
@@ -145,7 +152,7 @@ def explain(settings: BestOfNSettings) -> list[str]:
             return [
                 *lines,
                 f"{count(steps, 'optimiser step')} of {count(settings.batch, 'prompt')} × (1 chosen answer "
-                f"and {answers} of the policy) = {count(rows, 'row')}, as {cut(rows, settings.micro_batch)}",
+                f"and {answers} of the policy) = {count(rows, 'row')}, {cut(rows, settings.micro_batch)}",
             ]
 
 

@@ -16,6 +16,7 @@ from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
 from kedge.evaluate.evaluation import evaluate, table_lines
+from kedge.models.forward.language_model import language_model
 from kedge.models.loading.load import load_causal
 from kedge.rewards.build import try_sources
 from kedge.rewards.context import RewardContext
@@ -205,11 +206,14 @@ def _divergences(
             context.event("info", "evaluate.kl", f"KL of {candidate.name} is not measured: {why}")
     if not alike:
         return {}
-    model = load_causal(baseline.request.model, dtype=settings.dtype, device=pick_device(context.device))
-    return {
-        candidate.name: log_ratios(model, candidate.answered.rollouts, temperature=settings.temperature).tolist()
-        for candidate in alike
-    }
+    model = language_model(
+        load_causal(baseline.request.model, dtype=settings.dtype, device=pick_device(context.device))
+    )
+    with model.active():
+        return {
+            candidate.name: log_ratios(model, candidate.answered.rollouts, temperature=settings.temperature).tolist()
+            for candidate in alike
+        }
 
 
 def _language(tokenizer: PreTrainedTokenizerBase) -> str:

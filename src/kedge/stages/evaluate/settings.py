@@ -10,6 +10,7 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage, TooLong
+from kedge.models.settings import AutoSize
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.stages.shared.batch_arithmetic import count
 
@@ -44,8 +45,8 @@ class EvaluateSettings(Section):
     """Scores that differ by no more than this are equal: rounding is not a preference."""
     failures: FailureSettings = FailureSettings()
     """How many answers may go without a score."""
-    rows: Annotated[int, MayChange()] = Field(default=32, ge=1)
-    """Answers that are sampled at once; it changes speed and memory, never an answer."""
+    rows: Annotated[AutoSize, MayChange()] = "auto"
+    """Answers sampled at once; `auto` is as many as have room. It changes speed and memory, never an answer."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights while they answer; `auto` is float32 on a CPU, bfloat16 on a GPU."""
 

@@ -14,6 +14,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.plugin_sections import PluginSection, kind_of
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, MixedData, Stage, TooLong
+from kedge.models.settings import AutoSize
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
@@ -27,6 +28,7 @@ from kedge.stages.rl.settings import (
     RolesName,
     StopSettings,
     check_rl,
+    num_iterations,
     prompt_use,
 )
 from kedge.stages.shared import batch_arithmetic as words
@@ -94,6 +96,8 @@ class GroupSettings(Section):
     """Who samples the answers: `local`, in this process with the policy's own weights, or an installed generator."""
     iterations: int = Field(default=100, ge=1)
     """How many times to generate and learn."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """The most iterations, whatever `iterations` says: a step of this stage is one of them."""
     batch: int = Field(default=64, ge=1)
     """Prompts in one iteration."""
     answers: int = Field(default=8, ge=1)
@@ -105,8 +109,9 @@ class GroupSettings(Section):
     """Passes over the responses of one iteration."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps in one pass."""
-    micro_batch: int = Field(default=8, ge=1)
-    """Responses in memory at once; it changes speed and memory, never the update."""
+    micro_batch: Annotated[AutoSize, MayChange()] = "auto"
+    """Responses in memory at once: `auto` is as many tokens as the device has room for and computes fastest, chosen at
+    the start; a number is so many of them. It changes speed and memory, never the update."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt."""
     too_long: TooLong = "refuse"
@@ -198,8 +203,9 @@ def _longest(sampling: Any) -> int:
 
 def explain(settings: GroupSettings) -> list[str]:
     one = words.on_policy(settings.batch, settings.answers, settings.epochs, settings.minibatches, settings.micro_batch)
-    total = settings.iterations * settings.batch * settings.answers
-    told = [*one, f"{words.count(settings.iterations, 'iteration')}: {words.count(total, 'response')} in all"]
+    iterations = num_iterations(settings)
+    total = iterations * settings.batch * settings.answers
+    told = [*one, f"{words.count(iterations, 'iteration')}: {words.count(total, 'response')} in all"]
     if settings.max_rounds is not None:
         told.append(
             f"prompts whose answers all have the same score are left out; up to {settings.max_rounds} batches are "

@@ -11,6 +11,7 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, MixedData, Stage, TooLong
+from kedge.models.settings import AutoSize
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
@@ -24,6 +25,7 @@ from kedge.stages.rl.settings import (
     RolesName,
     StopSettings,
     check_rl,
+    num_iterations,
     prompt_use,
 )
 from kedge.stages.shared import batch_arithmetic as words
@@ -77,6 +79,8 @@ class PPOSettings(Section):
     """Who samples the answers: `local`, in this process with the policy's own weights, or an installed generator."""
     iterations: int = Field(default=100, ge=1)
     """How many times to generate and learn."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """The most iterations, whatever `iterations` says: a step of this stage is one of them."""
     batch: int = Field(default=128, ge=1)
     """Prompts in one iteration."""
     answers: int = Field(default=1, ge=1)
@@ -85,8 +89,9 @@ class PPOSettings(Section):
     """Passes over the responses of one iteration."""
     minibatches: int = Field(default=4, ge=1)
     """Optimiser steps in one pass."""
-    micro_batch: int = Field(default=8, ge=1)
-    """Responses in memory at once; it changes speed and memory, never the update."""
+    micro_batch: Annotated[AutoSize, MayChange()] = "auto"
+    """Responses in memory at once: `auto` is as many tokens as the device has room for and computes fastest, chosen at
+    the start; a number is so many of them. It changes speed and memory, never the update."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt."""
     too_long: TooLong = "refuse"
@@ -135,8 +140,9 @@ class PPOSettings(Section):
 
 def explain(settings: PPOSettings) -> list[str]:
     one = words.on_policy(settings.batch, settings.answers, settings.epochs, settings.minibatches, settings.micro_batch)
-    total = settings.iterations * settings.batch * settings.answers
-    return [*one, f"{words.count(settings.iterations, 'iteration')}: {words.count(total, 'response')} in all"]
+    iterations = num_iterations(settings)
+    total = iterations * settings.batch * settings.answers
+    return [*one, f"{words.count(iterations, 'iteration')}: {words.count(total, 'response')} in all"]
 
 
 def check(settings: PPOSettings) -> Iterator[Finding]:
@@ -150,12 +156,12 @@ def check(settings: PPOSettings) -> Iterator[Finding]:
             where="loss.policy.old_logprobs",
             fix="on a GPU leave it out (recomputed): there the ratio would not start at 1",
         )
-    if settings.critic_warmup >= settings.iterations:
+    if settings.critic_warmup >= num_iterations(settings):
         yield Finding(
             level="fatal",
             code="ppo.warmup",
-            message=f"critic_warmup {settings.critic_warmup} leaves none of {settings.iterations} iterations in which "
-            "the policy learns",
+            message=f"critic_warmup {settings.critic_warmup} leaves none of {num_iterations(settings)} iterations in "
+            "which the policy learns",
             where="critic_warmup",
             fix="set a smaller critic_warmup, or more iterations",
         )

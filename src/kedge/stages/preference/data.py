@@ -9,6 +9,7 @@ from kedge.models.training.preference_methods import KTO
 from kedge.stages.preference.preferences import Preference, read_preferences
 from kedge.stages.preference.settings import PreferenceSettings
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.encoding import report_long
 from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
 
 if TYPE_CHECKING:
@@ -36,15 +37,24 @@ def read_file(
     """The preferences of one input of the stage."""
     wants_thumbs = isinstance(settings.method, KTO)
     preferences = read_preferences(
-        context.input(field), tokenizer, max_length=settings.max_length, wants_thumbs=wants_thumbs
+        context.input(field),
+        tokenizer,
+        max_length=settings.max_length,
+        wants_thumbs=wants_thumbs,
+        too_long=settings.too_long,
     )
-    for count, why in (
-        (preferences.num_too_long, f"are longer than {settings.max_length} tokens"),
-        (preferences.num_identical, "prefer an answer to itself"),
-    ):
-        if count:
-            message = f"{count:,} {noun_of(settings)} of `{field}` {why}: left out"
-            context.event("warning", "preference.left_out", message)
+    what = f"{noun_of(settings)} of `{field}`"
+    report_long(
+        context,
+        "preference.left_out",
+        what,
+        max_length=settings.max_length,
+        dropped=preferences.num_too_long,
+        cut=preferences.num_cut,
+    )
+    if preferences.num_identical:
+        message = f"{preferences.num_identical:,} {what} prefer an answer to itself: left out"
+        context.event("warning", "preference.left_out", message)
     return preferences.items
 
 

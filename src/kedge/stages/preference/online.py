@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +12,12 @@ import torch
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import Module, base_of
-from kedge.models.forward.reader import evaluating
-from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.forward.language_model import language_model
+from kedge.models.loading.load import dtype_for
+from kedge.models.loading.start import start_causal
 from kedge.models.training.preference_methods import KTO, TDPO
-from kedge.models.training.preference_objectives import Reference, reference_for
+from kedge.models.training.preference_objectives import Reference, as_it_is, reference_for
+from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.preference.data import noun_of, offline_data, read_file
 from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.online_pairs import RoundPairs, drawn_beside, pairs_of, preferences_of, write_pairs
@@ -41,7 +40,8 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.held_out import hold_out
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, stop_if_asked
+from kedge.stages.shared.loop import TrainLoop, passes_for, steps_left, stop_if_asked
+from kedge.stages.shared.saving import save_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,21 +70,31 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
     torch.manual_seed(context.seed)
     device = pick_device(context.device)
     model = start_causal(
-        context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
+        context.input("from"),
+        lora=settings.lora,
+        device=device,
+        seed=context.seed,
+        keeps_dropout=False,
+        memory=settings.memory,
     )
+    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
+    policy = language_model(model, compiled=settings.memory.compiles_on(device))
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, TDPO))
     round_settings = online.round_settings(samples=settings.samples)
     sampler = open_sampler(context, round_settings, model, start, device=device, round_metric=ROUND, under="online.")
     if not round_settings.measures_kl:
         context.event("info", "preference.kl", "KL is not measured: top_p or top_k cut the distribution")
-    done, step = resume_rounds(context, model, settings.optimiser)
-    offline = _offline(sampler, settings, pairs_of(draw_round(sampler, model, 0).groups, online))
+    passes = passes_for(context, settings.micro_batch)
+    done, step = resume_rounds(context, trained, passes)
+    offline = _offline(sampler, settings, pairs_of(draw_round(sampler, 0).groups, online))
     with interruptible(context.stop, context.say):
         for number in range(done, online.rounds):
             stop_if_asked(context, step)
+            if (left := steps_left(settings.max_steps, step)) == 0:
+                break
             # Of its own, so that a run that is resumed between two rounds goes on with the same random numbers.
             torch.manual_seed(seed_for(context.seed, "dropout", number))
-            drawn = draw_round(sampler, model, number)
+            drawn = draw_round(sampler, number)
             pairs = pairs_of(drawn.groups, online)
             data = _data(sampler, settings, online, pairs, offline, number)
             if not data:
@@ -93,18 +103,22 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
             training = prepare_round(
                 context,
                 settings,
-                model,
+                trained,
+                policy,
                 train=data,
                 held_out=offline.held_out,
                 reference=_reference(settings, online, model, start),
                 file=context.folder / f"reference-{number + 1}.safetensors",
                 pad=padding_id(sampler.tokenizer),
+                passes=passes,
+                max_steps=left,
                 has_adapters=online.reference == "round",
             )
             step = _learn(sampler, settings, training, drawn, pairs, first_step=step)
             save_round(context, training.learner, number, step=step)
-    log_trained_policy(sampler, model, step)
-    return save_causal(model, sampler.tokenizer, context.folder / "model")
+    log_trained_policy(sampler, step)
+    dtype = settings.memory.save_dtype
+    return save_policy(context, model, sampler.tokenizer, weights=trained.weights(), dtype=dtype)
 
 
 def _learn(
@@ -188,15 +202,10 @@ def _data(
     return [*own, *beside]
 
 
-def _reference(settings: PreferenceSettings, online: OnlineSettings, model: Module, start: Reference) -> Reference:
+def _reference(
+    settings: PreferenceSettings, online: OnlineSettings, model: PreTrainedModel, start: Reference
+) -> Reference:
     """The reference of a round that begins now."""
     if online.reference == "start":
         return start
-    return reference_for(model) if isinstance(settings.method, TDPO) else partial(_as_it_is, model)
-
-
-@contextmanager
-def _as_it_is(model: Module) -> Generator[PreTrainedModel]:
-    """The policy with its adapters and without dropout."""
-    with evaluating(model):
-        yield base_of(model)
+    return reference_for(model) if isinstance(settings.method, TDPO) else as_it_is(model)

@@ -13,6 +13,7 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, MixedData, TooLong
+from kedge.models.settings import AutoSize
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.round_settings import RoundSettings
@@ -31,7 +32,7 @@ class OnlineSettings(Section):
     gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """Another judge of the same answers, which prefers nothing: `gold/mean`."""
     answers: int = Field(default=4, ge=2)
-    """LabelledAnswers to each prompt in a round."""
+    """Answers to each prompt in a round."""
     pairs: Literal["best_worst", "all"] = "best_worst"
     """Of the answers to a prompt: the best against the worst, or every two whose scores differ."""
     finished: bool = True
@@ -46,8 +47,8 @@ class OnlineSettings(Section):
     """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
-    rows: Annotated[int, MayChange()] = Field(default=64, ge=1)
-    """LabelledAnswers that are sampled at once; it changes speed and memory, never an answer."""
+    rows: Annotated[AutoSize, MayChange()] = "auto"
+    """Answers sampled at once; `auto` is as many as have room. It changes speed and memory, never an answer."""
     failures: FailureSettings = FailureSettings()
     """How many answers may go without a score."""
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from kedge.core.errors import DataError
+from kedge.core.stage import TooLong
 from kedge.data.batching import LabelledAnswers, TokenSequence
 from kedge.data.examples import Messages, Pair, Ranking, Thumb
 from kedge.data.kinds import as_kind
+from kedge.data.long_prompts import place_of, prompt_before
 from kedge.data.reading import prompt_key, read
 from kedge.data.template import encode_conversation
+from kedge.stages.shared.encoding import refuse_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,33 +36,52 @@ class Preferences:
 
     items: Sequence[Preference]
     num_too_long: int = 0
+    num_cut: int = 0
     num_identical: int = 0
 
 
 def read_preferences(
-    source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, wants_thumbs: bool
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    wants_thumbs: bool,
+    too_long: TooLong = "drop",
 ) -> Preferences:
-    """The strict pairs of a file, or its single answers. Too long ones and pairs of equal answers are left out."""
+    """The strict pairs of a file, or its single answers; pairs of equal answers are left out."""
     items: list[Preference] = []
-    num_too_long = num_identical = 0
+    places: list[tuple[str, int]] = []
+    total = num_too_long = num_identical = 0
     for example in _thumbs(source) if wants_thumbs else _pairs(source):
+        total += 1
         labelled = [(example.answer, example.is_good)] if isinstance(example, Thumb) else _sides(example)
-        sequences = tuple(_encode(tokenizer, example.prompt, answer, str(example.origin)) for answer, _ in labelled)
-        if max(len(sequence.tokens) for sequence in sequences) > max_length:
-            num_too_long += 1
-        elif len(sequences) == 2 and sequences[0].tokens == sequences[1].tokens:
+        prompt, origin = example.prompt, example.origin
+        sequences = tuple(_encode(tokenizer, prompt, answer, str(origin)) for answer, _ in labelled)
+        if (longest := max(len(sequence.tokens) for sequence in sequences)) > max_length:
+            places.append((place_of(origin), longest))
+            sides = [answer for answer, _ in labelled]
+            is_cut = too_long == "cut"
+            shorter = prompt_before(tokenizer, prompt, sides, max_length=max_length, origin=origin) if is_cut else None
+            if shorter is None:
+                num_too_long += 1
+                continue
+            prompt = shorter
+            sequences = tuple(_encode(tokenizer, prompt, answer, str(origin)) for answer in sides)
+        if len(sequences) == 2 and sequences[0].tokens == sequences[1].tokens:
             num_identical += 1
         else:
             is_good = tuple(good for _, good in labelled)
             answers = LabelledAnswers(sequences=sequences, is_good=is_good, ref_logp=(0.0,) * len(sequences))
-            items.append(Preference(answers=answers, prompt=example.prompt, prompt_key=prompt_key(example)))
+            items.append(Preference(answers=answers, prompt=prompt, prompt_key=prompt_key(example)))
+    refuse_long(source, places, too_long, total=total, limit=max_length, noun="preference")
     if not items:
         raise DataError(
             f"{source}: nothing to learn from: {num_too_long} preferences are longer than {max_length} tokens "
             f"(max_length) and {num_identical} are pairs of equal answers; raise max_length, or look at it with "
             "kedge data check"
         )
-    return Preferences(items=items, num_too_long=num_too_long, num_identical=num_identical)
+    num_cut = len(places) - num_too_long
+    return Preferences(items=items, num_too_long=num_too_long, num_cut=num_cut, num_identical=num_identical)
 
 
 def mismatched(items: Sequence[Preference], *, max_length: int) -> list[LabelledAnswers]:

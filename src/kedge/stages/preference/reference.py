@@ -6,11 +6,10 @@ computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -20,20 +19,19 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
-from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
+from kedge.data.batching import TokenSequence, cut, token_batch
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.hashing import module_hash
-from kedge.models.training.preference_objectives import Reference, answer_logprobs
-from kedge.stages.shared.chunks import token_chunks
+from kedge.models.training.passes import InferenceSize, PassSize
+from kedge.models.training.preference_objectives import Reference
 from kedge.stages.shared.context import Context
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME: Final = "reference.safetensors"
-ROW_TOKENS: Final = 8192
-"""Tokens of one forward pass. Fixed, so that the numbers depend on nothing but what the key names."""
-_FORMAT: Final = "1"
+_FORMAT: Final = "2"
 
 
 def reference_logprobs(
@@ -44,22 +42,21 @@ def reference_logprobs(
     file: Path,
     pad: int,
     has_adapters: bool = False,
-    autocast: Callable[[], AbstractContextManager[Any]],
 ) -> list[float]:
-    """The sum of log-probs of each answer under the model that `reference` opens, computed in `autocast`.
+    """The sum of log-probs of each answer under the model that `reference` opens.
 
     They are kept in `file`. With `has_adapters`, adapters on the model are a part of it; else they are switched off
     and do not count.
     """
-    with torch.no_grad(), reference() as model, autocast():
-        key = _key(model, sequences, has_adapters=has_adapters)
+    with torch.no_grad(), reference() as opened:
+        key = _key(opened.model, sequences, has_adapters=has_adapters)
         shared = cache_root() / "reference-logprobs" / f"{hash_json(key)}.safetensors"
         _refuse_another_reference(file, key)
         logp_S = _read(context, file, key, len(sequences))
         if logp_S is None:
             logp_S = _read(context, shared, key, len(sequences))
             if logp_S is None:
-                logp_S = _compute(model, sequences, pad)
+                logp_S = _compute(opened.language_model, sequences, pad)
                 _write(shared, logp_S, key)
             _write(file, logp_S, key)
     return logp_S.tolist()
@@ -75,23 +72,26 @@ def tokens_hash(sequences: Sequence[TokenSequence]) -> str:
 
 
 def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_adapters: bool) -> dict[str, str]:
-    kind = reference.device.type
-    is_mixed = torch.is_autocast_enabled(kind)
     return {
         "format": _FORMAT,
         "weights": module_hash(reference, with_adapters=has_adapters),
         "tokens": tokens_hash(sequences),
-        "computed": f"{kind} {torch.get_autocast_dtype(kind) if is_mixed else reference.dtype}",
+        "computed": f"{reference.device.type} {reference.dtype}",
     }
 
 
-def _compute(reference: PreTrainedModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
+def _compute(model: LanguageModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
+    def passes(size: PassSize) -> list[list[int]]:
+        return cut(range(len(sequences)), length=lambda row: sequences[row].num_tokens, tokens=size.tokens)
+
+    def compute(rows: list[int]) -> Tensor:
+        batch = token_batch([sequences[row] for row in rows], pad=pad)
+        return model.logprobs(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT).sum(dim=1)
+
+    parts = InferenceSize(model.device).each(passes, compute)
+    order_S = torch.tensor([row for rows, _ in parts for row in rows])
     logp_S = torch.zeros(len(sequences))
-    for rows in token_chunks([len(sequence.tokens) for sequence in sequences], max_tokens=ROW_TOKENS):
-        # Already longest first, so the batch keeps their order.
-        items = [LabelledAnswers(sequences=(sequences[row],), is_good=(True,), ref_logp=(0.0,)) for row in rows]
-        (batch,) = answer_batches(items, rows=len(rows), pad=pad, width=None)
-        logp_S[torch.tensor(rows)] = answer_logprobs(reference, batch.to(reference.device)).float().cpu()
+    logp_S[order_S] = torch.cat([logp_R for _, logp_R in parts]).float().cpu()
     return logp_S
 
 

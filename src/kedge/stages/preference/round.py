@@ -6,15 +6,20 @@ Offline training is one round; online training has one for every time that the p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from torch import Tensor
 
 from kedge.core.batches import AnswerBatch
 from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
-from kedge.models.forward.lora import Module
+from kedge.models.forward.language_model import LanguageModel
 from kedge.models.training.learner import Learner
+from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.models.training.preference_methods import KTO, TDPO, needs_reference
 from kedge.models.training.preference_objectives import Reference, anchor_point, preference_objective
+from kedge.models.training.trained_weights import TrainedWeights
 from kedge.stages.preference.preferences import Preference, mismatched, sequences_of, with_reference_logprobs
 from kedge.stages.preference.reference import reference_logprobs
 from kedge.stages.preference.settings import PreferenceSettings
@@ -40,7 +45,7 @@ class AnswerSet:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceRound:
     settings: PreferenceSettings
-    model: Module
+    policy: LanguageModel
     learner: Learner[AnswerBatch]
     train: AnswerSet
     held_out: AnswerSet
@@ -49,39 +54,49 @@ class PreferenceRound:
     def order(self, seed: int) -> Iterator[list[int]]:
         """The rows of each optimiser step, from where the learner is."""
         epochs, batch = self.settings.epochs, self.settings.batch
-        return step_rows(len(self.train.items), epochs=epochs, batch=batch, seed=seed, start=self.learner.step)
+        return step_rows(
+            len(self.train.items),
+            epochs=epochs,
+            batch=batch,
+            seed=seed,
+            start=self.learner.step,
+            max_steps=self.learner.total_steps,
+        )
 
-    def batches(self, rows: Sequence[int]) -> list[AnswerBatch]:
-        """The micro-batches of one optimiser step."""
+    def batches(self, rows: Sequence[int]) -> Cut[AnswerBatch]:
+        """The micro-batches of one optimiser step, for any size of them."""
         return self._lay_out(self.train.take(rows))
 
     def held_out_metrics(self) -> dict[str, float]:
         return held_out_metrics(self.learner, self._lay_out(self.held_out))
 
-    def _lay_out(self, answers: AnswerSet) -> list[AnswerBatch]:
+    def _lay_out(self, answers: AnswerSet) -> Cut[AnswerBatch]:
         """KTO's reference point is estimated with the weights as they are now, so batches are made when needed."""
-        batches = self._batched(answers.items)
-        if not answers.anchors:
-            return batches
-        with self.learner.train_step.autocast():
-            anchor = anchor_point(self.model, self._batched(answers.anchors))
-        return [replace(batch, anchor=anchor) for batch in batches]
+        anchor = None
+        if answers.anchors:
+            others = partial(self._cut, answers.anchors, None)
+            anchor = anchor_point(self.learner.trained.module, self.policy, others, self.learner.train_step.inference)
+        if self.settings.is_sorted:
+            return lambda _: answer_batches(answers.items, pad=self.pad)
+        return partial(self._cut, answers.items, anchor)
 
-    def _batched(self, items: Sequence[LabelledAnswers]) -> list[AnswerBatch]:
-        width = self.settings.max_length if self.settings.packing else None
-        return answer_batches(items, rows=self.settings.micro_batch, pad=self.pad, width=width)
+    def _cut(self, items: Sequence[LabelledAnswers], anchor: Tensor | None, size: PassSize) -> list[AnswerBatch]:
+        return answer_batches(items, rows=size.rows, tokens=size.tokens, pad=self.pad, anchor=anchor)
 
 
 def prepare_round(
     context: Context,
     settings: PreferenceSettings,
-    model: Module,
+    trained: TrainedWeights,
+    policy: LanguageModel,
     *,
     train: Sequence[Preference],
     held_out: Sequence[Preference],
     reference: Reference,
     file: Path,
     pad: int,
+    passes: Passes,
+    max_steps: int | None,
     has_adapters: bool = False,
 ) -> PreferenceRound:
     """A learner for these preferences, and the log-probs of the model that `reference` opens, which `file` keeps.
@@ -89,9 +104,9 @@ def prepare_round(
     With `has_adapters`, adapters are a part of the reference.
     """
     objective_reference = reference if isinstance(settings.method, TDPO) else None
-    objective = preference_objective(model, settings.method, reference=objective_reference)
-    total = num_steps(len(train), epochs=settings.epochs, batch=settings.batch)
-    learner = Learner(model, objective, settings.optimiser, total_steps=total)
+    objective = preference_objective(policy, settings.method, reference=objective_reference)
+    total = num_steps(len(train), epochs=settings.epochs, batch=settings.batch, max_steps=max_steps)
+    learner = Learner(trained, policy.backbone, objective, settings.optimiser, total_steps=total, passes=passes)
     parts = [_answer_set(items, settings) for items in (train, held_out)]
     if needs_reference(settings.method):
         logp = reference_logprobs(
@@ -101,12 +116,11 @@ def prepare_round(
             file=file,
             pad=pad,
             has_adapters=has_adapters,
-            autocast=learner.train_step.autocast,
         )
         parts = _with_reference(parts, logp)
     train_part, held_out_part = parts
     return PreferenceRound(
-        settings=settings, model=model, learner=learner, train=train_part, held_out=held_out_part, pad=pad
+        settings=settings, policy=policy, learner=learner, train=train_part, held_out=held_out_part, pad=pad
     )
 
 

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import ArtifactKind, Input, MixedData, PromptUse, ReadData, Stage
-from kedge.models.settings import LoraSettings
+from kedge.core.stage import ArtifactKind, Input, MayChange, MixedData, PromptUse, ReadData, Stage, TooLong
+from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
 from kedge.models.training.preference_methods import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.preference.online_settings import OnlineSettings, check_online, explain_online
@@ -50,14 +50,20 @@ class PreferenceSettings(Section):
     """Train adapters instead of all weights; the reference is the base without them."""
     epochs: float = Field(default=1.0, gt=0)
     """Passes over the data; online, over the pairs of a round."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """The most optimiser steps, all rounds together; the learning rate falls to its end by then."""
     batch: int = Field(default=64, ge=1)
     """Pairs (`kto`: answers) in one optimiser step."""
-    micro_batch: int = Field(default=8, ge=1)
-    """Of them in memory at once; it changes speed and memory, never the update."""
-    packing: bool = False
-    """Let short answers share rows of `max_length` tokens; they do not see each other."""
+    micro_batch: Annotated[AutoSize, MayChange()] = "auto"
+    """Pairs in memory at once: `auto` is as many tokens as the device has room for and computes fastest, chosen at
+    the start; a number is so many of them. It changes speed and memory, never the update."""
     max_length: int = Field(default=1024, ge=8)
-    """Longest prompt plus answer in tokens; pairs with a longer one are left out and counted, never cut."""
+    """Longest prompt plus answer in tokens."""
+    too_long: TooLong = "drop"
+    """What happens to a preference with a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes the
+    beginning of its prompt away."""
+    memory: TrainingMemory = TrainingMemory()
+    """Types of the weights, recomputation, compilation."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=FULL_RATE, warmup=WARMUP)
     """AdamW and its schedule, which begins anew in each round. Unless given, `lr` follows the method: 5e-7, orpo 8e-6;
     with LoRA ten times that."""
@@ -81,12 +87,18 @@ class PreferenceSettings(Section):
         optimiser: Any = values.get("optimiser", {})
         return {**values, "optimiser": {**published, **optimiser}} if isinstance(optimiser, dict) else values
 
+    @property
+    def is_sorted(self) -> bool:
+        """Whether the loss sorts over a whole step, which is not cut then."""
+        return isinstance(self.method, DPO) and self.method.loss in SORTED
+
     @model_validator(mode="after")
     def _a_sorted_step_is_whole(self) -> PreferenceSettings:
-        if isinstance(self.method, DPO) and self.method.loss in SORTED and self.micro_batch < self.batch:
+        rows = self.batch if self.micro_batch == "auto" else self.micro_batch
+        if isinstance(self.method, DPO) and self.method.loss in SORTED and rows < self.batch:
             raise ValueError(
                 f"loss '{self.method.loss}' sorts over a whole step, which cannot be cut then: micro_batch is "
-                f"{self.micro_batch}, and must be at least the batch, {self.batch}"
+                f"{self.micro_batch}, and must be auto, or at least the batch, {self.batch}"
             )
         return self
 
@@ -120,11 +132,12 @@ class PreferenceSettings(Section):
 
 def explain(settings: PreferenceSettings) -> list[str]:
     noun = "answer" if isinstance(settings.method, KTO) else "pair"
-    lines = batch_arithmetic.supervised(settings.batch, settings.micro_batch, settings.epochs, noun)
+    micro_batch = settings.batch if settings.is_sorted else settings.micro_batch
+    lines = batch_arithmetic.supervised(
+        settings.batch, micro_batch, settings.epochs, noun, max_steps=settings.max_steps
+    )
     if settings.online:
         lines = [*explain_online(settings.online, with_data=settings.data is not None), f"{lines[0]} of a round"]
-    if settings.packing:
-        lines.append(f"the answers of a micro-batch share rows of {settings.max_length:,} tokens")
     if isinstance(settings.method, TDPO):
         reference = "the policy without its adapters" if settings.lora else "a second model in memory"
         lines.append(f"{settings.method.kind}: the reference, {reference}, is asked at every step")

@@ -6,7 +6,6 @@ Left out: pairs that are made on the way, which is `online`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,12 @@ import torch
 
 from kedge.data.template import encode_prompt
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import base_of
-from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.forward.language_model import language_model
+from kedge.models.loading.load import dtype_for
+from kedge.models.loading.start import start_causal
 from kedge.models.training.preference_methods import TDPO
 from kedge.models.training.preference_objectives import adapters_off, reference_for
+from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.preference.data import offline_data
 from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.online import train_online
@@ -28,8 +29,9 @@ from kedge.stages.preference.settings import PreferenceSettings
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop
+from kedge.stages.shared.loop import TrainLoop, passes_for
 from kedge.stages.shared.samples import write_samples
+from kedge.stages.shared.saving import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -46,22 +48,31 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     prompts = _prompts(held_out, tokenizer, settings.samples)
     device = pick_device(context.device)
     model = start_causal(
-        context.input("from"), lora=settings.lora, device=device, seed=context.seed, keeps_dropout=False
+        context.input("from"),
+        lora=settings.lora,
+        device=device,
+        seed=context.seed,
+        keeps_dropout=False,
+        memory=settings.memory,
     )
+    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
     training = prepare_round(
         context,
         settings,
-        model,
+        trained,
+        language_model(model, compiled=settings.memory.compiles_on(device)),
         train=data,
         held_out=held_out,
-        reference=reference_for(model) if isinstance(settings.method, TDPO) else partial(adapters_off, model),
+        reference=reference_for(model) if isinstance(settings.method, TDPO) else adapters_off(model),
         file=context.folder / NAME,
         pad=padding_id(tokenizer),
+        passes=passes_for(context, settings.micro_batch),
+        max_steps=settings.max_steps,
     )
     loop = TrainLoop(context, training.learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
     if not loop.is_resumed:
         context.tracker.log(training.held_out_metrics(), step=0)
-        write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=0)
+        write_samples(context, model, tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=0)
     with interruptible(context.stop, context.say):
         for rows in loop.steps(training.order(context.seed)):
             metrics = loop.update(training.batches(rows))
@@ -73,8 +84,9 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
             loop.finish(metrics)
     loop.take_best()
     last = training.learner.total_steps
-    write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=last)
-    return {"model": save_causal(model, tokenizer, context.folder / "model")}
+    write_samples(context, model, tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=last)
+    dtype = settings.memory.save_dtype
+    return {"model": save_policy(context, model, tokenizer, weights=trained.weights(), dtype=dtype)}
 
 
 def _prompts(items: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:

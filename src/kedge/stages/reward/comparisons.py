@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
+from kedge.core.stage import TooLong
 from kedge.core.stats import logistic_slope
 from kedge.data.batching import RankedAnswers
-from kedge.data.examples import Pair, Ranking, text_of
+from kedge.data.examples import Messages, Pair, Ranking, text_of
+from kedge.data.long_prompts import place_of
 from kedge.data.reading import prompt_key, read
 from kedge.stages.reward.settings import LengthControl
-from kedge.stages.shared.encoding import Encoder
+from kedge.stages.shared.encoding import Encoder, refuse_long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +33,42 @@ class EncodedComparison:
     margin: float | None
 
 
-def read_comparisons(sources: Sequence[str], encoder: Encoder, *, use_margin: bool) -> list[EncodedComparison]:
-    """All comparisons, one file for each objective. Rankings in which everything ties prefer nothing: left out."""
-    return [
-        _encoded(example, encoder, objective, use_margin)
-        for objective, source in enumerate(sources)
-        for example in _comparisons(source)
-    ]
+def read_comparisons(
+    sources: Sequence[str],
+    encoder: Encoder,
+    *,
+    use_margin: bool,
+    too_long: TooLong = "cut",
+    report: Callable[[int], None] = lambda _: None,
+) -> list[EncodedComparison]:
+    """All comparisons, one file for each objective. Rankings in which everything ties prefer nothing: left out.
+
+    `report` is told how many have an answer that is too long, which is cut or left out with its comparison.
+    """
+    items: list[EncodedComparison] = []
+    num_long = 0
+    for objective, source in enumerate(sources):
+        places: list[tuple[str, int]] = []
+        total = 0
+        for example in _comparisons(source):
+            total += 1
+            answers = (example.chosen, example.rejected) if isinstance(example, Pair) else example.answers
+            whole = [encoder.whole(example.prompt, answer) for answer in answers]
+            if (longest := max(map(len, whole))) > encoder.max_length:
+                places.append((place_of(example.origin), longest))
+                if too_long != "cut":
+                    continue
+            tokens = [answer[-encoder.max_length :] for answer in whole]
+            items.append(_encoded(example, answers, tokens, encoder, objective, use_margin))
+        refuse_long(source, places, too_long, total=total, limit=encoder.max_length, noun="comparison")
+        num_long += len(places)
+    if num_long and not items:
+        raise DataError(
+            f"{', '.join(sources)}: all {num_long:,} comparisons are longer than {encoder.max_length:,} tokens "
+            "(max_length), and too_long: drop leaves none; raise it, or set too_long: cut"
+        )
+    report(num_long)
+    return items
 
 
 def fold(items: Sequence[EncodedComparison], *, member: int, members: int, seed: int) -> list[EncodedComparison]:
@@ -74,12 +105,18 @@ def _comparisons(source: str) -> Iterator[Pair | Ranking]:
             yield example
 
 
-def _encoded(example: Pair | Ranking, encoder: Encoder, objective: int, use_margin: bool) -> EncodedComparison:
+def _encoded(
+    example: Pair | Ranking,
+    answers: Sequence[Messages],
+    tokens: Sequence[Sequence[int]],
+    encoder: Encoder,
+    objective: int,
+    use_margin: bool,
+) -> EncodedComparison:
     is_pair = isinstance(example, Pair)
-    answers = (example.chosen, example.rejected) if is_pair else example.answers
     margin = example.margin if is_pair else None
     ranked = RankedAnswers(
-        answers=[encoder.tokens(example.prompt, answer) for answer in answers],
+        answers=tokens,
         rank=(1, 2) if is_pair else example.rank,
         margin=(margin or 0.0) if use_margin else 0.0,
         objective=objective,

@@ -8,17 +8,15 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from kedge.core.batches import pad_tokens
+from kedge.core.batches import cut, pad_tokens, send
 from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted
+from kedge.models.training.passes import InferenceSize, PassSize
 from kedge.report.reward import Combine as ReportCombine
 from kedge.report.reward import RewardReport, ScoredPair, reward_report
 from kedge.stages.reward.comparisons import EncodedComparison, fold_of
-from kedge.stages.shared.chunks import token_chunks
 
-TOKENS_AT_ONCE = 16_384
-"""Tokens, padding counted, in one forward pass of scoring."""
 MOST_TRAINED = 1000
 """Training comparisons that are scored to compare with the held-out ones."""
 
@@ -33,16 +31,26 @@ def score_sequences(
     progress: Callable[[int], None] = lambda _: None,
 ) -> Tensor:
     """`scores_MNK` of N token sequences in their order, computed longest first in batches of similar length."""
-    pad = padding_id(members[0].tokenizer)
-    order: list[int] = []
-    parts: list[Tensor] = []
-    for rows in token_chunks([len(sequence) for sequence in sequences], max_tokens=TOKENS_AT_ONCE):
+    pad, device = padding_id(members[0].tokenizer), members[0].device
+    num_scored = 0
+
+    def passes(size: PassSize) -> list[list[int]]:
+        nonlocal num_scored
+        num_scored = 0
+        return cut(range(len(sequences)), length=lambda row: len(sequences[row]), tokens=size.tokens)
+
+    def score(rows: list[int]) -> Tensor:
+        nonlocal num_scored
         tokens_BT, mask_BT = pad_tokens([sequences[row] for row in rows], pad=pad)
-        scores_MBK = [member.score_tokens(tokens_BT, mask_BT, normalised=normalised).cpu() for member in members]
-        parts.append(torch.stack(scores_MBK))
-        order += rows
-        progress(len(order))
-    return torch.cat(parts, dim=1)[:, torch.tensor(order).argsort()]
+        tokens_BT = send(tokens_BT, device)
+        scores = [member.score_tokens(tokens_BT, mask_BT, normalised=normalised) for member in members]
+        num_scored += len(rows)
+        progress(num_scored)
+        return torch.stack(scores)
+
+    parts = InferenceSize(device).each(passes, score)
+    order = torch.tensor([row for rows, _ in parts for row in rows])
+    return torch.cat([scores for _, scores in parts], dim=1).cpu()[:, order.argsort()]
 
 
 def report_on(

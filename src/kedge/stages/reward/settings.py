@@ -10,8 +10,8 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, ReadData, Stage
-from kedge.models.settings import Combine, LoraSettings, MeanOfMembers, Truncate
+from kedge.core.stage import Input, MayChange, ReadData, Stage, TooLong
+from kedge.models.settings import AutoSize, Combine, LoraSettings, MeanOfMembers, TrainingMemory
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared import batch_arithmetic
 from kedge.trainers.supervised import EvalSettings
@@ -62,14 +62,20 @@ class RewardSettings(Section):
     """The embeddings and so many of the lowest transformer blocks do not learn; PPO's `roles: trunk` can share them."""
     epochs: float = Field(default=1.0, gt=0)
     """Passes over the data; more than one tends to overfit preferences."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """The most optimiser steps of each member; the learning rate falls to its end by then."""
     batch: int = Field(default=64, ge=1)
     """Comparisons in one optimiser step."""
-    micro_batch: int = Field(default=8, ge=1)
-    """Comparisons in memory at once; it changes speed and memory, never the update."""
+    micro_batch: Annotated[AutoSize, MayChange()] = "auto"
+    """Of them in memory at once: `auto` is as many tokens as the device has room for and computes fastest, chosen at
+    the start; a number is so many of them. It changes speed and memory, never the update."""
     max_length: int = Field(default=1024, ge=8)
     """Longest prompt plus answer in tokens."""
-    truncate: Truncate = "left"
-    """What happens to a longer one: it loses its beginning, or is refused. Its end, where it is scored, stays."""
+    too_long: TooLong = "cut"
+    """What happens to a longer one: `refuse` starts nothing, `drop` leaves its comparison out, `cut` takes its
+    beginning away; its end, where it is scored, stays."""
+    memory: TrainingMemory = TrainingMemory()
+    """Types of the weights, recomputation, compilation."""
     loss: RewardLoss = RewardLoss()
     """What is minimised."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=1e-5)
@@ -83,7 +89,9 @@ class RewardSettings(Section):
 
 
 def explain(settings: RewardSettings) -> list[str]:
-    lines = batch_arithmetic.supervised(settings.batch, settings.micro_batch, settings.epochs, "comparison")
+    lines = batch_arithmetic.supervised(
+        settings.batch, settings.micro_batch, settings.epochs, "comparison", max_steps=settings.max_steps
+    )
     if settings.members > 1:
         lines.append(f"{settings.members} members, each trained so on its own seed and fold of the data")
     return lines
@@ -116,5 +124,6 @@ STAGE = Stage(
     makes={"model": "reward_model"},
     explain=explain,
     check=check,
+    window=lambda settings: settings.max_length if settings.too_long == "refuse" else None,
     run="kedge.stages.reward.train:train",
 )

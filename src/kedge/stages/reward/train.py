@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from kedge.core.batches import Comparisons
 from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
@@ -22,13 +24,15 @@ from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import base_of
-from kedge.models.loading.start import freeze_lowest, whole_folder
+from kedge.models.loading.load import dtype_for
+from kedge.models.loading.start import freeze_lowest, prepare_layers, whole_folder
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.reward.reward_files import build, save
-from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser
+from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser, head_of, scores
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import preference
+from kedge.models.training.passes import Cut, Passes
+from kedge.models.training.trained_weights import TrainedWeights, trained_weights
 from kedge.report.reward import render_html
 from kedge.runs.state import load_state, save_state
 from kedge.stages.reward.comparisons import EncodedComparison, fold, length_controlled, read_comparisons
@@ -36,10 +40,11 @@ from kedge.stages.reward.scoring import report_on, report_out_of_fold, score_seq
 from kedge.stages.reward.settings import RewardSettings
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import CostMeter, pick_device
-from kedge.stages.shared.encoding import Encoder
+from kedge.stages.shared.encoding import Encoder, report_long, truncation
 from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, held_out_metrics, stop_if_asked
+from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, stop_if_asked
+from kedge.stages.shared.saving import tell_rounding
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 MOST_DEMONSTRATIONS = 1000
@@ -49,28 +54,35 @@ MOST_DEMONSTRATIONS = 1000
 def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     """Train every member, save the model, and report how good it is on held-out preferences."""
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
-    encoder = Encoder(tokenizer=tokenizer, max_length=settings.max_length, truncate=settings.truncate)
+    encoder = Encoder(tokenizer=tokenizer, max_length=settings.max_length, truncate=truncation(settings.too_long))
     data, held_out = _data(context, settings, encoder)
     meter = CostMeter(pick_device(context.device))
     members = _members(context, settings, str(tokenizer.chat_template))
+    trained = [_trained_weights(context, settings, member) for member in members]
+    members = [replace(member) for member in members]  # the backbones anew, for weights in the type of computation
+    passes = passes_for(context, settings.micro_batch)
     with interruptible(context.stop, context.say):
         for index, member in enumerate(members):
             unfolded = fold(data, member=index, members=settings.members, seed=context.seed)
-            _train_member(context, settings, member, unfolded, held_out, index)
+            _train_member(context, settings, member, trained[index], unfolded, held_out, index, passes)
     cost = meter.read(context.run.read_metrics())
     demonstrations = _demonstrations(context, encoder, data)
     about = {
         "template_hash": template_hash(tokenizer),
         "max_length": settings.max_length,
-        "truncate": settings.truncate,
+        "truncate": truncation(settings.too_long),
     }
     others = [list(answer) for item in data[:MOST_DEMONSTRATIONS] for answer in item.ranked.answers]
     members = [_normalised(member, demonstrations, others, about) for member in members]
     folder = context.folder / "model"
+    weights, dtype = [weights_of_member.weights() for weights_of_member in trained], settings.memory.save_dtype
+    for member, weights_of_member in zip(members, weights, strict=True):
+        member.activate()
+        tell_rounding(context, member.model, weights_of_member, dtype)
     if len(members) == 1:
-        save(members[0], folder)
+        save(members[0], folder, weights=weights[0], dtype=dtype)
     else:
-        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder)
+        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder, weights=weights, dtype=dtype)
     _report(context, settings, members, data, held_out, cost)
     return {"model": folder}
 
@@ -80,14 +92,25 @@ def _data(
 ) -> tuple[list[EncodedComparison], list[EncodedComparison]]:
     """Comparisons to learn, under length control, and held-out ones."""
     loss = settings.loss
-    data = read_comparisons(context.inputs("data"), encoder, use_margin=loss.margin)
+    data = _read(context, settings, encoder, "data")
     if context.inputs("heldout"):
-        held_out = read_comparisons(context.inputs("heldout"), encoder, use_margin=loss.margin)
+        held_out = _read(context, settings, encoder, "heldout")
         refuse_shared_prompts(data, held_out)
     else:
         data, held_out = hold_out(data, share=settings.heldout_share, seed=context.seed)
     context.event("info", "reward.data", f"{len(data):,} comparisons to learn, {len(held_out):,} held out by prompt")
     return length_controlled(data, loss.length_control, strength=loss.length_strength), held_out
+
+
+def _read(context: Context, settings: RewardSettings, encoder: Encoder, field: str) -> list[EncodedComparison]:
+    def report(count: int) -> None:
+        dropped, cut = (0, count) if settings.too_long == "cut" else (count, 0)
+        what = f"comparisons of `{field}`"
+        report_long(context, "reward.too_long", what, max_length=settings.max_length, dropped=dropped, cut=cut)
+
+    return read_comparisons(
+        context.inputs(field), encoder, use_margin=settings.loss.margin, too_long=settings.too_long, report=report
+    )
 
 
 def _members(context: Context, settings: RewardSettings, chat_template: str) -> list[RewardModel]:
@@ -99,7 +122,7 @@ def _members(context: Context, settings: RewardSettings, chat_template: str) -> 
 
 def _built(context: Context, settings: RewardSettings, chat_template: str, index: int) -> RewardModel:
     """The model to start from with a new score head; float32 where its own weights learn."""
-    dtype, bits = ("float32", 16) if settings.lora is None else ("auto", settings.lora.base_bits)
+    dtype, bits = ("float32", 16) if settings.lora is None else (settings.memory.dtype, settings.lora.base_bits)
     reward_model = build(
         context.input("from"),
         objectives=settings.objectives,
@@ -108,29 +131,45 @@ def _built(context: Context, settings: RewardSettings, chat_template: str, index
         device=pick_device(context.device),
         bits=bits,
     )
-    freeze_lowest(base_of(reward_model.model), settings.frozen_layers)
+    freeze_lowest(reward_model.model, settings.frozen_layers)
+    prepare_layers(
+        reward_model.model,
+        compiled=settings.memory.compiles_on(pick_device(context.device)),
+        recomputes=settings.memory.recompute,
+    )
     reward_model.tokenizer.chat_template = chat_template
     return reward_model
+
+
+def _trained_weights(context: Context, settings: RewardSettings, member: RewardModel) -> TrainedWeights:
+    """The weights of a member that learn; its head is computed in float32."""
+    member.activate()
+    device = pick_device(context.device)
+    return trained_weights(member.model, dtype=dtype_for(settings.memory.dtype, device), head=head_of(member.model))
 
 
 def _train_member(
     context: Context,
     settings: RewardSettings,
     member: RewardModel,
+    trained: TrainedWeights,
     data: Sequence[EncodedComparison],
     held_out: Sequence[EncodedComparison],
     index: int,
+    passes: Passes,
 ) -> None:
     """Train one member, or take up where it was; a finished one is read back from `finished/`."""
     member.activate()
     # Of its own, so that a run that is resumed between two members goes on with the same random numbers.
     torch.manual_seed(seed_for(context.seed, "dropout", index))
-    total = num_steps(len(data), epochs=settings.epochs, batch=settings.batch)
-    objective = preference(member.model, ranking=settings.loss.ranking, centre=settings.loss.centre)
-    learner = Learner(member.model, objective, settings.optimiser, total_steps=total)
+    total = num_steps(len(data), epochs=settings.epochs, batch=settings.batch, max_steps=settings.max_steps)
+    objective = preference(partial(scores, member), ranking=settings.loss.ranking, centre=settings.loss.centre)
+    learner = Learner(trained, member.backbone, objective, settings.optimiser, total_steps=total, passes=passes)
     finished = context.folder / "finished" / f"member-{index}"
     if finished.is_dir():
-        learner.load_weights(load_state(finished)["weights"])
+        state = load_state(finished)
+        learner.load_weights(state["weights"])
+        passes.load(state["passes"])
         return
 
     first_step = _steps_before(context.folder / "finished", index)
@@ -139,22 +178,31 @@ def _train_member(
         context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval, first_step=first_step
     )
     pad, seed = padding_id(member.tokenizer), seed_for(context.seed, "member", index)
-    held_out_batches = comparison_batches([item.ranked for item in held_out], rows=settings.micro_batch, pad=pad)
-    order = step_rows(len(data), epochs=settings.epochs, batch=settings.batch, seed=seed, start=learner.step)
+    order = step_rows(
+        len(data),
+        epochs=settings.epochs,
+        batch=settings.batch,
+        seed=seed,
+        start=learner.step,
+        max_steps=settings.max_steps,
+    )
     for rows in loop.steps(order):
-        metrics = loop.update(
-            comparison_batches([data[row].ranked for row in rows], rows=settings.micro_batch, pad=pad)
-        )
+        metrics = loop.update(_batches([data[row] for row in rows], pad))
         if metrics is None:
             continue
         if settings.members > 1:
             metrics |= {"train/member": float(index + 1), "train/member_step": float(learner.step)}
-        if held_out_batches and loop.is_evaluation_due:
-            metrics |= held_out_metrics(learner, held_out_batches)
+        if held_out and loop.is_evaluation_due:
+            metrics |= held_out_metrics(learner, _batches(held_out, pad))
         loop.finish(metrics)
     loop.take_best()
     with whole_folder(finished) as beside:
-        save_state(beside, {"weights": learner.state()["weights"], "last_step": loop.step})
+        save_state(beside, {"weights": learner.weights(), "last_step": loop.step, "passes": passes.state()})
+
+
+def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
+    ranked = [item.ranked for item in items]
+    return lambda size: comparison_batches(ranked, rows=size.rows, tokens=size.tokens, pad=pad)
 
 
 def _steps_before(finished: Path, index: int) -> int:

@@ -25,7 +25,9 @@ from kedge.data.tokenizer import padding_id
 from kedge.models.loading.cache import build_once, cache_root
 from kedge.models.loading.load import DTypeName, dtype_for, load_causal
 from kedge.models.loading.resolve import resolve
+from kedge.models.settings import AutoSize
 from kedge.rollout.local import LocalGenerator
+from kedge.rollout.rows import rows_at_once
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.reward import decoded, tokenizer_hash
 from kedge.stages.shared.device import pick_device
@@ -55,7 +57,7 @@ class Answering:
     chat_template: str | None = None
     device: str = "auto"
     dtype: DTypeName = "auto"
-    rows: int = 32
+    rows: AutoSize = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +97,17 @@ def answer(request: Answering, prompts: Sequence[Messages], *, progress: Progres
 
 def _sampled(request: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress) -> Rollouts:
     model = load_causal(request.model, dtype=request.dtype, device=pick_device(request.device))
+    longest = max(map(len, rows.tokens)) + request.sampling.max_new_tokens
+    at_once = rows_at_once(model, request.rows, longest=longest, total=len(rows.tokens))
     generator = LocalGenerator(
         model,
         request.sampling,
         stop_ids=stop_ids(tokenizer),
         pad=padding_id(tokenizer),
-        max_rows=request.rows,
+        max_rows=at_once,
         decode=partial(decoded, tokenizer),
     )
-    size = request.rows * _ROUNDS
+    size = at_once * _ROUNDS
     parts: list[Rollouts] = []
     for at in range(0, len(rows.tokens), size):
         parts.append(to_device(generator.generate(_part(rows, slice(at, at + size)), request.seed), "cpu"))

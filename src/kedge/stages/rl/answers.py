@@ -70,6 +70,8 @@ class AnswerSampler:
     dataset: PromptDataset
     tokenizer: PreTrainedTokenizerBase
     generator: LocalGenerator
+    rows: int
+    """Answers that are sampled at once."""
     reward: Reward
     gold: Reward | None
     reference: Reference
@@ -78,7 +80,7 @@ class AnswerSampler:
     def draw(self, answers: int, *, seed: int, is_start: bool) -> Groups:
         """So many answers to every prompt. At the start the policy is its own reference, and no KL is measured."""
         num_prompts = len(self.dataset.prompts)
-        size = max(1, self.settings.rows * _ROUNDS // answers)
+        size = max(1, self.rows * _ROUNDS // answers)
         scored: list[ScoredAnswer] = []
         for at in range(0, num_prompts, size):
             groups = range(at, min(at + size, num_prompts))
@@ -90,8 +92,8 @@ class AnswerSampler:
 
     def kl(self, rollouts: Rollouts) -> list[float]:
         """The log-ratio of each answer to the model that the stage started from."""
-        with self.reference() as model:
-            return log_ratios(model, rollouts, temperature=self.settings.sampling.temperature).tolist()
+        with self.reference() as opened:
+            return log_ratios(opened.language_model, rollouts, temperature=self.settings.sampling.temperature).tolist()
 
     def _scored(self, rollouts: Rollouts, answers: int, kl: Sequence[float]) -> list[ScoredAnswer]:
         scores, gold = self.reward.score(rollouts).tolist(), self.gold.score(rollouts).tolist() if self.gold else None

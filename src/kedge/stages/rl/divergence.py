@@ -5,42 +5,35 @@ Shape letters: B sequences, R sequences of one pass, T token positions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from kedge.core.records import Rollouts, take, to_device, trimmed
-from kedge.models.forward import heads
-from kedge.stages.shared.chunks import token_chunks
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-_TOKENS_AT_ONCE = 16_384
-"""Tokens, padding counted, in one forward pass."""
+from kedge.core.records import Rollouts
+from kedge.models.forward.backbones import Part, micro_batches
+from kedge.models.forward.language_model import LanguageModel
+from kedge.models.training.passes import InferenceSize
 
 
 @torch.no_grad()
-def log_ratios(other: PreTrainedModel, rollouts: Rollouts, *, temperature: float) -> Tensor:
+def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float) -> Tensor:
     """`ratio_B` = Σ_t log p(token t) − log p_other(token t) over the response, in nats; p is whoever sampled.
 
     Over samples of p, its mean is KL(p ‖ p_other) of a whole answer (the estimator k1: no bias, single ones may be
-    negative). Both log-probs are taken at the temperature of sampling.
+    negative). Both log-probs are taken at the temperature of sampling. On the host; `other` is active.
     """
-    lengths: list[int] = rollouts.attention_mask_BT.sum(dim=1).tolist()
-    ratio_B = torch.zeros(len(lengths))
-    for rows in token_chunks(lengths, max_tokens=_TOKENS_AT_ONCE):
-        index_R = torch.tensor(rows)
-        part = to_device(trimmed(take(rollouts, index_R), lengths[rows[0]]), other.device)
-        logp_BT = heads.token_logprobs(
-            heads.lm_head(other),
-            heads.hidden_states(other, part.tokens_BT, part.attention_mask_BT, is_right_padded=True),
-            part.tokens_BT,
-            part.attention_mask_BT,
-            only_BT=part.response_mask_BT,
-            temperature=temperature,
+
+    def gaps(part: Part[Rollouts]) -> Tensor:
+        record = part.record
+        logp_RT = other.logprobs(
+            record.tokens_BT, part.attention_mask_RT, part.response_mask_RT, temperature=temperature
         )
-        gap_BT = (part.behaviour_logp_BT - logp_BT).masked_fill(~part.response_mask_BT, 0.0)
-        ratio_B[index_R] = gap_BT.sum(dim=1).cpu()
+        gap_RT = (record.behaviour_logp_BT.to(logp_RT.device) - logp_RT).masked_fill(
+            ~record.response_mask_BT.to(logp_RT.device), 0.0
+        )
+        return gap_RT.sum(dim=1)
+
+    parts = InferenceSize(other.device).each(lambda size: micro_batches(rollouts, tokens=size.tokens), gaps)
+    ratio_B = torch.zeros(len(rollouts.tokens_BT))
+    index_B = torch.cat([part.index_R for part, _ in parts]).cpu()
+    ratio_B[index_B] = torch.cat([gap_R for _, gap_R in parts]).float().cpu()
     return ratio_B

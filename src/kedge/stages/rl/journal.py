@@ -18,7 +18,7 @@ from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.runtime.local import Clock
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
-from kedge.stages.rl.settings import RLSettings
+from kedge.stages.rl.settings import RLSettings, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.trainers.shared import EvaluatedRollouts, correlation, sampled_tokens
 
@@ -39,6 +39,8 @@ class IterationJournal:
     clock: Clock
     precision: str
     """The type that the policy computes in."""
+    iterations: int = field(init=False)
+    """Of the whole run."""
     detectors: Watchdog = field(init=False)
     last_prompts: frozenset[str] = field(default=frozenset(), init=False)
     """Hashes of the prompts of the iteration before."""
@@ -46,7 +48,7 @@ class IterationJournal:
     """Answers without a score that were reported, by source."""
 
     def __post_init__(self) -> None:
-        kl = self.settings.kl
+        kl, self.iterations = self.settings.kl, num_iterations(self.settings)
         # `reward/std` is of raw scores: normalised ones have a spread of about 1, whatever it says.
         score_std = None if self.settings.scores.normalise == "none" else 1.0
         self.detectors = Watchdog(
@@ -65,7 +67,7 @@ class IterationJournal:
     def write(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> tuple[bool, RewardError | None]:
         """Write iteration `number`. Gives whether the gold source scored it, and why the run cannot go on with that
         source, for after the iteration is saved: the policy has learnt from it already."""
-        step, every, iterations = number + 1, self.settings.logging.every, self.settings.iterations
+        step, every, iterations = number + 1, self.settings.logging.every, self.iterations
         gold_B, gold_error = self._gold_scores(number, evaluated)
         record = {
             **metrics,
@@ -94,7 +96,7 @@ class IterationJournal:
         self.num_unscored = {counter.source: counter.report().failed for counter in counters}
 
     def _gold_scores(self, number: int, evaluated: EvaluatedRollouts) -> tuple[Tensor | None, RewardError | None]:
-        is_due = number % self.settings.logging.gold_every == 0 or number + 1 == self.settings.iterations
+        is_due = number % self.settings.logging.gold_every == 0 or number + 1 == self.iterations
         if not self.gold or not is_due:
             return None, None
         try:

@@ -7,13 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from kedge.core.errors import ModelError
 from kedge.core.findings import Finding
 from kedge.data.template import template_hash
-from kedge.models.forward.lora import base_of
-from kedge.models.loading.load import DTypeName
 from kedge.models.loading.resolve import is_model, model_of_stage
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
@@ -50,15 +48,15 @@ def load_judge(reward: str, *, device: str) -> Judge:
     """The judge in a folder: of a model, an ensemble, or a run or stage that made one."""
     place = find_judge(reward)
     on = checked_device(device)
-    loaded = load_reward(place, dtype="auto" if on == "cpu" else _saved_dtype(place), device=on)
+    loaded = load_reward(place, dtype="auto", device=on)
     is_many = isinstance(loaded, Ensemble)
     members = loaded.members if is_many else (loaded,)
     combine = loaded.combine if is_many else MeanOfMembers()
-    return judge_of(str(place), members, combine, base=base_of(members[0].model))
+    return judge_of(str(place), members, combine, base=members[0].model)
 
 
 def load_standing(reward: str, *, device: str, compiled: bool = False) -> Judge:
-    """The same judge for a stage that asks it often: it scores packed rows, which must be padded on the right."""
+    """The same judge for a stage that asks it often: frozen for good, its layers compiled if asked."""
     judge = load_judge(reward, device=device)
     members = tuple(
         reward_role(one, compiled=compiled) if isinstance(one, RewardModel) else one for one in judge.members
@@ -115,13 +113,6 @@ def _is_reward(folder: Path) -> bool:
         return (folder / ENSEMBLE).is_file()
     named: Sequence[str] = _config(folder).get("architectures") or ()
     return any(name.endswith("ForSequenceClassification") for name in named)
-
-
-def _saved_dtype(place: str | Path) -> DTypeName:
-    """The type that the weights were saved in, as plain transformers does; of adapters, `auto`."""
-    config = next(iter(sorted(Path(place).glob("config.json")) or sorted(Path(place).glob("*/config.json"))), None)
-    saved = _config(config.parent).get("dtype") if config else None
-    return next((name for name in get_args(DTypeName) if name == saved), "auto")
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def _check_window(context: Context, judge: Judge, name: str, max_tokens: int | N
     if judge.facts.truncate == "refuse":
         raise ConfigError(
             f"{found}, their end-of-turn token included, and refuses longer texts; allow fewer tokens, or train the "
-            "reward model with a larger max_length or truncate: left"
+            "reward model with a larger max_length or too_long: cut"
         )
     context.event("warning", "reward.window", f"{found}; longer texts lose their beginning, as in its training")
 

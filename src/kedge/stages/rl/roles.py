@@ -3,7 +3,6 @@ reward source that stands beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,16 +13,16 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.seeds import item_at, seed_for
 from kedge.data.batching import padded_batches
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import base_of
 from kedge.models.roles.actor_critic import Imitation, RoleSet
 from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.memory import table
+from kedge.models.training.passes import Cut
 from kedge.rewards.failures import Reward
 from kedge.rewards.settings import MixSource, ModelSource, RewardSourceSettings
 from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing
 from kedge.stages.rl.prompts import PromptDataset, fields_of
 from kedge.stages.rl.reward import open_reward
-from kedge.stages.rl.settings import ImitationSettings, RLSettings
+from kedge.stages.rl.settings import ImitationSettings, RLSettings, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import encode_demonstrations
@@ -50,7 +49,7 @@ def build_roles(
     device = pick_device(context.device)
     source, field = first_reward_model(settings.reward, "reward")
     reward = find_judge(context.input(field)) if field else None
-    steps = settings.epochs * settings.minibatches
+    steps, iterations = settings.epochs * settings.minibatches, num_iterations(settings)
     spec = RoleSpec(
         base=context.input("from"),
         reward=Path(reward) if reward and Path(reward).is_dir() else None,
@@ -62,12 +61,13 @@ def build_roles(
         trunk_layers=settings.memory.trunk_layers,
         actor=settings.actor,
         critic=critic.optimiser if critic else None,
-        actor_steps=steps * (settings.iterations - (critic.warmup if critic else 0)),
-        critic_steps=steps * settings.iterations,
+        actor_steps=steps * (iterations - (critic.warmup if critic else 0)),
+        critic_steps=steps * iterations,
         temperature=settings.sampling.temperature,
         rows=settings.micro_batch,
+        report=context.event,
         recompute=settings.memory.recompute,
-        compile=settings.memory.compile,
+        compile=settings.memory.compiles_on(device),
         ema=settings.ema,
         imitation=_imitation(context, settings, settings.loss.imitate, tokenizer) if settings.loss.imitate else None,
         seed=context.seed,
@@ -104,10 +104,11 @@ def _imitation(
         context.event("warning", f"{settings.kind}.too_long", what)
     pad, seed = padding_id(tokenizer), seed_for(context.seed, "imitate")
 
-    def batches(step: int) -> Sequence[Batch]:
+    def batches(step: int) -> Cut[Batch]:
         first = step * imitate.batch
         items = [item_at(index, len(data.sequences), seed) for index in range(first, first + imitate.batch)]
-        return padded_batches([data.sequences[item] for item in items], rows=settings.micro_batch, pad=pad)
+        sequences = [data.sequences[item] for item in items]
+        return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
 
     return Imitation(batches=batches, coef=imitate.weight)
 
@@ -129,8 +130,8 @@ def open_run_reward(
         _, shared_field = first_reward_model(settings.reward, "reward")
         shared = roles.shared_judge
         if shared is None or place != context.input(shared_field):
-            return load_standing(place, device=device, compiled=settings.memory.compile)
-        return judge_of(place, shared.members, shared.combine, base=base_of(roles.model))
+            return load_standing(place, device=device, compiled=settings.memory.compiles_on(device))
+        return judge_of(place, shared.members, shared.combine, base=roles.model)
 
     return open_reward(
         context,

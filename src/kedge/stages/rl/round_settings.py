@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kedge.core.stage import PromptUse, TooLong
+from kedge.models.settings import AutoSize
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 
@@ -22,7 +23,7 @@ class RoundSettings:
     max_prompt_tokens: int
     too_long: TooLong
     sampling: SamplingSettings
-    rows: int
+    rows: AutoSize
     """Answers that are sampled at once."""
     failures: FailureSettings
     samples: int

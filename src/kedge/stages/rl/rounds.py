@@ -15,19 +15,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kedge.core.files import write_json
-from kedge.core.optimiser import OptimiserSettings
 from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import Module, base_of
+from kedge.models.forward.lora import has_adapters
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
-from kedge.models.training.objectives import imitation
-from kedge.models.training.preference_objectives import Reference, reference_for
+from kedge.models.training.passes import Passes
+from kedge.models.training.preference_objectives import OpenReference, Reference, as_it_is, reference_for
+from kedge.models.training.trained_weights import TrainedWeights
 from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
+from kedge.rollout.rows import rows_at_once
 from kedge.runs.state import load_state, save_state
 from kedge.stages.rl.answers import (
     AnswerSampler,
@@ -64,7 +65,7 @@ class Round:
 def open_sampler(
     context: Context,
     settings: RoundSettings,
-    model: Module,
+    model: PreTrainedModel,
     reference: Reference,
     *,
     device: str,
@@ -88,12 +89,15 @@ def open_sampler(
         too_long=settings.too_long,
         report=partial(report_long_prompts, context, settings.too_long),
     )
+    answers = max(settings.answers * len(dataset.prompts), settings.step_answers * settings.batch)
+    longest_prompt = max(map(len, dataset.tokens))
+    rows = rows_at_once(model, settings.rows, longest=longest_prompt + settings.sampling.max_new_tokens, total=answers)
     generator = LocalGenerator(
-        base_of(model),
+        model,
         settings.sampling,
         stop_ids=stop_ids(tokenizer),
         pad=padding_id(tokenizer),
-        max_rows=settings.rows,
+        max_rows=rows,
         decode=partial(decoded, tokenizer),
     )
     source = partial(_open_source, context, settings, dataset, tokenizer, device)
@@ -104,42 +108,44 @@ def open_sampler(
         dataset=dataset,
         tokenizer=tokenizer,
         generator=generator,
+        rows=rows,
         reward=source(settings.reward, f"{under}reward"),
         gold=source(settings.gold, f"{under}gold") if settings.gold else None,
         reference=reference,
     )
 
 
-def starting_model(context: Context, model: Module, *, device: str, is_asked_often: bool) -> Reference:
+def starting_model(context: Context, model: PreTrainedModel, *, device: str, is_asked_often: bool) -> Reference:
     """The model that the stage starts from, before anything is learnt.
 
     Beside adapters it is their base. Else it stays in memory where it is asked often, and is read again where not.
     """
-    if is_asked_often or model is not base_of(model):
+    if is_asked_often or has_adapters(model):
         return reference_for(model)
 
     @contextmanager
-    def read_again() -> Generator[PreTrainedModel]:
-        yield load_causal(context.input("from"), dtype="float32", device=device)
+    def read_again() -> Generator[OpenReference]:
+        with as_it_is(load_causal(context.input("from"), device=device))() as opened:
+            yield opened
 
     return read_again
 
 
-def draw_round(sampler: AnswerSampler, model: Module, number: int) -> Round:
+def draw_round(sampler: AnswerSampler, number: int) -> Round:
     """The answers of round `number`, new or as they were drawn before the run was resumed.
 
     From those of the first one it is estimated what the best of N gives.
     """
     folder, settings = sampler.context.folder, sampler.settings
-    drawn = _draw(sampler, model, number, answers=settings.answers, name=f"answers-{number + 1}.jsonl")
+    drawn = _draw(sampler, number, answers=settings.answers, name=f"answers-{number + 1}.jsonl")
     if number == 0:
         write_json(folder / FRONTIER, frontier(drawn.groups, settings.n))
     return drawn
 
 
-def log_trained_policy(sampler: AnswerSampler, model: Module, step: int) -> None:
+def log_trained_policy(sampler: AnswerSampler, step: int) -> None:
     """Log one answer of the trained policy to each prompt: what it scores, and how far it is from the start."""
-    log_round(sampler, _draw(sampler, model, AFTER, answers=1, name="answers-after.jsonl"), step)
+    log_round(sampler, _draw(sampler, AFTER, answers=1, name="answers-after.jsonl"), step)
 
 
 def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -169,23 +175,24 @@ def save_round(context: Context, learner: Learner[Any], number: int, *, step: in
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
     with whole_folder(finished / f"round-{number}") as beside:
-        save_state(beside, {"weights": learner.state()["weights"], "last_step": step})
+        passes = learner.train_step.passes.state()
+        save_state(beside, {"weights": learner.weights(), "last_step": step, "passes": passes})
     shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
 
 
-def resume_rounds(context: Context, model: Module, optimiser: OptimiserSettings) -> tuple[int, int]:
-    """How many rounds are done, and at which step; the model gets the weights of the last one."""
+def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> tuple[int, int]:
+    """How many rounds are done, and at which step; the model gets the weights of the last one, `passes` their size."""
     finished = context.folder / "finished"
     numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
     if not numbers:
         return 0, 0
     state = load_state(finished / f"round-{max(numbers)}")
-    Learner(model, imitation(base_of(model)), optimiser, total_steps=1).load_weights(state["weights"])
+    trained.load(state["weights"])
+    passes.load(state["passes"])
     return max(numbers) + 1, int(state["last_step"])
 
 
-def _draw(sampler: AnswerSampler, model: Module, number: int, *, answers: int, name: str) -> Round:
-    model.eval()
+def _draw(sampler: AnswerSampler, number: int, *, answers: int, name: str) -> Round:
     file = sampler.context.folder / name
     if file.exists():
         return Round(number=number, groups=read_answers(file), seconds=None)

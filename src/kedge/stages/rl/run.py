@@ -23,11 +23,11 @@ from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import base_of
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import GeneratorParts, open_generator
+from kedge.rollout.rows import rows_at_once
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
@@ -35,10 +35,11 @@ from kedge.stages.rl.journal import IterationJournal
 from kedge.stages.rl.prompts import PromptDataset, prompt_limit, read_prompts, report_long_prompts, stream
 from kedge.stages.rl.reward import decoded
 from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
-from kedge.stages.rl.settings import RLSettings
+from kedge.stages.rl.settings import RLSettings, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad
+from kedge.stages.shared.saving import tell_rounding
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.supervised import MAX_BAD_STEPS
@@ -115,6 +116,8 @@ class RLRun:
     journal: IterationJournal = field(init=False)
     stateful: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
     """What else changes while a batch is sampled, by its name in a checkpoint."""
+    iterations: int = field(init=False)
+    """How many there are in all."""
     step: int = field(default=0, init=False)
     """How many iterations the weights have behind them."""
     rollbacks: int = field(default=0, init=False)
@@ -125,6 +128,7 @@ class RLRun:
     them, and a checkpoint must not hold half of an iteration."""
 
     def __post_init__(self) -> None:
+        self.iterations = num_iterations(self.settings)
         self.generator = self.make_generator(self.settings.sampling)
         self.journal = IterationJournal(
             context=self.context,
@@ -134,17 +138,22 @@ class RLRun:
             prompts=self.prompts,
             tokenizer=self.tokenizer,
             clock=self.clock,
-            precision=str(base_of(self.roles.model).dtype).removeprefix("torch."),
+            precision=str(self.roles.model.dtype).removeprefix("torch."),
         )
 
     def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
         """The generator that the recipe names, sampling from this run's policy."""
         parts = GeneratorParts(
-            model=base_of(self.roles.model),
+            model=self.roles.model,
             sampling=sampling,
             stop_ids=stop_ids(self.tokenizer),
             pad=padding_id(self.tokenizer),
-            max_rows=self.settings.memory.generate_rows or self.settings.batch * self.settings.answers,
+            max_rows=rows_at_once(
+                self.roles.model,
+                self.settings.memory.generate_rows,
+                longest=max(map(len, self.prompts.tokens)) + sampling.max_new_tokens,
+                total=self.settings.batch * self.settings.answers,
+            ),
             decode=partial(decoded, self.tokenizer),
         )
         return open_generator(self.settings.generator, parts)
@@ -154,7 +163,7 @@ class RLRun:
     def rollouts(self) -> Iterator[tuple[int, Rollouts]]:
         """Number and rollouts of each iteration, from where the run was, or where a rollback led back to."""
         for start in self.numbers():
-            batches = self.prompts.batches(start, self.settings.iterations)
+            batches = self.prompts.batches(start, self.iterations)
             sampled = stream(self.generator, batches, lag=0, seed=self.context.seed, start=start)
             for number, rollouts in enumerate(self.clock.each(sampled, "generate"), start=start):
                 yield number, rollouts
@@ -165,7 +174,7 @@ class RLRun:
     def numbers(self) -> Iterator[int]:
         """The number of the next iteration, until all are done and the last policy is within the KL budget too."""
         self._resume()
-        while self.step < self.settings.iterations or not self._last_policy_is_within_budget():
+        while self.step < self.iterations or not self._last_policy_is_within_budget():
             self._publish_weights()
             yield self.step
 
@@ -231,7 +240,9 @@ class RLRun:
         )
 
     def save_policy(self) -> Path:
-        return self.roles.save(self.tokenizer, self.context.folder / "model")
+        dtype = self.settings.memory.save_dtype
+        tell_rounding(self.context, self.roles.model, self.roles.policy.final_weights(), dtype)
+        return self.roles.save(self.tokenizer, self.context.folder / "model", dtype=dtype)
 
     # Checkpoints
 
@@ -290,7 +301,7 @@ class RLRun:
     def _end_step(self, step: int) -> None:
         self._note_state(step)
         self.roles.forget()
-        is_last, is_asked = step == self.settings.iterations, self.context.stop.is_asked
+        is_last, is_asked = step == self.iterations, self.context.stop.is_asked
         if is_last or is_asked or step % self.settings.checkpoints.every == 0:
             self.save()
         if is_asked and not is_last:
@@ -309,7 +320,7 @@ class RLRun:
         limit = self.settings.kl.limit
         if limit is None:
             return True
-        (prompts,) = self.prompts.batches(self.settings.iterations, self.settings.iterations + 1)
+        (prompts,) = self.prompts.batches(self.iterations, self.iterations + 1)
         rollouts = self.generator.submit(prompts, seed_for(self.context.seed, "last")).result()
         gap_BT = self.roles.policy.logprobs(rollouts) - self.roles.reference.logprobs(rollouts)
         kl = masked(gap_BT, rollouts.response_mask_BT).sum(dim=1).mean().item()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, Field
 
@@ -11,8 +11,8 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.plugin_sections import PluginSection, installed_name
 from kedge.core.settings import Section
-from kedge.core.stage import Input, PartName, PromptUse, TooLong
-from kedge.models.settings import LoraSettings
+from kedge.core.stage import Input, MayChange, PartName, PromptUse, TooLong
+from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
@@ -25,21 +25,16 @@ RolesName = Annotated[str, AfterValidator(installed_name("roles")), PartName("ro
 """A way of holding the roles: `separate`, `lora`, `trunk`, or any that is installed."""
 
 
-class MemorySettings(Section):
+class MemorySettings(TrainingMemory):
     """How the roles are held in memory."""
 
     lora: LoraSettings = LoraSettings()
     """Adapters of the roles that learn, under `roles: lora`."""
     trunk_layers: int | None = Field(default=None, ge=1)
     """Lower layers that are shared under `roles: trunk`; the lower half when absent."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights: bfloat16 on a GPU, float32 on a CPU. Those that learn have float32 copies in any case."""
-    recompute: bool = False
-    """Recompute activations in the backward pass: about a third slower, in much less memory."""
-    compile: bool = False
-    """Compile the layers (torch.compile): faster steps on a GPU after a start that takes about a minute longer."""
-    generate_rows: int | None = Field(default=None, ge=1)
-    """Answers sampled at once; all of an iteration when absent. It changes speed and memory, never an answer."""
+    generate_rows: Annotated[AutoSize, MayChange()] = "auto"
+    """Answers sampled at once; `auto` is all of an iteration whose cache fits. It changes speed and memory, never an
+    answer."""
 
 
 class ImitationSettings(Section):
@@ -106,7 +101,9 @@ class RLSettings(Protocol):
     @property
     def minibatches(self) -> int: ...
     @property
-    def micro_batch(self) -> int: ...
+    def micro_batch(self) -> AutoSize: ...
+    @property
+    def max_steps(self) -> int | None: ...
     @property
     def max_prompt_tokens(self) -> int: ...
     @property
@@ -133,6 +130,11 @@ class RLSettings(Protocol):
     def stop(self) -> StopSettings: ...
     @property
     def checkpoints(self) -> CheckpointSettings: ...
+
+
+def num_iterations(settings: RLSettings) -> int:
+    """How many times a run generates and learns: `max_steps` bounds `iterations`."""
+    return min(settings.iterations, settings.max_steps or settings.iterations)
 
 
 def prompt_use(settings: RLSettings) -> PromptUse:

@@ -10,8 +10,8 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MixedData, ReadData, Stage
-from kedge.models.settings import LoraSettings
+from kedge.core.stage import Input, MayChange, MixedData, ReadData, Stage, TooLong
+from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared import batch_arithmetic
 from kedge.trainers.supervised import EvalSettings
@@ -29,16 +29,21 @@ class SFTSettings(Section):
     """Conversations for the evaluation loss; never trained on."""
     epochs: float = Field(default=1.0, gt=0)
     """Passes over the data."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """The most optimiser steps; the learning rate falls to its end by then."""
     batch: int = Field(default=32, ge=1)
     """Conversations in one optimiser step."""
-    micro_batch: int = Field(default=8, ge=1)
-    """Rows in memory at once; it changes speed and memory, never the update."""
-    packing: bool = True
-    """Put several conversations into one row of `max_length` tokens; they do not see each other."""
+    micro_batch: Annotated[AutoSize, MayChange()] = "auto"
+    """Of them in memory at once: `auto` is as many tokens as the device has room for and computes fastest, chosen at
+    the start; a number is so many of them. It changes speed and memory, never the update."""
     max_length: int = Field(default=1024, ge=8)
-    """Longest conversation in tokens; longer ones are left out and counted, never cut."""
+    """Longest conversation in tokens."""
+    too_long: TooLong = "drop"
+    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
     lora: LoraSettings | None = None
     """Train adapters instead of all weights; they are merged into the model at the end."""
+    memory: TrainingMemory = TrainingMemory()
+    """Types of the weights, recomputation, compilation."""
     optimiser: OptimiserSettings = OptimiserSettings()
     """AdamW and its schedule."""
     eval: EvalSettings = EvalSettings()
@@ -52,9 +57,8 @@ class SFTSettings(Section):
 
 
 def explain(settings: SFTSettings) -> list[str]:
-    width = settings.max_length if settings.packing else None
     return batch_arithmetic.supervised(
-        settings.batch, settings.micro_batch, settings.epochs, "conversation", packed_into=width
+        settings.batch, settings.micro_batch, settings.epochs, "conversation", max_steps=settings.max_steps
     )
 
 

@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from kedge.core.batches import Batch
-from kedge.data.batching import TokenSequence, num_steps, packed_batches, padded_batches, step_rows
+from kedge.data.batching import TokenSequence, num_steps, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.lora import base_of
-from kedge.models.loading.start import save_causal, start_causal
+from kedge.models.forward.language_model import language_model
+from kedge.models.loading.load import dtype_for
+from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
+from kedge.models.training.passes import Cut
+from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.sft.settings import SFTSettings
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
-from kedge.stages.shared.encoding import Conversations, encode_demonstrations
+from kedge.stages.shared.encoding import Conversations, encode_demonstrations, report_long
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, held_out_metrics
+from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for
 from kedge.stages.shared.samples import write_samples
+from kedge.stages.shared.saving import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -36,35 +40,61 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
     data = _read(context, settings, tokenizer, "data")
     held_out = _read(context, settings, tokenizer, "heldout") if context.inputs("heldout") else None
     _report(context, data, held_out, settings)
-    held_out_batches = padded_batches(held_out.sequences, rows=settings.micro_batch, pad=pad) if held_out else []
     prompts = (held_out or data).prompts[: settings.samples]
 
     device = pick_device(context.device)
-    model = start_causal(context.input("from"), lora=settings.lora, device=device, seed=context.seed)
-    total = num_steps(len(data.sequences), epochs=settings.epochs, batch=settings.batch)
-    learner = Learner(model, imitation(base_of(model)), settings.optimiser, total_steps=total)
+    model = start_causal(
+        context.input("from"), lora=settings.lora, device=device, seed=context.seed, memory=settings.memory
+    )
+    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
+    policy = language_model(model, compiled=settings.memory.compiles_on(device))
+    total = num_steps(len(data.sequences), epochs=settings.epochs, batch=settings.batch, max_steps=settings.max_steps)
+    learner = Learner(
+        trained,
+        policy.backbone,
+        imitation(policy),
+        settings.optimiser,
+        total_steps=total,
+        passes=passes_for(context, settings.micro_batch),
+    )
     loop = TrainLoop(context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
     if not loop.is_resumed:
-        write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=0)
+        write_samples(context, model, tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=0)
     order = step_rows(
-        len(data.sequences), epochs=settings.epochs, batch=settings.batch, seed=context.seed, start=learner.step
+        len(data.sequences),
+        epochs=settings.epochs,
+        batch=settings.batch,
+        seed=context.seed,
+        start=learner.step,
+        max_steps=settings.max_steps,
     )
     with interruptible(context.stop, context.say):
         for rows in loop.steps(order):
-            metrics = loop.update(_batches([data.sequences[row] for row in rows], settings, pad))
+            metrics = loop.update(_batches([data.sequences[row] for row in rows], pad))
             if metrics is None:
                 continue
-            if held_out_batches and loop.is_evaluation_due:
-                metrics |= held_out_metrics(learner, held_out_batches)
+            if held_out and loop.is_evaluation_due:
+                metrics |= held_out_metrics(learner, _batches(held_out.sequences, pad))
             loop.finish(metrics)
     loop.take_best()
-    write_samples(context, base_of(model), tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=total)
-    return {"model": save_causal(model, tokenizer, context.folder / "model")}
+    write_samples(context, model, tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=total)
+    dtype = settings.memory.save_dtype
+    return {"model": save_policy(context, model, tokenizer, weights=trained.weights(), dtype=dtype)}
+
+
+def _batches(sequences: Sequence[TokenSequence], pad: int) -> Cut[Batch]:
+    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
 
 
 def _read(context: Context, settings: SFTSettings, tokenizer: PreTrainedTokenizerBase, field: str) -> Conversations:
     source = context.input(field)
-    return encode_demonstrations(source, tokenizer, max_length=settings.max_length, samples=settings.samples)
+    return encode_demonstrations(
+        source,
+        tokenizer,
+        max_length=settings.max_length,
+        samples=settings.samples,
+        too_long=settings.too_long,
+    )
 
 
 def _report(context: Context, data: Conversations, held_out: Conversations | None, settings: SFTSettings) -> None:
@@ -74,13 +104,12 @@ def _report(context: Context, data: Conversations, held_out: Conversations | Non
         message += f", {len(held_out.sequences):,} held out"
     context.event("info", "sft.data", message)
     for field, conversations in (("data", data), ("heldout", held_out)):
-        if conversations and conversations.num_too_long:
-            what = f"{conversations.num_too_long:,} conversations of `{field}`"
-            context.event("warning", "sft.too_long", f"{what} are longer than {settings.max_length} tokens: left out")
-
-
-def _batches(sequences: Sequence[TokenSequence], settings: SFTSettings, pad: int) -> list[Batch]:
-    """The micro-batches of one optimiser step."""
-    if settings.packing:
-        return packed_batches(sequences, rows=settings.micro_batch, width=settings.max_length, pad=pad)
-    return padded_batches(sequences, rows=settings.micro_batch, pad=pad)
+        if conversations:
+            report_long(
+                context,
+                "sft.too_long",
+                f"conversations of `{field}`",
+                max_length=settings.max_length,
+                dropped=conversations.num_too_long,
+                cut=conversations.num_cut,
+            )

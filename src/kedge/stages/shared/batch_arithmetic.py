@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kedge.models.settings import AutoSize
+
 
 def count(number: int, noun: str, plural: str = "") -> str:
     """
@@ -11,39 +13,40 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def cut(total: int, size: int) -> str:
+def cut(total: int, size: AutoSize) -> str:
     """How `total` rows are cut into micro-batches of at most `size`.
 
+    >>> cut(64, "auto")
+    'in passes of at most N tokens, chosen at the start'
     >>> cut(64, 8)
-    '8 micro-batches of 8'
+    'as 8 micro-batches of 8'
     >>> cut(60, 8)
-    '8 micro-batches (7 of 8 and one of 4)'
+    'as 8 micro-batches (7 of 8 and one of 4)'
     >>> cut(4, 8)
-    '1 micro-batch of 4'
+    'as 1 micro-batch of 4'
     """
+    if size == "auto":
+        return "in passes of at most N tokens, chosen at the start"
     whole, rest = divmod(total, min(size, total))
     if rest == 0:
-        return f"{count(whole, 'micro-batch', 'micro-batches')} of {min(size, total)}"
-    return f"{whole + 1} micro-batches ({whole} of {size} and one of {rest})"
+        return f"as {count(whole, 'micro-batch', 'micro-batches')} of {min(size, total)}"
+    return f"as {whole + 1} micro-batches ({whole} of {size} and one of {rest})"
 
 
-def supervised(batch: int, micro_batch: int, epochs: float, noun: str, *, packed_into: int | None = None) -> list[str]:
+def supervised(
+    batch: int, micro_batch: AutoSize, epochs: float, noun: str, *, max_steps: int | None = None
+) -> list[str]:
     """The arithmetic of a stage that makes passes over a fixed data set.
 
     >>> supervised(32, 8, 1, "pair")
     ['each optimiser step: 32 pairs, as 4 micro-batches of 8; 1 pass over the data']
-    >>> print(supervised(32, 2, 1.5, "conversation", packed_into=512)[0])
-    each optimiser step: 32 conversations, packed into rows of 512 tokens, 2 rows at a time; 1.5 passes over the data
     """
     passes = f"{epochs:g} pass{'' if epochs == 1 else 'es'} over the data"
-    if packed_into is None:
-        layout = f"as {cut(batch, micro_batch)}"
-    else:
-        layout = f"packed into rows of {packed_into:,} tokens, {count(micro_batch, 'row')} at a time"
-    return [f"each optimiser step: {count(batch, noun)}, {layout}; {passes}"]
+    most = f", {count(max_steps, 'step')} at most" if max_steps else ""
+    return [f"each optimiser step: {count(batch, noun)}, {cut(batch, micro_batch)}; {passes}{most}"]
 
 
-def on_policy(prompts: int, answers: int, epochs: int, minibatches: int, micro_batch: int) -> list[str]:
+def on_policy(prompts: int, answers: int, epochs: int, minibatches: int, micro_batch: AutoSize) -> list[str]:
     """The arithmetic of one iteration of PPO.
 
     >>> print(on_policy(128, 4, 2, 8, 8)[0])
@@ -60,5 +63,5 @@ of 64 responses, each as 8 micro-batches of 8
     return [
         f"each iteration: {count(prompts, 'prompt')} × {count(answers, 'answer')} = {count(responses, 'response')}; "
         f"{count(epochs, 'epoch')} × {count(minibatches, 'minibatch', 'minibatches')} = "
-        f"{count(steps, 'optimiser step')} of {count(size, 'response')}{uneven}, each as {cut(size, micro_batch)}"
+        f"{count(steps, 'optimiser step')} of {count(size, 'response')}{uneven}, each {cut(size, micro_batch)}"
     ]

@@ -5,7 +5,7 @@ The loop itself is written out in each stage:
     loop = TrainLoop(context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
     with interruptible(context.stop, context.say):
         for rows in loop.steps(order):
-            metrics = loop.update(batches_of(rows))
+            metrics = loop.update(lambda size: batches_of(rows, size))
             if metrics is None:
                 continue
             if loop.is_evaluation_due:
@@ -23,6 +23,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kedge.core.errors import NumericsError
 from kedge.core.protocols import Metrics
+from kedge.models.settings import AutoSize
+from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import Run
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
@@ -47,8 +49,8 @@ class LearnerRole(Protocol[BatchInT]):
     def step(self) -> int: ...
     @property
     def total_steps(self) -> int: ...
-    def update(self, batches: Sequence[BatchInT]) -> Metrics: ...
-    def measure(self, batches: Iterable[BatchInT]) -> Metrics: ...
+    def update(self, batches: Cut[BatchInT] | Sequence[BatchInT]) -> Metrics: ...
+    def measure(self, batches: Cut[BatchInT] | Sequence[BatchInT]) -> Metrics: ...
     def state(self) -> dict[str, Any]: ...
     def load(self, state: Mapping[str, Any]) -> None: ...
 
@@ -88,23 +90,26 @@ class TrainLoop(Generic[BatchT]):
             if self._stopping.is_over:
                 return
 
-    def update(self, batches: Sequence[BatchT]) -> dict[str, float] | None:
+    def update(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float] | None:
         """One optimiser step and its metrics; None where it was refused, and there is nothing to log.
 
-        The batches of a step whose loss or gradient is not finite are kept for study. The last step of all has empty
-        metrics then, for it is evaluated and saved all the same.
+        `batches` are what the step is cut into for a size of its passes. Those of a step whose loss or gradient is not
+        finite are kept for study. The last step of all has empty metrics then, for it is evaluated and saved all the
+        same.
         """
-        self._num_tokens += sum(batch.num_tokens for batch in batches)
+        computed = _Recorded(batches)
         try:
-            metrics = self._learner.update(batches)
+            metrics = self._learner.update(computed if callable(batches) else batches)
         except NumericsError as error:
-            self._note_refusal(batches, error)
+            self._note_refusal(computed.last, error)
             if self._num_refused == MAX_BAD_STEPS:
                 raise
             if self._learner.step < self._learner.total_steps:
                 self._stop_if_asked()
                 return None
             return {}
+        finally:
+            self._num_tokens += sum(batch.num_tokens for batch in computed.last)
         self.step = self._first_step + self._learner.step
         self._num_refused = 0
         return {f"train/{name}": value for name, value in metrics.items()}
@@ -190,7 +195,29 @@ def stop_if_asked(context: Context, step: int) -> None:
         raise KeyboardInterrupt
 
 
-def held_out_metrics(learner: LearnerRole[BatchT], batches: Iterable[BatchT]) -> dict[str, float]:
+class _Recorded(Generic[BatchT]):
+    """What a step was cut into when it was computed last."""
+
+    def __init__(self, batches: Cut[BatchT] | Sequence[BatchT]) -> None:
+        self._batches = batches
+        self.last: Sequence[BatchT] = () if callable(batches) else batches
+
+    def __call__(self, size: PassSize) -> Sequence[BatchT]:
+        self.last = self._batches(size) if callable(self._batches) else self._batches
+        return self.last
+
+
+def passes_for(context: Context, micro_batch: AutoSize) -> Passes:
+    """The size of a stage's passes, which says as an event what it is and when it changes."""
+    return Passes(micro_batch, report=context.event)
+
+
+def steps_left(max_steps: int | None, step: int) -> int | None:
+    """How many steps of a stage are left after `step` of them; None where nothing bounds them."""
+    return None if max_steps is None else max(0, max_steps - step)
+
+
+def held_out_metrics(learner: LearnerRole[BatchT], batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
     return {f"heldout/{name}": value for name, value in learner.measure(batches).items()}
 
 

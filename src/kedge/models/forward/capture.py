@@ -1,0 +1,330 @@
+"""All layers of a decoder but the last as CUDA graphs, so that a pass costs the host two launches instead of thousands.
+
+A small model's layers take a GPU less time than it takes the host to launch them. Packed rows are padded to one of a
+few token counts, with a pair of graphs for each: forward, and backward with the gradients of the layers' weights.
+Weights are read where they are, so that an update in place needs no new graph. All graphs share one pool of memory:
+what is kept for a backward pass must not meet another graph before it, so a second forward pass in between runs
+uncaptured. Dropout and recomputed activations run uncaptured too.
+Shape letters: N tokens of packed rows, D width, S sequences.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from logging import getLogger
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from kedge.models.forward.packing import Layout, Spans
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the positions."""
+
+_torch: Any = torch
+"""Its operations on lists of tensors have no public names."""
+_log = getLogger(__name__)
+
+_WORTH_CAPTURING = 2e13
+"""Tokens times weights of a pass, above which the GPU is slower than the host (12 thousand tokens of 1.5 billion
+weights on an H200): there graphs would gain nothing and hold memory."""
+_FEWEST_TOKENS, _SHORTEST = 512, 256
+
+
+class Bucket(NamedTuple):
+    """The sizes of a graph. Rows that are smaller are padded with sequences that nobody reads."""
+
+    tokens: int
+    sequences: int
+    longest: int
+
+
+def bucket_of(tokens: int, sequences: int, longest: int) -> Bucket:
+    """The bucket for packed rows: eight token counts to a doubling, so that padding costs 6 % on average.
+
+    >>> bucket_of(12_181, 64, 768)
+    Bucket(tokens=12288, sequences=128, longest=1024)
+    >>> bucket_of(9, 2, 6), bucket_of(4097, 8, 300).tokens
+    (Bucket(tokens=512, sequences=4, longest=256), 4608)
+    """
+    step = max(_FEWEST_TOKENS, 1 << max(0, (tokens - 1).bit_length() - 4))
+    padded = -(-tokens // step) * step
+    longest = max(_SHORTEST, _next_power_of_two(longest))
+    padding_sequences = -(-(padded - tokens) // longest)
+    return Bucket(padded, _next_power_of_two(sequences + padding_sequences), longest)
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+class CapturedLayers(nn.Module):
+    """In the place of `layers` in a decoder: computes them one after the other, by a graph where that can be done."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._num_weights = sum(weight.numel() for weight in self.layers.parameters())
+        self._adapted = [module for module in self.layers.modules() if hasattr(module, "lora_A")]
+        self._graphs: dict[Hashable, _Graphs | None] = {}
+        self._flat: dict[Hashable, _FlatGradients] = {}
+
+    def forward(
+        self, hidden_states: Tensor, *, position_embeddings: Rotation, layout: Layout | None = None, **others: Any
+    ) -> Tensor:
+        """(1, N, D) to (1, N, D)."""
+        graphs = self._graphs_for(hidden_states, position_embeddings, layout) if layout is not None else None
+        if graphs is None or layout is None:
+            return self._run(hidden_states, position_embeddings, layout, **others)
+        graphs.fill(hidden_states[0].detach(), position_embeddings, layout)
+        weights = graphs.backward.weights if graphs.backward else ()
+        return _Replay.apply(graphs, hidden_states[0], *weights)[None]
+
+    def _run(self, hidden_states: Tensor, rotation: Rotation, layout: Layout | None, **others: Any) -> Tensor:
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, position_embeddings=rotation, layout=layout, **others)
+        return hidden_states
+
+    def _graphs_for(self, hidden_states: Tensor, rotation: Rotation, layout: Layout) -> _Graphs | None:
+        """The graphs for such rows, captured when they are first needed; None where there can be none."""
+        is_small = hidden_states.shape[1] * self._num_weights <= _WORTH_CAPTURING
+        is_narrow = hidden_states.is_cuda and hidden_states.element_size() == 2
+        if not is_small or not is_narrow or torch.is_autocast_enabled("cuda"):
+            return None
+        pool = _pool(hidden_states.device)
+        if pool.is_kept_for_backward or pool.has_failed:
+            return None
+        bucket = bucket_of(hidden_states.shape[1], len(layout.lengths), layout.rows.longest)
+        key = (bucket, hidden_states.requires_grad, torch.is_grad_enabled(), self._identity())
+        if key not in self._graphs:
+            self._graphs[key] = self._captured(bucket, hidden_states, rotation, layout, pool)
+        return self._graphs[key]
+
+    def _identity(self) -> Hashable:
+        """Where the weights are, which of them learn and which adapters are added: another graph for another answer."""
+        weights = tuple((weight.data_ptr(), weight.requires_grad) for weight in self.layers.parameters())
+        return weights, tuple(cast(Any, module).active for module in self._adapted), self.layers.training
+
+    def _captured(
+        self, bucket: Bucket, hidden_states: Tensor, rotation: Rotation, layout: Layout, pool: _Pool
+    ) -> _Graphs | None:
+        if any(_is_random_or_recomputed(module) for module in self.layers.modules() if module.training):
+            return None
+        if len({weight.dtype for weight in self.layers.parameters() if weight.requires_grad}) > 1:
+            return None
+        try:
+            inputs = _inputs(bucket, hidden_states, rotation, layout)
+            return self._capture(inputs, layout, pool, needs_input_gradient=hidden_states.requires_grad)
+        except torch.OutOfMemoryError:
+            self._graphs.clear()  # whoever cuts the pass smaller needs their memory
+            raise
+        except RuntimeError as error:  # a module that asks the host something
+            pool.has_failed = True  # what was captured half-way is still in the pool
+            _log.warning("layers run without CUDA graphs, which is slow: %s", str(error).partition("\n")[0])
+            return None
+
+    def _capture(self, inputs: _Inputs, layout: Layout, pool: _Pool, *, needs_input_gradient: bool) -> _Graphs:
+        """Run the layers once, which compiles them, then capture them; backward too where something learns."""
+        asked = (inputs.hidden_ND,) if needs_input_gradient else ()
+        learning = [x for x in (*asked, *self.layers.parameters()) if x.requires_grad]
+        padded = replace(layout, rows=Spans(ends_S1=inputs.ends_S1, longest=inputs.bucket.longest, is_even=False))
+
+        def run() -> Tensor:
+            hidden_1ND = inputs.hidden_ND[None]
+            return self._run(hidden_1ND, inputs.rotation, padded, attention_mask=None, use_cache=False)[0]
+
+        with _on_another_stream():
+            output_ND = run()
+            reached = _reached(output_ND, learning) if output_ND.requires_grad and learning else []
+        forward = torch.cuda.CUDAGraph()
+        with _capturing(forward, pool):
+            output_ND = run()
+        pool.handle = forward.pool()
+        backward = self._capture_backward(inputs, output_ND, reached, pool) if reached else None
+        return _Graphs(inputs=inputs, pool=pool, forward=forward, output_ND=output_ND.detach(), backward=backward)
+
+    def _capture_backward(self, inputs: _Inputs, output_ND: Tensor, reached: list[Tensor], pool: _Pool) -> _Backward:
+        weights = [x for x in reached if x is not inputs.hidden_ND]
+        places = tuple(weight.data_ptr() for weight in weights)
+        flat = self._flat.get(places) or _FlatGradients(weights)
+        self._flat[places] = flat
+        output_gradient_ND = torch.zeros_like(output_ND)
+        input_gradient_ND = torch.zeros_like(inputs.hidden_ND) if len(reached) > len(weights) else None
+        results = flat.parts if input_gradient_ND is None else [input_gradient_ND, *flat.parts]
+        graph = torch.cuda.CUDAGraph()
+        with _capturing(graph, pool):
+            _torch._foreach_copy_(results, list(torch.autograd.grad(output_ND, reached, output_gradient_ND)))
+        return _Backward(
+            graph=graph,
+            weights=weights,
+            output_gradient_ND=output_gradient_ND,
+            input_gradient_ND=input_gradient_ND,
+            flat=flat,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
+    """What the graphs of a bucket read, at fixed addresses."""
+
+    bucket: Bucket
+    hidden_ND: Tensor
+    rotation: Rotation
+    ends_S1: Tensor
+    numbers_S: Tensor
+    """0, 1, …: to make the ends of the sequences of padding."""
+
+
+def _inputs(bucket: Bucket, hidden_states: Tensor, rotation: Rotation, layout: Layout) -> _Inputs:
+    hidden_ND = hidden_states.new_zeros(bucket.tokens, hidden_states.shape[2])
+    numbers_S = torch.arange(bucket.sequences + 1, dtype=torch.int32, device=hidden_ND.device)
+    inputs = _Inputs(
+        bucket=bucket,
+        # Also where nobody asks for its gradient: the first layer is then the same program as the others.
+        hidden_ND=hidden_ND.requires_grad_(torch.is_grad_enabled()),
+        rotation=cast(Rotation, tuple(x.new_zeros(1, bucket.tokens, x.shape[2]) for x in rotation)),
+        ends_S1=torch.zeros_like(numbers_S),
+        numbers_S=numbers_S,
+    )
+    _fill_ends(inputs, layout)
+    return inputs
+
+
+@torch.no_grad()
+def _fill_ends(inputs: _Inputs, layout: Layout) -> None:
+    """The ends of the sequences, then those of the padding, cut at `longest`; what is left over is empty sequences."""
+    count, (tokens, _, longest) = len(layout.rows.ends_S1), inputs.bucket
+    inputs.ends_S1[:count].copy_(layout.rows.ends_S1)
+    padding_S = inputs.numbers_S[1 : len(inputs.ends_S1) - count + 1] * longest + len(layout.place_N)
+    inputs.ends_S1[count:].copy_(padding_S.clamp(max=tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backward:
+    graph: torch.cuda.CUDAGraph
+    weights: list[Tensor]
+    """Those that it gives gradients of."""
+    output_gradient_ND: Tensor
+    input_gradient_ND: Tensor | None
+    flat: _FlatGradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graphs:
+    inputs: _Inputs
+    pool: _Pool
+    forward: torch.cuda.CUDAGraph
+    output_ND: Tensor
+    backward: _Backward | None
+
+    @torch.no_grad()
+    def fill(self, hidden_ND: Tensor, rotation: Rotation, layout: Layout) -> None:
+        """Copy the inputs of a pass to where the graphs read them."""
+        tokens = len(hidden_ND)
+        self.inputs.hidden_ND[:tokens].copy_(hidden_ND)
+        self.inputs.hidden_ND[tokens:].zero_()
+        for held, given in zip(self.inputs.rotation, rotation, strict=True):
+            held[:, :tokens].copy_(given)
+        _fill_ends(self.inputs, layout)
+
+
+class _FlatGradients:
+    """The gradients of many weights of one type in one block of memory, which a single launch copies."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._block = weights[0].new_empty(sum(weight.numel() for weight in weights))
+        self.parts = _views(self._block, weights)
+
+    def copied(self) -> list[Tensor]:
+        """The gradients in memory of their own: the next pass writes to the same block."""
+        return _views(self._block.clone(), self.parts)
+
+
+def _views(block: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = block.split([x.numel() for x in like])
+    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
+
+
+class _Replay(torch.autograd.Function):
+    """The captured layers as one operation: its inputs are in place when it is called."""
+
+    @staticmethod
+    def forward(ctx: Any, graphs: _Graphs, hidden_ND: Tensor, *weights: Tensor) -> Tensor:
+        del weights
+        graphs.forward.replay()
+        if graphs.backward:
+            ctx.graphs, ctx.kept = graphs, _Kept()
+            graphs.pool.kept = weakref.ref(ctx.kept)
+        return graphs.output_ND[: len(hidden_ND)]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        graphs: _Graphs = ctx.graphs
+        backward = cast(_Backward, graphs.backward)
+        tokens = len(gradients[0])
+        backward.output_gradient_ND[:tokens].copy_(gradients[0])
+        backward.output_gradient_ND[tokens:].zero_()
+        backward.graph.replay()
+        graphs.pool.kept = None
+        of_input = backward.input_gradient_ND
+        return None, None if of_input is None else of_input[:tokens].clone(), *backward.flat.copied()
+
+
+class _Kept:
+    """Lives as long as a pass waits for its backward."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The memory that all graphs of a device share."""
+
+    handle: Any = None
+    has_failed: bool = False
+    """Whether a capture ended half-way: there are no more of them then."""
+    kept: weakref.ref[_Kept] | None = None
+
+    @property
+    def is_kept_for_backward(self) -> bool:
+        return self.kept is not None and self.kept() is not None
+
+
+_POOLS: dict[torch.device, _Pool] = {}
+
+
+def _pool(device: torch.device) -> _Pool:
+    return _POOLS.setdefault(device, _Pool())
+
+
+def _reached(output_ND: Tensor, learning: Sequence[Tensor]) -> list[Tensor]:
+    """Those that the output depends on; adapters that are not active do not count."""
+    gradients = torch.autograd.grad(output_ND, list(learning), torch.zeros_like(output_ND), allow_unused=True)
+    pairs = zip(learning, cast(Sequence[Tensor | None], gradients), strict=True)
+    return [x for x, gradient in pairs if gradient is not None]
+
+
+def _capturing(graph: torch.cuda.CUDAGraph, pool: _Pool) -> AbstractContextManager[None]:
+    """What other threads do meanwhile is their affair: by default CUDA would end the capture for it."""
+    return torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local")
+
+
+@contextmanager
+def _on_another_stream() -> Generator[None]:
+    """As CUDA asks of what runs before a capture."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _is_random_or_recomputed(module: nn.Module) -> bool:
+    shares = [value for name, value in vars(module).items() if "dropout" in name]
+    numbers = [x for share in shares for x in (share.values() if isinstance(share, dict) else (share,))]
+    drops = any(isinstance(number, float) and number > 0 for number in numbers)
+    return (
+        drops or (isinstance(module, nn.Dropout) and module.p > 0) or getattr(module, "gradient_checkpointing", False)
+    )

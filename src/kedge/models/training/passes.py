@@ -1,0 +1,273 @@
+"""How much of an optimiser step is computed at once: tokens or rows a pass, chosen, halved when memory runs out.
+
+A step is the sum of its passes whatever their size is, so Kedge may choose it. `auto` is a number of tokens: on CUDA
+the fewest that reach the best rate of a few trial passes and leave memory free, elsewhere a constant, so that no clock
+decides what is computed. A pass that does not fit is an event and not the end of a run: the step is computed again in
+passes of half the size, with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+
+from kedge.core.errors import ModelError
+
+T = TypeVar("T")
+ResultT = TypeVar("ResultT")
+
+CPU_TOKENS = 2_048
+"""Tokens a pass where no clock decides: enough to keep the cores of a CPU busy."""
+LEAST_TOKENS = 2_048
+"""The smallest pass that is tried on CUDA."""
+SHARE_OF_FREE = 0.8
+"""The most of the free memory that a pass may be expected to take."""
+WORTHWHILE = 1.03
+"""Twice the tokens are tried again while the rate rises by more than this factor."""
+GOOD_ENOUGH = 0.97
+"""The fewest tokens with this share of the best rate are taken."""
+WITHOUT_GRADIENTS = {"cuda": 65_536}
+CPU_WITHOUT_GRADIENTS = 8_192
+"""Tokens at once without gradients, where one layer's activations are kept instead of all layers'."""
+
+Report = Callable[[Literal["info", "warning"], str, str], object]
+"""Level, code and message of an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSize:
+    """The most of a step that is in one pass: so many tokens, or so many rows (pairs, comparisons); one of the two."""
+
+    tokens: int | None = None
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.rows is None) or (self.tokens or self.rows or 0) < 1:
+            raise ValueError(f"a pass has a number of tokens or of rows, 1 or more: found {self}")
+
+    def halved(self) -> PassSize | None:
+        """
+        >>> PassSize(rows=8).halved(), PassSize(tokens=1).halved()
+        (PassSize(tokens=None, rows=4), None)
+        """
+        if self.tokens is not None:
+            return PassSize(tokens=self.tokens // 2) if self.tokens > 1 else None
+        assert self.rows is not None
+        return PassSize(rows=self.rows // 2) if self.rows > 1 else None
+
+    def __str__(self) -> str:
+        """
+        >>> str(PassSize(tokens=8192)), str(PassSize(rows=1))
+        ('passes of at most 8,192 tokens', 'passes of at most 1 row')
+        """
+        number, noun = (self.tokens, "token") if self.tokens is not None else (self.rows, "row")
+        return f"passes of at most {number:,} {noun}{'' if number == 1 else 's'}"
+
+
+WHOLE_STEP = PassSize(tokens=2**62)
+Cut = Callable[[PassSize], Sequence[T]]
+"""What a step is cut into, for any size of its passes."""
+
+
+class Gauge(Protocol):
+    """What trial passes are measured with."""
+
+    def seconds(self) -> float:
+        """A clock that has waited for the device."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody holds."""
+        ...
+
+    def release(self) -> None:
+        """Give cached memory back to the device."""
+        ...
+
+
+class CudaGauge:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def seconds(self) -> float:
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def release(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
+
+def gauge_of(device: torch.device) -> Gauge | None:
+    """None where a constant is taken instead of a measurement."""
+    return CudaGauge(device) if device.type == "cuda" else None
+
+
+class Passes:
+    """The size of one learner's passes. `size` is None until `auto` is decided, at the first step."""
+
+    def __init__(
+        self,
+        asked: int | Literal["auto"] = "auto",
+        *,
+        report: Report = lambda level, code, message: None,
+        gauge: Callable[[torch.device], Gauge | None] = gauge_of,
+        owner: str = "",
+    ) -> None:
+        """`asked` is the setting `micro_batch`; `owner` names the learner in events where a run has several."""
+        self.asked = asked
+        self.size: PassSize | None = None if asked == "auto" else PassSize(rows=asked)
+        self._report, self._gauge, self._owner = report, gauge, f"{owner}: " if owner else ""
+
+    def choose(
+        self,
+        device: torch.device,
+        *,
+        step_tokens: Callable[[], int],
+        trial: Callable[[PassSize], int],
+        reserved_bytes: int = 0,
+    ) -> None:
+        """Decide `auto`. `trial` computes one pass of a size, drops what it gave, and says how many tokens it had;
+        `reserved_bytes` will be taken by something else later."""
+        gauge = self._gauge(device)
+        if gauge is None:
+            self.size = PassSize(tokens=CPU_TOKENS)
+            self._report("info", "micro_batch.chosen", f"{self._owner}{self.size}")
+            return
+        trials = list(_trials(gauge, step_tokens(), trial, reserved_bytes))
+        if trials:
+            best = max(rate for _, rate in trials)
+            tokens, rate = next((tokens, rate) for tokens, rate in trials if rate >= GOOD_ENOUGH * best)
+            message = f"{rate:,.0f} tokens a second; tried " + ", ".join(f"{tokens:,}" for tokens, _ in trials)
+        else:
+            tokens, message = LEAST_TOKENS, "a pass of that many did not fit when it was tried"
+        self.size = PassSize(tokens=tokens)
+        self._report("info", "micro_batch.chosen", f"{self._owner}{self.size} ({message})")
+
+    def run(self, device: torch.device, attempt: Callable[[PassSize], ResultT], cut: Cut[Any]) -> ResultT:
+        """`attempt` with the size as it is, or, when memory runs out, with half of it, and again with half of that.
+
+        `attempt` starts from nothing each time; it is given the same random numbers.
+        """
+        assert self.size is not None
+        random_state = _random_state(device)
+        while True:
+            try:
+                return attempt(self.size)
+            except torch.OutOfMemoryError:
+                pass  # left before the next attempt: the error keeps the tensors of the failed pass alive
+            self.size = self._smaller(self.size, cut)
+            _release(device)
+            _restore(random_state, device)
+
+    def state(self) -> dict[str, Any]:
+        size = self.size
+        return {"asked": self.asked, "tokens": size and size.tokens, "rows": size and size.rows}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with the size of the run so far, unless another one is asked for now."""
+        if state["asked"] == self.asked and (state["tokens"] or state["rows"]):
+            self.size = PassSize(tokens=state["tokens"], rows=state["rows"])
+
+    def _smaller(self, size: PassSize, cut: Cut[Any]) -> PassSize:
+        smaller = next_smaller(size, cut)
+        if smaller is None:
+            raise ModelError(
+                f"{self._owner}out of memory in a pass that cannot be cut further: set memory.recompute: true, a "
+                "smaller max_length or shorter answers, lora, or base_bits 8 or 4"
+            )
+        self._report(
+            "warning",
+            "micro_batch.halved",
+            f"{self._owner}out of memory in {size}: the step is done again in {smaller}",
+        )
+        return smaller
+
+
+class InferenceSize:
+    """Tokens at once without gradients (log-probs, values, scores); halved when memory runs out."""
+
+    def __init__(self, device: torch.device, *, tokens: int | None = None) -> None:
+        self.size = PassSize(tokens=tokens or WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS))
+        self._device = device
+
+    def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[tuple[T, ResultT]]:
+        """`compute` on all parts of a cut, each with its result."""
+        while True:
+            try:
+                return [(part, compute(part)) for part in cut(self.size)]
+            except torch.OutOfMemoryError:
+                pass
+            smaller = next_smaller(self.size, cut)
+            if smaller is None:
+                raise ModelError("out of memory while a single sequence is read: allow shorter ones")
+            self.size = smaller
+            _release(self._device)
+
+
+def next_smaller(size: PassSize, cut: Cut[Any]) -> PassSize | None:
+    """The next half of a size that cuts into more passes; None where no size does."""
+    now, smaller = len(cut(size)), size.halved()
+    while smaller is not None and len(cut(smaller)) <= now:
+        smaller = smaller.halved()
+    return smaller
+
+
+def _trials(
+    gauge: Gauge, step_tokens: int, trial: Callable[[PassSize], int], reserved_bytes: int
+) -> Iterator[tuple[int, float]]:
+    """Sizes in tokens and their tokens a second: twice as many each time, while that pays and fits."""
+    gauge.release()
+    free = gauge.free_bytes()
+    room = SHARE_OF_FREE * (free - reserved_bytes)
+    tokens, last_rate = min(max(step_tokens // 8, LEAST_TOKENS), step_tokens), 0.0
+    while True:
+        try:
+            trial(PassSize(tokens=tokens))  # compiles, captures, allocates
+            start = gauge.seconds()
+            num_tokens = trial(PassSize(tokens=tokens))
+            seconds = gauge.seconds() - start
+        except torch.OutOfMemoryError:
+            break
+        rate = num_tokens / max(seconds, 1e-9)
+        yield tokens, rate
+        larger = min(2 * tokens, step_tokens)
+        expected_bytes = (free - gauge.free_bytes()) * larger / num_tokens
+        if tokens >= step_tokens or rate <= WORTHWHILE * last_rate or expected_bytes > room:
+            break
+        tokens, last_rate = larger, rate
+    gauge.release()
+
+
+@contextmanager
+def same_random_numbers(device: torch.device) -> Generator[None]:
+    """After the block the generators are as they were before it."""
+    random_state = _random_state(device)
+    try:
+        yield
+    finally:
+        _restore(random_state, device)
+
+
+def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), of_device
+
+
+def _restore(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
+
+
+def _release(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

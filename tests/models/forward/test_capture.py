@@ -1,0 +1,154 @@
+"""Layers as CUDA graphs compute what the layers compute, whatever the sizes, and while weights change in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kedge.models.forward import capture
+from kedge.models.forward.backbones import FullBackbone, LoraBackbone
+from kedge.models.forward.capture import bucket_of
+from kedge.models.forward.lora import with_lora
+from kedge.models.forward.reader import compile_layers
+from kedge.models.settings import LoraSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
+"""Of torch, about its own calls."""
+BATCHES = [(40, 300, 7, 120), (200, 200), (600, 500, 400, 300, 200), (41, 299, 9, 110)]
+
+
+@given(st.integers(1, 200_000), st.integers(1, 300), st.integers(1, 5_000))
+def test_a_bucket_has_room_for_the_rows_and_for_its_own_padding(tokens: int, sequences: int, longest: int) -> None:
+    bucket = bucket_of(tokens, sequences, longest)
+    padding = bucket.tokens - tokens
+    assert 0 <= padding < max(512, tokens / 7)
+    assert longest <= bucket.longest
+    assert bucket.sequences >= sequences + -(-padding // bucket.longest)
+
+
+@given(st.integers(1, 100_000))
+def test_there_are_few_buckets(tokens: int) -> None:
+    assert bucket_of(tokens, 8, 300).tokens % 512 == 0
+    assert bucket_of(bucket_of(tokens, 8, 300).tokens, 8, 300).tokens == bucket_of(tokens, 8, 300).tokens
+
+
+@pytest.fixture
+def backbone(monkeypatch: pytest.MonkeyPatch) -> FullBackbone:
+    """Compiled without a code generator: the programs are torch's affair."""
+    of_torch = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: of_torch(self, backend="aot_eager", **how))
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config).bfloat16().cuda()
+    compile_layers(model)
+    return FullBackbone(model)
+
+
+def layers_of(backbone: FullBackbone | LoraBackbone) -> Any:
+    decoder: Any = backbone._reader.decoder
+    return decoder.layers[0]
+
+
+def rows(lengths: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+    mask_BT = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    tokens_BT = torch.randint(0, 300, mask_BT.shape, generator=torch.Generator().manual_seed(seed))
+    return tokens_BT.cuda(), mask_BT
+
+
+def gradients(backbone: FullBackbone | LoraBackbone, lengths: tuple[int, ...], seed: int) -> list[Tensor]:
+    """Hidden states and the gradients of every weight for a loss of them."""
+    tokens_BT, mask_BT = rows(lengths, seed)
+    decoder: Any = backbone.model.get_decoder()
+    weights = [weight for weight in decoder.parameters() if weight.requires_grad]
+    with backbone.active():
+        hidden_RD = backbone.hidden(tokens_BT, mask_BT, mask_BT)
+        return [hidden_RD.detach(), *torch.autograd.grad(hidden_RD.float().square().sum(), weights)]
+
+
+def uncaptured(backbone: FullBackbone | LoraBackbone, lengths: tuple[int, ...], seed: int) -> list[Tensor]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "_WORTH_CAPTURING", 0)
+        return gradients(backbone, lengths, seed)
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).float().norm() <= 0.06 * b.float().norm()  # both are rounded to bfloat16
+
+
+@pytest.mark.gpu
+def test_graphs_give_the_same_hidden_states_and_gradients_while_the_weights_change(backbone: FullBackbone) -> None:
+    for seed, lengths in enumerate(BATCHES):
+        assert_same(gradients(backbone, lengths, seed), uncaptured(backbone, lengths, seed))
+        with torch.no_grad():
+            for weight in backbone.model.parameters():
+                weight.add_(0.01 * torch.randn_like(weight))
+    captured = [graphs for graphs in layers_of(backbone)._graphs.values() if graphs is not None]
+    assert len(captured) == 3  # the first and the last batch share a bucket
+
+
+@pytest.mark.gpu
+def test_graphs_of_adapters_give_the_same_gradients(backbone: FullBackbone) -> None:
+    model = with_lora(backbone.model, LoraSettings(rank=16), name="policy", seed=0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(std=0.02)
+    adapted = LoraBackbone(model, "policy")
+    for seed, lengths in enumerate(BATCHES):
+        assert_same(gradients(adapted, lengths, seed), uncaptured(adapted, lengths, seed))
+    assert None not in layers_of(adapted)._graphs.values()
+
+
+@pytest.mark.gpu
+def test_rows_of_one_pass_do_not_reach_the_next(backbone: FullBackbone) -> None:
+    first = gradients(backbone, BATCHES[0], 0)
+    gradients(backbone, BATCHES[3], 3)
+    assert_same(gradients(backbone, BATCHES[0], 0), first)
+
+
+@pytest.mark.gpu
+def test_a_second_forward_pass_before_the_backward_runs_beside_the_graphs(backbone: FullBackbone) -> None:
+    expected = gradients(backbone, BATCHES[0], 0)
+    weights = list(backbone.model.model.parameters())
+    tokens_BT, mask_BT = rows(BATCHES[0], 0)
+    with backbone.active():
+        hidden_RD = backbone.hidden(tokens_BT, mask_BT, mask_BT)
+        other_BT, other_mask_BT = rows(BATCHES[3], 3)
+        with torch.no_grad():
+            backbone.hidden(other_BT, other_mask_BT, other_mask_BT)
+        later = torch.autograd.grad(hidden_RD.float().square().sum(), weights)
+    assert_same([hidden_RD.detach(), *later], expected)
+
+
+@pytest.mark.gpu
+def test_without_gradients_the_forward_graph_alone_is_captured(backbone: FullBackbone) -> None:
+    tokens_BT, mask_BT = rows(BATCHES[1], 1)
+    with torch.no_grad(), backbone.active():
+        hidden_RD = backbone.hidden(tokens_BT, mask_BT, mask_BT)
+    (graphs,) = layers_of(backbone)._graphs.values()
+    assert graphs.backward is None
+    assert_same([hidden_RD], uncaptured(backbone, BATCHES[1], 1)[:1])
+
+
+@pytest.mark.gpu
+def test_recomputed_layers_run_uncaptured(backbone: FullBackbone) -> None:
+    expected = gradients(backbone, BATCHES[0], 0)
+    backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+    backbone.model.train()
+    assert_same(gradients(backbone, BATCHES[0], 0), expected)
+    assert None in layers_of(backbone)._graphs.values()
