@@ -21,7 +21,8 @@ from kedge.core.errors import DataError, ModelError
 from kedge.core.files import hash_json
 from kedge.core.suggest import did_you_mean
 from kedge.data.examples import Message, Messages
-from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of, tokens_with_spans
+from kedge.data.pieces import TextTokenizer
+from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,28 +94,34 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> lis
     return tokens_of(tokenizer, render(tokenizer, messages, add_generation_prompt=True))
 
 
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, trained_from: int = 0) -> Encoded:
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    *,
+    trained_from: int = 0,
+    tokenise: TextTokenizer | None = None,
+) -> Encoded:
     """Tokens of a whole conversation, masked on its assistant turns; those before `trained_from`, and those that are
     not `is_trained`, are only context. Plain text is trained as a whole, with an end token.
 
-    Raises where the template drops or changes a message, since training would then be on another text.
+    Raises where the template drops or changes a message, since training would then be on another text. `tokenise` is
+    for many conversations in a row: it knows what the tokenizer said of earlier ones.
     """
+    tokenise = TextTokenizer(tokenizer) if tokenise is None else tokenise
     text, marks = _render_marked(tokenizer, messages, add_generation_prompt=False)
     _check_contents(text, messages)
-    tokens, token_spans = tokens_with_spans(tokenizer, text)
+    tokenised = tokenise(text)
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
     learnt = [turn for turn in turns if turn >= trained_from and messages[turn].is_trained]
     if messages[0].role == "text":
         trained = [(0, len(text))]
     elif marks is None:
-        control = special_ids(tokenizer)
-        stops = [span for token, span in zip(tokens, token_spans, strict=True) if token in control]
+        stops = tokenised.places(tokenise.control)
         trained = [_turn_span(tokenizer, messages, turn, text, stops) for turn in learnt]
     else:
         trained = _marks_of(marks, turns, learnt)
     # A token that starts before the turn is partly the prompt's, and the prompt is not trained.
-    mask = [any(start <= at < end for start, end in trained) for at, _ in token_spans]
-    return Encoded(tokens=tokens, assistant_mask=mask)
+    return Encoded(tokens=tokenised.tokens, assistant_mask=tokenised.mask(trained))
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -225,7 +232,8 @@ def _turn_span(
             "cannot be told which of its tokens to train; put a user or system message first"
         )
     before = render(tokenizer, messages[:turn], add_generation_prompt=True)
-    through = render(tokenizer, messages[: turn + 1], add_generation_prompt=False)
+    is_last = turn + 1 == len(messages)
+    through = text if is_last else render(tokenizer, messages[: turn + 1], add_generation_prompt=False)
     for part, name in ((before, f"the opening of message {turn + 1}"), (through, f"message {turn + 1}")):
         if not text.startswith(part):
             raise ModelError(_why_no_prefix(text, part, name))
