@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import tokenizers
+import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kedge.core.errors import ModelError
+from kedge.core.files import hash_json
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -62,6 +65,12 @@ def backend_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
     """How the tokenizer works, as its tokenizer.json says it; None for one that is not of the tokenizers library."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return None if backend is None else json.loads(backend.to_str())
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Equal for tokenizers that make the same tokens of the same messages."""
+    state = [backend_state(tokenizer), tokenizer.chat_template, tokenizer.special_tokens_map]
+    return hash_json([*state, str(type(tokenizer)), transformers.__version__, tokenizers.__version__])
 
 
 def backend_encoder(

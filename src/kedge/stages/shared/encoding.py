@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from kedge.core.errors import DataError
 from kedge.data.batching import TokenSequence
 from kedge.data.examples import Demonstration, Messages
+from kedge.data.pieces import TextTokenizer
 from kedge.data.reading import read
+from kedge.data.row_encoders import TOO_LONG, DemonstrationEncoder
 from kedge.data.template import encode_conversation, encode_prompt
-from kedge.data.tokenizer import special_ids, tokens_of
+from kedge.data.token_store import LazyRows, TokenTable
+from kedge.data.tokenizer import tokens_of
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.models.settings import Truncate
+from kedge.stages.shared.token_cache import SMALL_ITEMS, encoded_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,30 +32,55 @@ class Conversations:
     sequences: Sequence[TokenSequence]
     prompts: Sequence[Sequence[int]]
     num_too_long: int
+    num_counted: int
+    """Tokens that are learnt, of all sequences together."""
 
 
 def encode_demonstrations(
     source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, samples: int = 0
 ) -> Conversations:
     """The conversations of a file that are not too long, and the prompts of the first few."""
-    sequences: list[TokenSequence] = []
-    prompts: list[list[int]] = []
-    num_too_long = 0
-    for example in read(source, kind="demonstrations"):
-        messages = cast(Demonstration, example).messages
-        encoded = encode_conversation(tokenizer, messages)
-        if len(encoded.tokens) > max_length:
-            num_too_long += 1
-            continue
-        sequences.append(TokenSequence(tokens=encoded.tokens, counted=encoded.assistant_mask))
-        if len(prompts) < samples and len(messages) > 1:  # plain text has no prompt
-            prompts.append(encode_prompt(tokenizer, messages[:-1]))
-    if not any(any(sequence.counted) for sequence in sequences):
+    examples = cast("Iterable[Demonstration]", read(source, kind="demonstrations"))
+    data = encoded_data(
+        source,
+        examples,
+        lambda tokenise: DemonstrationEncoder(tokenise=tokenise, max_length=max_length),
+        tokenizer,
+        settings={"kind": "demonstrations", "max_length": max_length},
+    )
+    num_too_long, num_counted = data.left_out.get(TOO_LONG, 0), int(data.table.column("num_counted").sum())
+    if not num_counted:
         raise DataError(
             f"{source}: no conversation of at most {max_length} tokens (max_length) has an assistant's token "
             f"to learn, and {num_too_long} are longer; raise max_length, or look at it with kedge data check"
         )
-    return Conversations(sequences=sequences, prompts=prompts, num_too_long=num_too_long)
+    return Conversations(
+        sequences=LazyRows(partial(_token_sequence, data.table), range(len(data.table))),
+        prompts=_sample_prompts(source, tokenizer, max_length=max_length, count=samples),
+        num_too_long=num_too_long,
+        num_counted=num_counted,
+    )
+
+
+def _token_sequence(table: TokenTable, row: int) -> TokenSequence:
+    return TokenSequence(tokens=table.value("tokens", row), counted=table.value("counted", row))
+
+
+def _sample_prompts(
+    source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, count: int
+) -> list[list[int]]:
+    """The prompts of the first conversations of a file that are not too long; plain text has none."""
+    prompts: list[list[int]] = []
+    tokenise = TextTokenizer(tokenizer)
+    for example in islice(read(source, kind="demonstrations"), SMALL_ITEMS) if count else ():
+        messages = cast(Demonstration, example).messages
+        if len(messages) < 2:
+            continue
+        if len(encode_conversation(tokenizer, messages, tokenise=tokenise).tokens) <= max_length:
+            prompts.append(encode_prompt(tokenizer, messages[:-1]))
+        if len(prompts) == count:
+            break
+    return prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +90,19 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     truncate: Truncate
+    tokenise: TextTokenizer | None = None
+    """For many texts in a row (`kedge.data.pieces`)."""
 
     def tokens(self, prompt: Messages, answer: Messages) -> list[int]:
+        tokenise = self.tokenise or TextTokenizer(self.tokenizer)
         return reward_tokens(
-            encode_conversation(self.tokenizer, prompt + answer).tokens,
-            stop_ids=special_ids(self.tokenizer),
+            encode_conversation(self.tokenizer, prompt + answer, tokenise=tokenise).tokens,
+            stop_ids=tokenise.control,
             blank_ids={*tokens_of(self.tokenizer, "\n"), *tokens_of(self.tokenizer, " ")},
             max_length=self.max_length,
             truncate=self.truncate,
         )
 
     def length(self, answer: Messages) -> int:
-        return len(tokens_of(self.tokenizer, "\n".join(message.content for message in answer)))
+        text = "\n".join(message.content for message in answer)
+        return len(tokens_of(self.tokenizer, text) if self.tokenise is None else self.tokenise(text).tokens)

@@ -1,0 +1,101 @@
+"""From examples to the rows of a token table: what is kept of a conversation, a pair or an answer.
+
+They run in the processes that fill the cache, and stand here by themselves so that those start without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+
+from kedge.core.errors import DataError
+from kedge.data.examples import Demonstration, Message, Messages, Pair, Thumb
+from kedge.data.pieces import TextTokenizer
+from kedge.data.reading import prompt_key
+from kedge.data.template import Encoded, encode_conversation
+from kedge.data.token_store import Columns
+from kedge.data.token_worker import LeftOut
+from kedge.data.writing import encode as as_json
+
+TOO_LONG, IDENTICAL = "too_long", "identical"
+"""Why an example has no row."""
+
+
+def messages_as_text(messages: Messages) -> str:
+    """Messages in one column of a table, from which `messages_of_text` reads them back."""
+    fields = [(message.role, message.content, message.is_trained, message.detail) for message in messages]
+    return as_json(fields).decode()
+
+
+def messages_of_text(text: str) -> Messages:
+    """
+    >>> messages_of_text(messages_as_text((Message("user", "Hi"),)))
+    (Message(role='user', content='Hi'),)
+    """
+    return tuple(
+        Message(role, content, is_trained=is_trained, detail=detail)
+        for role, content, is_trained, detail in orjson.loads(text)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationEncoder:
+    """Conversations that are not too long, masked on what is learnt."""
+
+    tokenise: TextTokenizer
+    max_length: int
+
+    columns: ClassVar[Columns] = {"tokens": "tokens", "counted": "mask", "num_counted": "number"}
+
+    def __call__(self, example: Demonstration) -> Mapping[str, Any] | LeftOut:
+        encoded = encode_conversation(self.tokenise.tokenizer, example.messages, tokenise=self.tokenise)
+        if len(encoded.tokens) > self.max_length:
+            return LeftOut(TOO_LONG, str(example.origin))
+        mask = encoded.assistant_mask
+        return {"tokens": encoded.tokens, "counted": mask, "num_counted": sum(mask)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceEncoder:
+    """Both answers of a pair, or the one that somebody liked or did not, behind their prompt; the answer counts.
+
+    Too long ones and pairs of equal answers have no row.
+    """
+
+    tokenise: TextTokenizer
+    max_length: int
+
+    columns: ClassVar[Columns] = {
+        "tokens": "token_lists",
+        "counted": "masks",
+        "is_good": "flags",
+        "prompt_key": "key",
+        "prompt": "text",
+    }
+
+    def __call__(self, example: Pair | Thumb) -> Mapping[str, Any] | LeftOut:
+        is_thumb = isinstance(example, Thumb)
+        answers = (example.answer,) if is_thumb else (example.chosen, example.rejected)
+        encoded = [self._encode(example.prompt, answer, str(example.origin)) for answer in answers]
+        if max(len(answer.tokens) for answer in encoded) > self.max_length:
+            return LeftOut(TOO_LONG, str(example.origin))
+        if len(encoded) == 2 and encoded[0].tokens == encoded[1].tokens:
+            return LeftOut(IDENTICAL, str(example.origin))
+        return {
+            "tokens": [answer.tokens for answer in encoded],
+            "counted": [answer.assistant_mask for answer in encoded],
+            "is_good": [example.is_good] if is_thumb else [True, False],
+            "prompt_key": prompt_key(example),
+            "prompt": messages_as_text(example.prompt),
+        }
+
+    def _encode(self, prompt: Messages, answer: Messages, where: str) -> Encoded:
+        encoded = encode_conversation(
+            self.tokenise.tokenizer, prompt + answer, trained_from=len(prompt), tokenise=self.tokenise
+        )
+        if not any(encoded.assistant_mask[1:]):
+            raise DataError(f"{where}: an answer has no token of the assistant's, so there is nothing to learn from it")
+        return encoded
