@@ -34,14 +34,15 @@ _HARMLESS_NORMALISERS = {"NFC", "NFD", "NFKC", "NFKD", "Sequence"}
 _PROBES = (
     "It is, as they say: a test. Isn't it? I'd say so; you'll see! We've e.g. 1,234.5 of 42 (x.y) things.",
     "<b>Tabs\tand  two spaces .\n\nNew lines, \r\n and ... dots. Yes!! No?! a.b,c;d:e!f?g 'quoted' \"text\" end.",
-    "Na\u00efve caf\u00e9s \u2014 \u201cquotes\u201d, e\u0301 and \u4f60\u597d, \U0001f642 yes. f(x): return x+1; UPPER CamelCase",
+    "Na\u00efve caf\u00e9s \u2014 \u201cquotes\u201d, e\u0301, \u4f60\u597d, \U0001f642 yes. f(x): return x+1; CamelCase",
 )
 
 
 class TokenisedText(Protocol):
     """The tokens of a text; each begins at one of its characters, and several may share one."""
 
-    tokens: list[int]
+    @property
+    def tokens(self) -> list[int]: ...
 
     def mask(self, spans: Sequence[Span]) -> list[bool]:
         """True for the tokens that begin inside one of these parts of the text, which are in order."""
@@ -81,9 +82,13 @@ class PiecedText:
 
     def __init__(self, pieces: list[Piece]) -> None:
         self._pieces = pieces
-        self.tokens: list[int] = list(chain.from_iterable([piece.tokens for piece in pieces]))
+        self._tokens: list[int] = list(chain.from_iterable([piece.tokens for piece in pieces]))
         self._chars = list(accumulate([piece.length for piece in pieces], initial=0))
         self._counts = list(accumulate([len(piece.tokens) for piece in pieces], initial=0))
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._tokens
 
     def mask(self, spans: Sequence[Span]) -> list[bool]:
         mask = [False] * len(self.tokens)

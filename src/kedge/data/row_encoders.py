@@ -41,6 +41,27 @@ def messages_of_text(text: str) -> Messages:
     )
 
 
+def relative_place(place: str, source: str) -> str:
+    """Where an example stands, as seen from its source: equal files have equal caches, wherever they lie.
+
+    >>> relative_place("data/pairs.jsonl:7", "data/pairs.jsonl"), relative_place("data/a.jsonl:7", "data:train")
+    ('0 :7', '6 /a.jsonl:7')
+    """
+    shared = next(
+        (at for at, (a, b) in enumerate(zip(place, source, strict=False)) if a != b), min(len(place), len(source))
+    )
+    return f"{len(source) - shared} {place[shared:]}"
+
+
+def absolute_place(relative: str, source: str) -> str:
+    """
+    >>> absolute_place("6 /a.jsonl:7", "elsewhere:train")
+    'elsewhere/a.jsonl:7'
+    """
+    unshared, _, rest = relative.partition(" ")
+    return source[: len(source) - int(unshared)] + rest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationEncoder:
     """Conversations that are not too long, masked on what is learnt."""

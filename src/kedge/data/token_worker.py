@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from queue import SimpleQueue
-from typing import IO, Any, Protocol, TypeVar, cast
+from typing import IO, Any, ClassVar, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
@@ -46,8 +46,8 @@ class LeftOut:
 class RowEncoder(Protocol[ItemT_contra]):
     """From an example to the row that is kept of it, or to the reason why none is. It can be pickled."""
 
-    @property
-    def columns(self) -> Columns: ...
+    columns: ClassVar[Columns]
+
     def __call__(self, item: ItemT_contra, /) -> Mapping[str, Any] | LeftOut: ...
 
 

@@ -21,6 +21,7 @@ from kedge.data.batching import comparison_batches, num_steps, step_rows
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
+from kedge.data.token_store import LazyRows
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.start import freeze_lowest, whole_folder
@@ -77,7 +78,7 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
 
 def _data(
     context: Context, settings: RewardSettings, encoder: Encoder
-) -> tuple[list[EncodedComparison], list[EncodedComparison]]:
+) -> tuple[LazyRows[EncodedComparison], LazyRows[EncodedComparison]]:
     """Comparisons to learn, under length control, and held-out ones."""
     loss = settings.loss
     data = read_comparisons(context.inputs("data"), encoder, use_margin=loss.margin)
@@ -168,8 +169,8 @@ def _demonstrations(context: Context, encoder: Encoder, data: Sequence[EncodedCo
         examples = islice(read(context.input("demonstrations"), kind="demonstrations"), MOST_DEMONSTRATIONS)
         conversations = [cast(Demonstration, example).messages for example in examples]
         return [encoder.tokens(messages[:-1], messages[-1:]) for messages in conversations]
-    best = [list(item.ranked.answers[list(item.ranked.rank).index(min(item.ranked.rank))]) for item in data]
-    return best[:MOST_DEMONSTRATIONS]
+    ranked = [item.ranked for item in data[:MOST_DEMONSTRATIONS]]
+    return [list(answers.answers[list(answers.rank).index(min(answers.rank))]) for answers in ranked]
 
 
 def _normalised(
@@ -193,8 +194,8 @@ def _report(
     context: Context,
     settings: RewardSettings,
     members: Sequence[RewardModel],
-    data: Sequence[EncodedComparison],
-    held_out: Sequence[EncodedComparison],
+    data: LazyRows[EncodedComparison],
+    held_out: LazyRows[EncodedComparison],
     cost: Mapping[str, str],
 ) -> None:
     """Write the report, say its verdict, and stop the run where it says that the model is unfit."""
@@ -213,7 +214,7 @@ def _report(
         )
 
 
-def _out_of_fold(context: Context, members: Sequence[RewardModel], data: Sequence[EncodedComparison]) -> str:
+def _out_of_fold(context: Context, members: Sequence[RewardModel], data: LazyRows[EncodedComparison]) -> str:
     """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
     report = report_out_of_fold(members, data, seed=context.seed)
     write_json(context.folder / "out-of-fold.json", report.as_dict())

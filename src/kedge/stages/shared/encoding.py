@@ -66,9 +66,7 @@ def _token_sequence(table: TokenTable, row: int) -> TokenSequence:
     return TokenSequence(tokens=table.value("tokens", row), counted=table.value("counted", row))
 
 
-def _sample_prompts(
-    source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, count: int
-) -> list[list[int]]:
+def _sample_prompts(source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, count: int) -> list[list[int]]:
     """The prompts of the first conversations of a file that are not too long; plain text has none."""
     prompts: list[list[int]] = []
     tokenise = TextTokenizer(tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -25,6 +25,10 @@ class HasPromptKey(Protocol):
 ItemT = TypeVar("ItemT", bound=HasPromptKey)
 
 
+@overload
+def hold_out(items: LazyRows[ItemT], *, share: float, seed: int) -> tuple[LazyRows[ItemT], LazyRows[ItemT]]: ...
+@overload
+def hold_out(items: Sequence[ItemT], *, share: float, seed: int) -> tuple[Sequence[ItemT], Sequence[ItemT]]: ...
 def hold_out(items: Sequence[ItemT], *, share: float, seed: int) -> tuple[Sequence[ItemT], Sequence[ItemT]]:
     """Training and held-out items; this share of the prompts is held out, with all of their items."""
     keys = prompt_keys(items)

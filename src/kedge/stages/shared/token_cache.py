@@ -132,9 +132,7 @@ def _opened(folder: Path) -> EncodedData:
     return EncodedData(table=table, left_out=about["left_out"], first_left_out=about["first_left_out"])
 
 
-def _key(
-    source: str, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], code: Sequence[str]
-) -> str:
+def _key(source: str, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], code: Sequence[str]) -> str:
     template = str(tokenizer.chat_template)
     return hash_json(
         {
