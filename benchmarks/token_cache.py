@@ -132,7 +132,7 @@ def measure(folder: Path, rows: int, steps: int) -> dict[str, float]:
         "stages": {"sft": {**sft, "samples": 0}},
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    command = [sys.executable, "-m", "kedge", "run", "recipe.yaml", "--out", f"runs-{rows}"]
+    command = [sys.executable, "-m", "kedge.cli", "run", "recipe.yaml", "--runs", f"runs-{rows}"]
     training, _ = peak_of(subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL))
     data.unlink()
     return {

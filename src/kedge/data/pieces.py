@@ -34,7 +34,7 @@ _HARMLESS_NORMALISERS = {"NFC", "NFD", "NFKC", "NFKD", "Sequence"}
 _PROBES = (
     "It is, as they say: a test. Isn't it? I'd say so; you'll see! We've e.g. 1,234.5 of 42 (x.y) things.",
     "<b>Tabs\tand  two spaces .\n\nNew lines, \r\n and ... dots. Yes!! No?! a.b,c;d:e!f?g 'quoted' \"text\" end.",
-    "Na\u00efve caf\u00e9s \u2014 \u201cquotes\u201d, e\u0301, \u4f60\u597d, \U0001f642 yes. f(x): return x+1; CamelCase",
+    "Na\u00efve caf\u00e9s \u2014 \u201cquotes\u201d, e\u0301, \u4f60\u597d, \U0001f642 yes. f(x): x+1; CamelCase",
 )
 
 
