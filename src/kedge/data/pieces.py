@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from kedge.core.files import hash_json
 from kedge.data.tokenizer import Span, backend_encoder, backend_state, special_ids, tokens_with_spans
 
 if TYPE_CHECKING:
@@ -155,6 +156,17 @@ class TextTokenizer:
 def can_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokens of a text are those of its pieces: a byte-level BPE tokenizer whose words end at the cuts."""
     state = backend_state(tokenizer)
+    key = hash_json(state)
+    if key not in _verdicts:
+        _verdicts[key] = _can_be_cut(tokenizer, state)
+    return _verdicts[key]
+
+
+_verdicts: dict[str, bool] = {}
+"""By the hash of how a tokenizer works: to find out takes a second with a large vocabulary."""
+
+
+def _can_be_cut(tokenizer: PreTrainedTokenizerBase, state: dict[str, Any] | None) -> bool:
     if state is None or state["model"]["type"] != "BPE" or state["model"].get("dropout"):
         return False
     if "ByteLevel" not in _types(state["pre_tokenizer"]) or _types(state["normalizer"]) - _HARMLESS_NORMALISERS:

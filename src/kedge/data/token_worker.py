@@ -138,7 +138,8 @@ class _Worker:
 
     def __init__(self, encoder: RowEncoder[Any]) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", __name__]
+        # Not with -m: the module would be there twice then, under two names.
+        command = [sys.executable, "-c", f"from {__name__} import work; work()"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_with_own_path(environment)
         )
@@ -191,7 +192,8 @@ def serve(stdin: IO[bytes], stdout: IO[bytes]) -> None:
         stdout.flush()
 
 
-if __name__ == "__main__":
+def work() -> None:
+    """The whole of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks; its end is theirs
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between the answers
