@@ -89,6 +89,12 @@ def backend_encoder(
     return encode
 
 
+def word_starts(tokenizer: PreTrainedTokenizerBase, text: str) -> set[int]:
+    """Where the tokenizer cuts a text before it looks for tokens."""
+    backend: Any = cast(PreTrainedTokenizerFast, tokenizer).backend_tokenizer
+    return {start for _, (start, _) in backend.pre_tokenizer.pre_tokenize_str(text)}
+
+
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids of control tokens: those that stand for themselves, never for text."""
     added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}

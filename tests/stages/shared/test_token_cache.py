@@ -24,7 +24,21 @@ from kedge.stages.reward.comparisons import read_comparisons
 from kedge.stages.shared.encoding import Encoder, encode_demonstrations
 
 TOKENIZER = tiny_tokenizer()
-WORDS = "all the small words, and some — naïve — longer ones: isn't it so? Yes! (1.5)\n\nNext".split(" ")
+WORDS = (
+    "all",
+    "the",
+    "small",
+    "words,",
+    "and",
+    "some",
+    "—",
+    "naïve",
+    "longer",
+    "isn't",
+    "so?",
+    "Yes!",
+    "(1.5)\n\nNext",
+)
 
 
 def text(number: int, count: int) -> str:
@@ -105,12 +119,20 @@ def test_the_cache_holds_what_encoding_in_memory_gives(
     assert list(found[2:9:3]) == direct[2:9:3]
 
 
-def test_what_is_left_out_is_counted_in_the_cache_too(write: Callable[..., str], folder: Path) -> None:
+def test_what_is_left_out_is_counted_in_the_cache_too(
+    write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write(pair)
-    for _ in range(2):
-        preferences = read_preferences(source, TOKENIZER, max_length=85, wants_thumbs=False)
-        counts = (len(preferences.items), preferences.num_identical, preferences.num_too_long)
-        assert counts == (20, 4, 16)
+
+    def counts() -> tuple[int, int, int]:
+        read = read_preferences(source, TOKENIZER, max_length=85, wants_thumbs=False)
+        return len(read.items), read.num_identical, read.num_too_long
+
+    made, found = counts(), counts()
+    monkeypatch.setattr(token_cache, "SMALL_ITEMS", 1000)
+    assert made == found == counts()
+    assert sum(made) == 40
+    assert all(made)
 
 
 def test_the_cache_is_not_made_twice(write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +245,7 @@ def test_several_processes_keep_the_order_and_the_first_error(
 
     rows = [pair(number) for number in range(50)]
     for at in (41, 43):
-        rows[at]["chosen"] = [{"role": "user", "content": "I am no answer"}]
+        rows[at]["chosen"] = [{"role": "assistant", "content": "not trained", "weight": 0}]
     Path(source).write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(token_cache, "SMALL_ITEMS", 10)
     with pytest.raises(DataError, match=r"rows.jsonl:42: an answer has no token of the assistant's"):
