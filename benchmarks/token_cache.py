@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,11 +27,22 @@ _SOUNDS = ("ba", "co", "di", "fu", "ga", "le", "mi", "no", "pra", "quo", "re", "
 _ENDS = (". ", ". ", ", ", "? ", "! ", ".\n\n", "; ", " (1.5) ", "'s ", " — ")
 
 
-def write_conversations(path: Path, rows: int, *, seed: int = 0) -> int:
-    """Two questions with their answers a row, of made-up words as frequent as words are (Zipf); returns the bytes of
-    their texts."""
+def vocabulary(model: Path) -> list[str]:
+    """Words by how common they are: those that are one token, the first of which were found most often, and behind
+    every tenth of them a made-up one that is several."""
+    from kedge.data.tokenizer import load_tokenizer
+
+    rng = random.Random(0)
+    tokens = sorted(load_tokenizer(model).get_vocab().items(), key=lambda item: item[1])
+    known = [token[1:] for token, _ in tokens if token[:1] == "\u0120" and token[1:].isascii() and token[1:].isalpha()]
+    made_up = ("".join(rng.choices(_SOUNDS, k=rng.randint(2, 4))) for _ in known[::10])
+    return [word for at, word in enumerate(known) for word in ([word] if at % 10 else [word, next(made_up)])]
+
+
+def write_conversations(path: Path, rows: int, words: Sequence[str], *, seed: int = 0) -> int:
+    """Two questions with their answers a row, of words as frequent as words are (Zipf); returns the bytes of their
+    texts."""
     rng = random.Random(seed)
-    words = ["".join(rng.choices(_SOUNDS, k=rng.randint(1, 4))) for _ in range(30_000)]
     weights = [1 / (rank + 2.7) for rank in range(len(words))]
     sentences = [
         " ".join(rng.choices(words, weights, k=rng.randint(5, 16))).capitalize() + rng.choice(_ENDS)
@@ -39,7 +51,7 @@ def write_conversations(path: Path, rows: int, *, seed: int = 0) -> int:
     num_bytes = 0
     with path.open("wb") as file:
         for _ in range(rows):
-            texts = ["".join(rng.choices(sentences, k=count)).strip() for count in (2, 5, 2, 6)]
+            texts = ["".join(rng.choices(sentences, k=count)).strip() for count in (6, 13, 5, 14)]
             roles = ("user", "assistant") * 2
             turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
             num_bytes += sum(len(text.encode()) for text in texts)
@@ -115,7 +127,7 @@ def write_model(folder: Path, tokenizer_of: str) -> None:
 def measure(folder: Path, rows: int, steps: int) -> dict[str, float]:
     """Make the cache of so many conversations, then run a stage that trains on it, each in a process of its own."""
     data, model = folder / f"{rows}.jsonl", folder / "model"
-    num_bytes = write_conversations(data, rows)
+    num_bytes = write_conversations(data, rows, vocabulary(model))
     environment = {**os.environ, "KEDGE_CACHE": str(folder / "cache")}
     printed = folder / "printed"
     with printed.open("wb") as out:

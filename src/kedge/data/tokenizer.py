@@ -23,6 +23,7 @@ from kedge.core.files import hash_json
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Span = tuple[int, int]
+BackendEncode = Callable[[list[str]], list[tuple[list[int], list[Span]]]]
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
@@ -73,9 +74,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return hash_json([*state, str(type(tokenizer)), transformers.__version__, tokenizers.__version__])
 
 
-def backend_encoder(
-    tokenizer: PreTrainedTokenizerBase,
-) -> Callable[[list[str]], list[tuple[list[int], list[Span]]]]:
+def backend_encoder(tokenizer: PreTrainedTokenizerBase) -> BackendEncode:
     """A function that tokenises many short texts at once, as `tokens_with_spans` does one.
 
     It asks the tokenizers library itself: transformers takes longer to prepare a call than a word takes.
