@@ -9,10 +9,10 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-import kedge.data.pieces
+import kedge.data.encoding.pieces
 from kedge.core.chatml import CHATML
+from kedge.data.encoding.pieces import TextTokenizer, can_be_cut
 from kedge.data.examples import Message
-from kedge.data.pieces import TextTokenizer, can_be_cut
 from kedge.data.template import encode_conversation
 from kedge.data.tokenizer import tokens_with_spans
 from kedge.models.loading.tiny import tiny_tokenizer
@@ -62,7 +62,7 @@ def text(seed: int) -> str:
 def test_pieces_have_the_tokens_and_places_of_the_whole_text(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = tokenizer(SPLITS[split])
     assert can_be_cut(fast)
-    monkeypatch.setattr(kedge.data.pieces, "_MOST_WORDS", 50)  # several generations of words
+    monkeypatch.setattr(kedge.data.encoding.pieces, "_MOST_WORDS", 50)  # several generations of words
     tokenise = pickle.loads(pickle.dumps(TextTokenizer(fast, in_pieces=True)))
     everything = range(len(fast))
     for seed in range(1000, 1400):

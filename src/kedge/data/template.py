@@ -20,8 +20,8 @@ from kedge.core.chatml import CHATML
 from kedge.core.errors import DataError, ModelError
 from kedge.core.files import hash_json
 from kedge.core.suggest import did_you_mean
+from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.examples import Message, Messages
-from kedge.data.pieces import TextTokenizer
 from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kedge.core.errors import DataError
+from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Message
-from kedge.data.token_store import LazyRows
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.stages.reward.comparisons import EncodedComparison, fold, folds, length_controlled, read_comparisons
 from kedge.stages.shared.encoding import Encoder

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import kedge.data.token_worker
+import kedge.data.encoding.workers
 import kedge.stages.shared.token_cache as token_cache
 from kedge.core.errors import DataError, RunError
 from kedge.data.template import apply_template
@@ -228,9 +228,9 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(
 @pytest.fixture
 def few_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers from the ninth example on."""
-    monkeypatch.setattr(kedge.data.token_worker, "ALONE_ITEMS", 8)
-    monkeypatch.setattr(kedge.data.token_worker, "CHUNK_ITEMS", 4)
-    monkeypatch.setattr(kedge.data.token_worker, "num_cores", lambda: 2)
+    monkeypatch.setattr(kedge.data.encoding.workers, "ALONE_ITEMS", 8)
+    monkeypatch.setattr(kedge.data.encoding.workers, "CHUNK_ITEMS", 4)
+    monkeypatch.setattr(kedge.data.encoding.workers, "num_cores", lambda: 2)
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_several_processes_keep_the_order_and_the_first_error(
 
 _MAKE = """
 import os, sys, time
-import kedge.data.token_worker as worker
+import kedge.data.encoding.workers as worker
 import kedge.stages.shared.token_cache as token_cache
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.stages.shared.encoding import encode_demonstrations

@@ -11,11 +11,11 @@ import numpy as np
 
 from kedge.core.errors import DataError
 from kedge.data.batching import LabelledAnswers, TokenSequence
+from kedge.data.encoding.rows import IDENTICAL, TOO_LONG, PreferenceEncoder, messages_of_text
+from kedge.data.encoding.store import LazyRows, TokenTable
 from kedge.data.examples import Messages, Pair, Ranking, Thumb
 from kedge.data.kinds import as_kind
 from kedge.data.reading import read
-from kedge.data.row_encoders import IDENTICAL, TOO_LONG, PreferenceEncoder, messages_of_text
-from kedge.data.token_store import LazyRows, TokenTable
 from kedge.stages.shared.held_out import PROMPT_KEY, prompt_keys
 from kedge.stages.shared.token_cache import encoded_data
 

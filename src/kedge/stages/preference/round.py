@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kedge.core.batches import AnswerBatch
 from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
-from kedge.data.token_store import joined, lazy_map
+from kedge.data.encoding.store import joined, lazy_map
 from kedge.models.forward.lora import Module
 from kedge.models.training.learner import Learner
 from kedge.models.training.preference_methods import KTO, TDPO, needs_reference

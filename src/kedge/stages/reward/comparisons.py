@@ -15,10 +15,10 @@ from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.core.stats import logistic_slope
 from kedge.data.batching import RankedAnswers
+from kedge.data.encoding.rows import absolute_place, relative_place
+from kedge.data.encoding.store import Columns, LazyRows, TokenTable, joined
 from kedge.data.examples import Pair, Ranking, text_of
 from kedge.data.reading import prompt_key, read
-from kedge.data.row_encoders import absolute_place, relative_place
-from kedge.data.token_store import Columns, LazyRows, TokenTable, joined
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.stages.reward.settings import LengthControl
 from kedge.stages.shared.encoding import Encoder

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.batches import pad_tokens
-from kedge.data.token_store import LazyRows
+from kedge.data.encoding.store import LazyRows
 from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted

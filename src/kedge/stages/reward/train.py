@@ -18,10 +18,10 @@ from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
 from kedge.data.batching import comparison_batches, num_steps, step_rows
+from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
-from kedge.data.token_store import LazyRows
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import base_of
 from kedge.models.loading.start import freeze_lowest, whole_folder

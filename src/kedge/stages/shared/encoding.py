@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 from kedge.core.errors import DataError
 from kedge.data.batching import TokenSequence
+from kedge.data.encoding.pieces import TextTokenizer
+from kedge.data.encoding.rows import TOO_LONG, DemonstrationEncoder
+from kedge.data.encoding.store import LazyRows, TokenTable
 from kedge.data.examples import Demonstration, Messages
-from kedge.data.pieces import TextTokenizer
 from kedge.data.reading import read
-from kedge.data.row_encoders import TOO_LONG, DemonstrationEncoder
 from kedge.data.template import encode_conversation, encode_prompt
-from kedge.data.token_store import LazyRows, TokenTable
 from kedge.data.tokenizer import tokens_of
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.models.settings import Truncate
@@ -89,7 +89,7 @@ class Encoder:
     max_length: int
     truncate: Truncate
     tokenise: TextTokenizer | None = None
-    """For many texts in a row (`kedge.data.pieces`)."""
+    """For many texts in a row (`kedge.data.encoding.pieces`)."""
 
     def tokens(self, prompt: Messages, answer: Messages) -> list[int]:
         tokenise = self.tokenise or TextTokenizer(self.tokenizer)

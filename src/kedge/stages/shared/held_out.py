@@ -8,8 +8,8 @@ from typing import Final, Protocol, TypeVar, overload
 import numpy as np
 
 from kedge.core.errors import DataError
+from kedge.data.encoding.store import LazyRows
 from kedge.data.splitting import Keys, assign
-from kedge.data.token_store import LazyRows
 
 PROMPT_KEY: Final = "prompt_key"
 """The column of tables that has the keys of the prompts."""

@@ -29,10 +29,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 import kedge
 from kedge.core.errors import DataError
 from kedge.core.files import hash_file, hash_folder, hash_json, run_errors, write_json
-from kedge.data.pieces import TextTokenizer
+from kedge.data.encoding.pieces import TextTokenizer
+from kedge.data.encoding.store import TokenTable, write_table
+from kedge.data.encoding.workers import LeftOut, RowEncoder, encode_all, encode_batch
 from kedge.data.sources import content_hash, signature
-from kedge.data.token_store import TokenTable, write_table
-from kedge.data.token_worker import LeftOut, RowEncoder, encode_all, encode_batch
 from kedge.data.tokenizer import tokenizer_hash
 from kedge.models.loading.cache import build_once, cache_root
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import orjson
 
 from kedge.core.errors import DataError
+from kedge.data.encoding.pieces import TextTokenizer
+from kedge.data.encoding.store import Columns
+from kedge.data.encoding.workers import LeftOut
 from kedge.data.examples import Demonstration, Message, Messages, Pair, Thumb
-from kedge.data.pieces import TextTokenizer
 from kedge.data.reading import prompt_key
 from kedge.data.template import Encoded, encode_conversation
-from kedge.data.token_store import Columns
-from kedge.data.token_worker import LeftOut
 from kedge.data.writing import encode as as_json
 
 TOO_LONG, IDENTICAL = "too_long", "identical"

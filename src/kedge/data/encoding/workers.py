@@ -24,7 +24,7 @@ from typing import IO, Any, ClassVar, Protocol, TypeVar, cast
 import pyarrow as pa
 
 from kedge.core.errors import KedgeError
-from kedge.data.token_store import Columns, record_batch
+from kedge.data.encoding.store import Columns, record_batch
 
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 ItemT = TypeVar("ItemT")
