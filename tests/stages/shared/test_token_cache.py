@@ -21,6 +21,7 @@ from kedge.data.template import apply_template
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.stages.preference.preferences import read_preferences
 from kedge.stages.reward.comparisons import read_comparisons
+from kedge.stages.rl.prompts import read_prompts
 from kedge.stages.shared.encoding import Encoder, encode_demonstrations
 
 TOKENIZER = tiny_tokenizer()
@@ -88,6 +89,11 @@ def read_all(kind: str, source: str) -> Sequence[Any]:
             return encode_demonstrations(source, TOKENIZER, max_length=400).sequences
         case "pairs" | "thumbs":
             return read_preferences(source, TOKENIZER, max_length=150, wants_thumbs=kind == "thumbs").items
+        case "prompts":
+            aside = Path(source).with_suffix(".broken.jsonl")
+            return read_prompts(
+                source, TOKENIZER, batch=1, answers=1, max_tokens=45, seed=0, set_aside=aside, too_long="cut"
+            ).tokens
         case _:
             encoder = Encoder(tokenizer=TOKENIZER, max_length=120, truncate="left")
             return read_comparisons([source, source], encoder, use_margin=True)
@@ -99,6 +105,7 @@ KINDS = {
     "thumbs": thumb,
     "comparisons": pair,
     "rankings": ranking,
+    "prompts": thumb,
 }
 
 

@@ -15,9 +15,9 @@ from kedge.core.errors import DataError
 from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.encoding.store import Columns
 from kedge.data.encoding.workers import LeftOut
-from kedge.data.examples import Demonstration, Message, Messages, Pair, Thumb
+from kedge.data.examples import Demonstration, Message, Messages, Pair, Prompt, Thumb
 from kedge.data.reading import prompt_key
-from kedge.data.template import Encoded, encode_conversation
+from kedge.data.template import Encoded, encode_conversation, render
 from kedge.data.writing import encode as as_json
 
 TOO_LONG, IDENTICAL = "too_long", "identical"
@@ -120,3 +120,16 @@ class PreferenceEncoder:
         if not any(encoded.assistant_mask[1:]):
             raise DataError(f"{where}: an answer has no token of the assistant's, so there is nothing to learn from it")
         return encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEncoder:
+    """Prompts up to where the answer starts."""
+
+    tokenise: TextTokenizer
+
+    columns: ClassVar[Columns] = {"tokens": "tokens"}
+
+    def __call__(self, example: Prompt) -> Mapping[str, Any]:
+        text = render(self.tokenise.tokenizer, example.prompt, add_generation_prompt=True)
+        return {"tokens": self.tokenise(text).tokens}
