@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 import kedge.data.encoding.pieces
 from kedge.core.chatml import CHATML
+from kedge.core.errors import ModelError
 from kedge.data.encoding.pieces import TextTokenizer, can_be_cut
 from kedge.data.examples import Message
 from kedge.data.template import encode_conversation
@@ -63,7 +64,7 @@ def test_pieces_have_the_tokens_and_places_of_the_whole_text(split: str, monkeyp
     fast = tokenizer(SPLITS[split])
     assert can_be_cut(fast)
     monkeypatch.setattr(kedge.data.encoding.pieces, "_MOST_WORDS", 50)  # several generations of words
-    tokenise = pickle.loads(pickle.dumps(TextTokenizer(fast, in_pieces=True)))
+    tokenise = pickle.loads(pickle.dumps(TextTokenizer(fast, for_many=True)))
     everything = range(len(fast))
     for seed in range(1000, 1400):
         tokens, spans = tokens_with_spans(fast, text(seed))
@@ -76,7 +77,7 @@ def test_pieces_have_the_tokens_and_places_of_the_whole_text(split: str, monkeyp
 
 def test_a_conversation_is_encoded_alike() -> None:
     fast = tokenizer(SPLITS["llama3"])
-    tokenise = TextTokenizer(fast, in_pieces=True)
+    tokenise = TextTokenizer(fast, for_many=True)
     for seed in range(40):
         words = ["".join(part for part in text(seed + at).split("<|im_end|>")).strip() or "?" for at in range(4)]
         messages = tuple(Message(role, word) for role, word in zip(("user", "assistant") * 2, words, strict=True))
@@ -93,4 +94,39 @@ def test_tokenizers_that_may_join_over_a_cut_read_whole_texts() -> None:
     assert not can_be_cut(tokenizer(gpt2, AddedToken("<mask>", lstrip=True, normalized=False)))
     joined = tokenizer(gpt2, AddedToken("two words", normalized=False))
     tokens, _ = tokens_with_spans(joined, "these two words.")
-    assert TextTokenizer(joined, in_pieces=True)("these two words.").tokens == tokens
+    assert TextTokenizer(joined, for_many=True)("these two words.").tokens == tokens
+
+
+_DROPS_THOUGHTS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ (message['content'] if loop.last else message['content'].split('</think>')[-1]) | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_OPENS_LATER = (  # what opens an answer depends on whether one follows
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+
+
+def test_templates_that_look_at_contents_are_rendered_for_every_conversation() -> None:
+    fast = tokenizer(SPLITS["gpt2"])
+    fast.chat_template = _DROPS_THOUGHTS
+    tokenise = TextTokenizer(fast, for_many=True)
+    ask, plain, thought = Message("user", "Hi"), Message("assistant", "Yo"), Message("assistant", "<t></think>Yo")
+    for messages in (
+        (ask, plain, ask, plain),
+        (ask, plain, ask, thought),
+        (ask, Message("assistant", "  Yo "), ask, plain),
+    ):
+        assert encode_conversation(fast, messages, tokenise=tokenise) == encode_conversation(fast, messages)
+    with pytest.raises(ModelError, match="drops or changes message 2"):
+        encode_conversation(fast, (ask, thought, ask, plain), tokenise=tokenise)
+
+
+def test_a_prompt_that_is_no_prefix_is_refused_as_ever() -> None:
+    fast = tokenizer(SPLITS["gpt2"])
+    fast.chat_template = _OPENS_LATER
+    messages = (Message("user", "Hi"), Message("assistant", "Yo"))
+    for tokenise in (None, TextTokenizer(fast, for_many=True)):
+        with pytest.raises(ModelError, match="writes the same messages differently once more follow"):
+            encode_conversation(fast, messages, tokenise=tokenise)

@@ -34,8 +34,8 @@ _SIGN = "[!-~\u00a1-\u024f\u0370-\u04ff\u2010-\u2027\u2030-\u205e\u4e00-\u9fff]"
 _CUT = re.compile(rf" (?<={_SIGN} )(?={_SIGN})")
 """The space that a piece begins with: a single one between two signs. No pattern of a byte-level tokenizer matches over
 the place before it, and none looks over it either."""
-_MOST_WORDS = 60_000
-"""Pieces of a generation that are remembered; one that was not met in the last two is forgotten. About 20 MB each."""
+_MOST_WORDS = 120_000
+"""Pieces of a generation that are remembered; one that was not met in the last two is forgotten. About 40 MB each."""
 _LONGEST_WORD = 64
 """Characters of a piece that may come again; longer ones are not remembered."""
 _HARMLESS_NORMALISERS = {"NFC", "NFD", "NFKC", "NFKD", "Sequence"}
@@ -119,19 +119,34 @@ class PiecedText:
 
 
 class TextTokenizer:
-    """Tokenises text; with `in_pieces`, much text fast. Pickled without what it remembers."""
+    """Tokenises text; one that is `for_many` texts does it fast. Pickled without what it remembers."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, in_pieces: bool = False) -> None:
-        is_cutting = in_pieces and can_be_cut(tokenizer)
-        self.__setstate__({"tokenizer": tokenizer, "control": special_ids(tokenizer), "is_cutting": is_cutting})
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, for_many: bool = False) -> None:
+        is_cutting = for_many and can_be_cut(tokenizer)
+        self.__setstate__(
+            {
+                "tokenizer": tokenizer,
+                "control": special_ids(tokenizer),
+                "is_for_many": for_many,
+                "is_cutting": is_cutting,
+            }
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"tokenizer": self.tokenizer, "control": self.control, "is_cutting": self._encode is not None}
+        return {
+            "tokenizer": self.tokenizer,
+            "control": self.control,
+            "is_for_many": self.is_for_many,
+            "is_cutting": self._encode is not None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.tokenizer: PreTrainedTokenizerBase = state["tokenizer"]
         self.control: frozenset[int] = state["control"]
         self._encode = backend_encoder(self.tokenizer) if state["is_cutting"] else None
+        self.is_for_many: bool = state["is_for_many"]
+        self.memory: dict[Any, Any] = {}
+        """For what a template does with every conversation alike."""
         self._words: dict[str, Piece] = {}
         self._older: dict[str, Piece] = {}
 

@@ -80,7 +80,7 @@ def encoded_data(
     folder = cache_root() / FOLDER / _key(source, tokenizer, settings, code)
 
     def write(partial: Path) -> None:
-        encoder = make_encoder(TextTokenizer(tokenizer, in_pieces=True))
+        encoder = make_encoder(TextTokenizer(tokenizer, for_many=True))
         _write(partial, chain(head, iterator), encoder, source)
         if signature(source) != before:
             raise DataError(f"{source}: the file was changed while it was read; start again when it is whole")
