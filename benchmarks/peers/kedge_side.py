@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kedge.trainers.controllers import steering_for
 from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
@@ -33,6 +32,7 @@ from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.settings import PolicyLossSettings, PPOConfig
+from kedge.trainers.shared import RewardShaper, kl_controller
 from peers.case import LORA, PAD, TRUNK, Case, Measured, Stopwatch, case_from_arguments, peak_gib, print_result
 
 BUILD_ROLES = {"separate": separate, "lora": lora, "trunk": trunk}
@@ -82,7 +82,7 @@ class Update:
             reference=role_set.reference,
             reward=reward_of(case, role_set),
         )
-        self._steering = steering_for(self._cfg.kl)
+        self._kl, self._shaper = kl_controller(self._cfg.kl), RewardShaper()
         self.tokens: list[int] = []
         self.stopwatch = Stopwatch(case.device)
 
@@ -92,7 +92,7 @@ class Update:
     def __call__(self, number: int) -> None:
         self.rollouts = self.generate(number)
         self.stopwatch.close("generate")
-        iteration(self.rollouts, self.roles, self._cfg, self._steering, self, number=number, seed=number)
+        iteration(self.rollouts, self.roles, self._cfg, self._kl, self._shaper, self, number=number, seed=number)
         self._role_set.forget()
         self.stopwatch.close("update")
         self.stopwatch.end()

@@ -69,3 +69,11 @@ def test_bad_input_is_refused(kedge: Kedge, arguments: tuple[str, ...], message:
     done = kedge("sample", *arguments)
     assert done.code == 2
     assert message in done.err
+
+
+def test_without_a_length_an_answer_is_as_long_as_the_window_allows(kedge: Kedge, tmp_path: Path) -> None:
+    config = tmp_path / "model/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 48}))
+    done = kedge("sample", "./model", "-p", "Hi", "--json", "--dtype", "float32", "--device", "cpu")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)[0]["length"] < 48

@@ -27,7 +27,9 @@ def sample(
     temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens with so much mass.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens; 1 is greedy.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer; unless given 256, or what the model's window leaves.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="An answer ends where it contains this text.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
     chat_template: Annotated[str | None, typer.Option(help="chatml, plain or a Jinja file; else the model's.")] = None,

@@ -21,10 +21,13 @@ from kedge.rewards.failures import ScoreResult
 from kedge.rewards.model import on_text
 from kedge.rewards.settings import ModelSource
 from kedge.rollout.settings import SamplingSettings
-from kedge.stages.rl.answering import Answered, Answering, answer
+from kedge.stages.rl.answering import Answered, Answering, answer, room_for_answers
 from kedge.stages.rl.judge import Judge, load_judge
 from kedge.stages.rl.reward import scorer_of
 from kedge.stages.shared.device import checked_device
+
+LONGEST = 256
+"""Tokens of an answer, unless asked for otherwise."""
 
 
 def sample_answers(
@@ -41,8 +44,12 @@ def sample_answers(
     progress: Callable[[int], None],
 ) -> list[dict[str, Any]]:
     """So many answers to each prompt as rows; with a judge, each with its score and the best one marked."""
+    place = find_model(model)
+    if sampling.get("max_new_tokens") is None:
+        room = room_for_answers(place, prompts, chat_template=chat_template)
+        sampling = {**sampling, "max_new_tokens": max(1, min(LONGEST, room))}
     answering = Answering(
-        model=find_model(model),
+        model=place,
         sampling=sampling_from(sampling),
         answers=answers,
         seed=seed,

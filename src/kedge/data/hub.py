@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kedge.core.errors import DataError
@@ -45,6 +46,13 @@ def hub_rows(source: HubId) -> Iterator[Row]:
     loaded = _load(source)
     split = choose_split(list(loaded), source.split, str(source))
     yield from batch_rows(loaded[split].with_format("arrow").iter(batch_size=1024), f"{source}:{split}")
+
+
+def hub_files(source: HubId) -> list[Path]:
+    """The files in the local cache that hold the rows of a dataset."""
+    loaded = _load(source)
+    split = choose_split(list(loaded), source.split, str(source))
+    return [Path(entry["filename"]) for entry in loaded[split].cache_files]
 
 
 def _load(source: HubId) -> Any:

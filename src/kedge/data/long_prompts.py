@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kedge.core.errors import DataError
 from kedge.core.stage import TooLong
+from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Message, Messages, Origin, Prompt
 from kedge.data.template import encode_conversation, encode_prompt
 from kedge.data.tokenizer import tokens_of
@@ -30,7 +31,7 @@ class FittedPrompts:
     """The prompts that are asked, with their tokens; `long` were over the limit before they were left out or cut."""
 
     prompts: list[Prompt]
-    tokens: list[list[int]]
+    tokens: Sequence[Sequence[int]]
     long: LongPrompts
 
 
@@ -94,9 +95,10 @@ def measure_prompts(
     *,
     max_tokens: int,
     limit_name: str = "max_prompt_tokens",
-) -> tuple[list[list[int]], LongPrompts]:
-    """The tokens of each prompt, and which prompts are over the limit."""
-    tokens = [encode_prompt(tokenizer, prompt.prompt) for prompt in prompts]
+    tokens: Sequence[Sequence[int]] | None = None,
+) -> tuple[Sequence[Sequence[int]], LongPrompts]:
+    """The tokens of each prompt, and which prompts are over the limit; `tokens` where they are known already."""
+    tokens = [encode_prompt(tokenizer, prompt.prompt) for prompt in prompts] if tokens is None else tokens
     places = tuple(
         (place_of(prompt.origin), len(row))
         for prompt, row in zip(prompts, tokens, strict=True)
@@ -113,29 +115,34 @@ def fit_prompts(
     max_tokens: int,
     too_long: TooLong,
     limit_name: str = "max_prompt_tokens",
+    tokens: Sequence[Sequence[int]] | None = None,
 ) -> FittedPrompts:
     """The prompts of `source` as they are asked: none of them has more than `max_tokens` tokens.
 
-    `refuse` raises where one is longer; `drop` leaves it out; `cut` takes its beginning away (`cut_prompt`).
+    `refuse` raises where one is longer; `drop` leaves it out; `cut` takes its beginning away (`cut_prompt`). `tokens`
+    are those of the prompts where they are known already.
     """
-    tokens, long = measure_prompts(tokenizer, prompts, max_tokens=max_tokens, limit_name=limit_name)
+    tokens, long = measure_prompts(tokenizer, prompts, max_tokens=max_tokens, limit_name=limit_name, tokens=tokens)
     if not long:
         return FittedPrompts(prompts=list(prompts), tokens=tokens, long=long)
     if too_long == "refuse":
         raise DataError(f"{source}: {long.in_words()}: {long.fix}")
     if too_long == "drop":
-        short = [(prompt, row) for prompt, row in zip(prompts, tokens, strict=True) if len(row) <= max_tokens]
-        if not short:
+        places = [place for place, row in enumerate(tokens) if len(row) <= max_tokens]
+        if not places:
             raise DataError(f"{source}: {long.in_words()}, and too_long: drop leaves none: {long.fix}")
-        return FittedPrompts(prompts=[prompt for prompt, _ in short], tokens=[row for _, row in short], long=long)
-    fitted = [
-        prompt
-        if len(row) <= max_tokens
-        else replace(prompt, prompt=cut_prompt(tokenizer, prompt, max_tokens=max_tokens, limit_name=limit_name))
-        for prompt, row in zip(prompts, tokens, strict=True)
-    ]
+        short = LazyRows(tokens.__getitem__, places)
+        return FittedPrompts(prompts=[prompts[place] for place in places], tokens=short, long=long)
+    cut = {
+        place: replace(prompt, prompt=cut_prompt(tokenizer, prompt, max_tokens=max_tokens, limit_name=limit_name))
+        for place, (prompt, row) in enumerate(zip(prompts, tokens, strict=True))
+        if len(row) > max_tokens
+    }
+    cut_tokens = {place: encode_prompt(tokenizer, prompt.prompt) for place, prompt in cut.items()}
     return FittedPrompts(
-        prompts=fitted, tokens=[encode_prompt(tokenizer, prompt.prompt) for prompt in fitted], long=long
+        prompts=[cut.get(place, prompt) for place, prompt in enumerate(prompts)],
+        tokens=LazyRows(lambda place: cut_tokens.get(place) or tokens[place], range(len(prompts))),
+        long=long,
     )
 
 

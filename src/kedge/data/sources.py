@@ -13,32 +13,59 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kedge.core.errors import DataError
+from kedge.core.files import hash_file, hash_folder, hash_json
 from kedge.core.suggest import did_you_mean
 from kedge.data.columnar import is_saved_dataset, parquet_rows, saved_rows
 from kedge.data.decode import Row, is_parquet, text_rows
-from kedge.data.hub import HubId, hub_rows
+from kedge.data.hub import HubId, hub_files, hub_rows
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
 SET_ASIDE_SUFFIX = ".broken.jsonl"
 _SPLIT_WORD = re.compile(r"(?:^|[._-])(train|test|valid|validation|val|dev|eval|heldout)(?=[._-])")
 
-__all__ = ["Row", "is_hub_id", "rows", "stem_of"]
+__all__ = ["Row", "content_hash", "is_hub_id", "rows", "signature", "stem_of"]
 
 
 def rows(source: str | Path) -> Iterator[Row]:
     """The rows of a source in order. Memory does not grow with the size of the file, JSON arrays excepted."""
     text = str(source)
-    if Path(text).exists():
-        yield from _local_rows(Path(text), "")
+    path, split = _path_and_split(text)
+    if path is not None:
+        yield from _local_rows(path, split)
         return
-    folder, _, split = text.rpartition(":")
     _refuse_broken_link(Path(text))
-    if folder and Path(folder).is_dir():
-        yield from _local_rows(Path(folder), split)
-    elif (hub_id := _hub_id(text)) is not None:
+    if (hub_id := _hub_id(text)) is not None:
         yield from hub_rows(hub_id)
     else:
         raise _missing(Path(text))
+
+
+def content_hash(source: str | Path) -> str:
+    """Equal for sources that give the same rows: a hash of the files behind a source, and of the split it names."""
+    path, split = _path_and_split(str(source))
+    if path is None:
+        hub_id = _hub_id(str(source))
+        if hub_id is None:
+            raise _missing(Path(str(source)))
+        return hash_json([[hash_file(file) for file in hub_files(hub_id)], hub_id.split])
+    return hash_json([hash_folder(path) if path.is_dir() else hash_file(path), split])
+
+
+def signature(source: str | Path) -> object:
+    """Changes when a file behind the source is written to: sizes and times. A dataset of the hub does not change."""
+    path, _ = _path_and_split(str(source))
+    if path is None:
+        return None
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file in files for stat in (file.stat(),)]
+
+
+def _path_and_split(source: str) -> tuple[Path | None, str]:
+    """What a source names on disk; None for what is not there."""
+    if Path(source).exists():
+        return Path(source), ""
+    folder, _, split = source.rpartition(":")
+    return (Path(folder), split) if folder and Path(folder).is_dir() else (None, "")
 
 
 def _refuse_broken_link(path: Path) -> None:

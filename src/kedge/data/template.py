@@ -6,12 +6,13 @@ conversation and checking that each is a prefix of the whole. The whole text is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from jinja2 import TemplateError
 from rich.text import Text
@@ -20,8 +21,9 @@ from kedge.core.chatml import CHATML
 from kedge.core.errors import DataError, ModelError
 from kedge.core.files import hash_json
 from kedge.core.suggest import did_you_mean
+from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.examples import Message, Messages
-from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of, tokens_with_spans
+from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,28 +95,35 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> lis
     return tokens_of(tokenizer, render(tokenizer, messages, add_generation_prompt=True))
 
 
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, trained_from: int = 0) -> Encoded:
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    *,
+    trained_from: int = 0,
+    tokenise: TextTokenizer | None = None,
+) -> Encoded:
     """Tokens of a whole conversation, masked on its assistant turns; those before `trained_from`, and those that are
     not `is_trained`, are only context. Plain text is trained as a whole, with an end token.
 
-    Raises where the template drops or changes a message, since training would then be on another text.
+    Raises where the template drops or changes a message, since training would then be on another text. `tokenise` is
+    for many conversations in a row: it knows what the tokenizer said of earlier ones.
     """
+    tokenise = TextTokenizer(tokenizer) if tokenise is None else tokenise
     text, marks = _render_marked(tokenizer, messages, add_generation_prompt=False)
     _check_contents(text, messages)
-    tokens, token_spans = tokens_with_spans(tokenizer, text)
+    tokenised = tokenise(text)
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
     learnt = [turn for turn in turns if turn >= trained_from and messages[turn].is_trained]
     if messages[0].role == "text":
         trained = [(0, len(text))]
     elif marks is None:
-        control = special_ids(tokenizer)
-        stops = [span for token, span in zip(tokens, token_spans, strict=True) if token in control]
-        trained = [_turn_span(tokenizer, messages, turn, text, stops) for turn in learnt]
+        stops = tokenised.places(tokenise.control)
+        scaffold = _scaffold(tokenise, messages, text)
+        trained = [_turn_span(tokenizer, messages, turn, text, stops, scaffold) for turn in learnt]
     else:
         trained = _marks_of(marks, turns, learnt)
     # A token that starts before the turn is partly the prompt's, and the prompt is not trained.
-    mask = [any(start <= at < end for start, end in trained) for at, _ in token_spans]
-    return Encoded(tokens=tokens, assistant_mask=mask)
+    return Encoded(tokens=tokenised.tokens, assistant_mask=tokenised.mask(trained))
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -212,8 +221,66 @@ def _marks_of(marks: list[Span], turns: list[int], learnt: list[int]) -> list[Sp
     return [mark for mark, turn in zip(marks, turns, strict=True) if turn in learnt]
 
 
+@dataclass(frozen=True, slots=True)
+class _Scaffold:
+    """What a template writes around the messages of a conversation with these roles, whatever they say.
+
+    `opened` and `closed` have, by turn of the assistant, how much of it is written when the turn opens and when it has
+    ended: rendering every prefix of every conversation would take most of the time of encoding it.
+    """
+
+    parts: tuple[str, ...]
+    opened: Mapping[int, int]
+    closed: Mapping[int, int]
+
+    def is_around(self, messages: Messages, text: str) -> bool:
+        """Whether a rendered conversation is its messages inside of this, to the letter."""
+        contents = (*(message.content for message in messages), "")
+        return "".join(chain.from_iterable(zip(self.parts, contents, strict=True))) == text
+
+
+def _scaffold(tokenise: TextTokenizer, messages: Messages, text: str) -> _Scaffold | None:
+    """The scaffold that stands around these messages; None where there is none, or only this conversation is encoded.
+
+    It is found by rendering marks instead of contents, and remembered by the roles.
+    """
+    if not tokenise.is_for_many or any(message.detail for message in messages):
+        return None
+    roles = tuple(message.role for message in messages)
+    known = cast("dict[tuple[str, ...], _Scaffold | None]", tokenise.memory)
+    if roles not in known:
+        known[roles] = _found_scaffold(tokenise.tokenizer, messages)
+    scaffold = known[roles]
+    return scaffold if scaffold is not None and scaffold.is_around(messages, text) else None
+
+
+def _found_scaffold(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> _Scaffold | None:
+    marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
+    marked = tuple(Message(message.role, mark) for message, mark in zip(messages, marks, strict=True))
+    turns = [turn for turn, message in enumerate(messages) if message.role == "assistant" and turn]
+    text = render(tokenizer, marked, add_generation_prompt=False)
+    before = {turn: render(tokenizer, marked[:turn], add_generation_prompt=True) for turn in turns}
+    through = {turn: render(tokenizer, marked[: turn + 1], add_generation_prompt=False) for turn in turns}
+    parts = tuple(re.split("\ue000\\d+\ue001", text))
+    is_whole = "".join(chain.from_iterable(zip(parts, (*marks, ""), strict=False))) == text
+    if len(parts) != len(marks) + 1 or not is_whole:
+        return None
+    if not all(text.startswith(prefix) for prefix in (*before.values(), *through.values())):
+        return None
+    return _Scaffold(
+        parts=parts,
+        opened={turn: len(before[turn]) - len("".join(marks[:turn])) for turn in turns},
+        closed={turn: len(through[turn]) - len("".join(marks[: turn + 1])) for turn in turns},
+    )
+
+
 def _turn_span(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, turn: int, text: str, stops: Sequence[Span]
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    turn: int,
+    text: str,
+    stops: Sequence[Span],
+    scaffold: _Scaffold | None,
 ) -> Span:
     """Where assistant message `turn` is in `text`: from the end of its prompt to the end of its end-of-turn token.
 
@@ -224,20 +291,32 @@ def _turn_span(
             "the conversation starts with the assistant, and without {% generation %} marks in the chat template it "
             "cannot be told which of its tokens to train; put a user or system message first"
         )
-    before = render(tokenizer, messages[:turn], add_generation_prompt=True)
-    through = render(tokenizer, messages[: turn + 1], add_generation_prompt=False)
-    for part, name in ((before, f"the opening of message {turn + 1}"), (through, f"message {turn + 1}")):
-        if not text.startswith(part):
-            raise ModelError(_why_no_prefix(text, part, name))
+    opened, closed = _bounds(tokenizer, messages, turn, text, scaffold)
     content = messages[turn].content.strip()
-    start = text.find(content, len(before), len(through))
+    start = text.find(content, opened, closed)
     if start < 0:
         raise ModelError(
             f"the chat template writes message {turn + 1} outside its turn ({_shorten(content)}), so it cannot be told "
             "which tokens to train; use chat_template: chatml"
         )
-    ends = (end for stop, end in stops if stop >= start + len(content) and end <= len(through))
-    return len(before), next(ends, len(through))
+    ends = (end for stop, end in stops if stop >= start + len(content) and end <= closed)
+    return opened, next(ends, closed)
+
+
+def _bounds(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, turn: int, text: str, scaffold: _Scaffold | None
+) -> Span:
+    """Where in `text` the answer of a turn begins, and where what the template writes for the turn ends."""
+    if scaffold is not None:
+        earlier = sum(len(message.content) for message in messages[:turn])
+        return scaffold.opened[turn] + earlier, scaffold.closed[turn] + earlier + len(messages[turn].content)
+    before = render(tokenizer, messages[:turn], add_generation_prompt=True)
+    is_last = turn + 1 == len(messages)
+    through = text if is_last else render(tokenizer, messages[: turn + 1], add_generation_prompt=False)
+    for part, name in ((before, f"the opening of message {turn + 1}"), (through, f"message {turn + 1}")):
+        if not text.startswith(part):
+            raise ModelError(_why_no_prefix(text, part, name))
+    return len(before), len(through)
 
 
 def _why_no_prefix(text: str, part: str, name: str) -> str:

@@ -6,19 +6,24 @@ none is doubled. Code that ships with a tokenizer is not run.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import tokenizers
+import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kedge.core.errors import ModelError
+from kedge.core.files import hash_json
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Span = tuple[int, int]
+BackendEncode = Callable[[list[str]], list[tuple[list[int], list[Span]]]]
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
@@ -55,6 +60,38 @@ def tokens_with_spans(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[li
     """Tokens, and for each the characters that it came from; several tokens may share one character."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return encoded["input_ids"], [(start, end) for start, end in encoded["offset_mapping"]]
+
+
+def backend_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
+    """How the tokenizer works, as its tokenizer.json says it; None for one that is not of the tokenizers library."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None else json.loads(backend.to_str())
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Equal for tokenizers that make the same tokens of the same messages."""
+    state = [backend_state(tokenizer), tokenizer.chat_template, tokenizer.special_tokens_map]
+    return hash_json([*state, str(type(tokenizer)), transformers.__version__, tokenizers.__version__])
+
+
+def backend_encoder(tokenizer: PreTrainedTokenizerBase) -> BackendEncode:
+    """A function that tokenises many short texts at once, as `tokens_with_spans` does one.
+
+    It asks the tokenizers library itself: transformers takes longer to prepare a call than a word takes.
+    """
+    tokenizer("", add_special_tokens=False)  # switches off the cutting and padding that a tokenizer.json may ask for
+    backend: Any = cast(PreTrainedTokenizerFast, tokenizer).backend_tokenizer
+
+    def encode(texts: list[str]) -> list[tuple[list[int], list[Span]]]:
+        return [(row.ids, row.offsets) for row in backend.encode_batch(texts, add_special_tokens=False)]
+
+    return encode
+
+
+def word_starts(tokenizer: PreTrainedTokenizerBase, text: str) -> set[int]:
+    """Where the tokenizer cuts a text before it looks for tokens."""
+    backend: Any = cast(PreTrainedTokenizerFast, tokenizer).backend_tokenizer
+    return {start for _, (start, _) in backend.pre_tokenizer.pre_tokenize_str(text)}
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

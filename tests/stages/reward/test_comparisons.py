@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from kedge.core.errors import DataError
+from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Message
 from kedge.models.loading.tiny import tiny_tokenizer
-from kedge.stages.reward.comparisons import EncodedComparison, fold, fold_of, length_controlled, read_comparisons
+from kedge.stages.reward.comparisons import EncodedComparison, fold, folds, length_controlled, read_comparisons
 from kedge.stages.shared.encoding import Encoder
 from kedge.stages.shared.held_out import hold_out
 
@@ -32,7 +33,7 @@ def pair(number: int, chosen: str, rejected: str, **extra: object) -> dict[str, 
     return {"prompt": f"question {number}", "chosen": chosen, "rejected": rejected, **extra}
 
 
-def pairs(write: Write, gaps: Sequence[int], *, use_margin: bool = False) -> list[EncodedComparison]:
+def pairs(write: Write, gaps: Sequence[int], *, use_margin: bool = False) -> LazyRows[EncodedComparison]:
     """Pairs whose chosen answer is so many tokens longer than the rejected one; one token is one byte here."""
     rows = [pair(i, "x" * (50 + gap), "y" * 50, margin=0.25) for i, gap in enumerate(gaps)]
     return read_comparisons([str(write("pairs.jsonl", jsonl(*rows)))], encoder(), use_margin=use_margin)
@@ -87,7 +88,7 @@ def test_a_file_without_comparisons_is_refused(write: Write) -> None:
 # Parts
 
 
-def many(write: Write) -> list[EncodedComparison]:
+def many(write: Write) -> LazyRows[EncodedComparison]:
     """40 prompts with 3 pairs each."""
     rows = [pair(i % 40, f"good {i}", f"bad {i}") for i in range(120)]
     return read_comparisons([str(write("many.jsonl", jsonl(*rows)))], encoder(), use_margin=False)
@@ -114,7 +115,7 @@ def test_each_prompt_is_kept_from_exactly_one_member(write: Write) -> None:
         assert 15 < len(prompts) < 38
     assert fold(items, member=0, members=1, seed=1) == items
     for member, part in enumerate(parts):
-        unseen = [one for one in items if fold_of(one, members=3, seed=1) == member]
+        unseen = items.take(folds(items, members=3, seed=1) == member)
         assert sorted([*part, *unseen], key=lambda one: one.where) == sorted(items, key=lambda one: one.where)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Knows:
         return torch.tensor([[-float(len(row)) if row in self.seen else float(len(row))] for row in rows])
 
 
-def texts(items: list[EncodedComparison]) -> frozenset[tuple[int, ...]]:
+def texts(items: Sequence[EncodedComparison]) -> frozenset[tuple[int, ...]]:
     return frozenset(tuple(answer) for one in items for answer in one.ranked.answers)
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from kedge.core.errors import DataError
 from kedge.core.stage import TooLong
 from kedge.data.batching import LabelledAnswers, TokenSequence
+from kedge.data.encoding.pieces import TextTokenizer
+from kedge.data.encoding.rows import IDENTICAL, TOO_LONG, PreferenceEncoder, messages_of_text
+from kedge.data.encoding.store import LazyRows, TokenTable
 from kedge.data.examples import Messages, Pair, Ranking, Thumb
 from kedge.data.kinds import as_kind
-from kedge.data.long_prompts import place_of, prompt_before
-from kedge.data.reading import prompt_key, read
-from kedge.data.template import encode_conversation
+from kedge.data.reading import read
 from kedge.stages.shared.encoding import refuse_long
+from kedge.stages.shared.held_out import PROMPT_KEY, prompt_keys
+from kedge.stages.shared.token_cache import encoded_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,71 +55,81 @@ def read_preferences(
     too_long: TooLong = "drop",
 ) -> Preferences:
     """The strict pairs of a file, or its single answers; pairs of equal answers are left out."""
-    items: list[Preference] = []
-    places: list[tuple[str, int]] = []
-    total = num_too_long = num_identical = 0
-    for example in _thumbs(source) if wants_thumbs else _pairs(source):
-        total += 1
-        labelled = [(example.answer, example.is_good)] if isinstance(example, Thumb) else _sides(example)
-        prompt, origin = example.prompt, example.origin
-        sequences = tuple(_encode(tokenizer, prompt, answer, str(origin)) for answer, _ in labelled)
-        if (longest := max(len(sequence.tokens) for sequence in sequences)) > max_length:
-            places.append((place_of(origin), longest))
-            sides = [answer for answer, _ in labelled]
-            is_cut = too_long == "cut"
-            shorter = prompt_before(tokenizer, prompt, sides, max_length=max_length, origin=origin) if is_cut else None
-            if shorter is None:
-                num_too_long += 1
-                continue
-            prompt = shorter
-            sequences = tuple(_encode(tokenizer, prompt, answer, str(origin)) for answer in sides)
-        if len(sequences) == 2 and sequences[0].tokens == sequences[1].tokens:
-            num_identical += 1
-        else:
-            is_good = tuple(good for _, good in labelled)
-            answers = LabelledAnswers(sequences=sequences, is_good=is_good, ref_logp=(0.0,) * len(sequences))
-            items.append(Preference(answers=answers, prompt=prompt, prompt_key=prompt_key(example)))
-    refuse_long(source, places, too_long, total=total, limit=max_length, noun="preference")
-    if not items:
+    items_of = _thumbs if wants_thumbs else _pairs
+
+    def encoder(tokenise: TextTokenizer) -> PreferenceEncoder:
+        return PreferenceEncoder(tokenise=tokenise, max_length=max_length, too_long=too_long)
+
+    kind = "thumbs" if wants_thumbs else "pairs"
+    settings = {"kind": kind, "max_length": max_length, "too_long": too_long}
+    data = encoded_data(source, items_of(source), encoder, tokenizer, settings=settings, code=(__name__,))
+    num_too_long, num_identical = data.left_out.get(TOO_LONG, 0), data.left_out.get(IDENTICAL, 0)
+    if num_too_long and too_long == "refuse":
+        again = encoder(TextTokenizer(tokenizer))
+        refuse_long(source, items_of(source), again, limit=max_length, noun="preference")
+    if not len(data.table):
         raise DataError(
             f"{source}: nothing to learn from: {num_too_long} preferences are longer than {max_length} tokens "
             f"(max_length) and {num_identical} are pairs of equal answers; raise max_length, or look at it with "
             "kedge data check"
         )
-    num_cut = len(places) - num_too_long
+    keys = {PROMPT_KEY: data.table.column(PROMPT_KEY)}
+    items = LazyRows(partial(_preference, data.table), range(len(data.table)), keys)
+    num_cut = int(data.table.column("is_cut").sum())
     return Preferences(items=items, num_too_long=num_too_long, num_cut=num_cut, num_identical=num_identical)
 
 
-def mismatched(items: Sequence[Preference], *, max_length: int) -> list[LabelledAnswers]:
+def _preference(table: TokenTable, row: int) -> Preference:
+    rows = zip(table.value("tokens", row), table.value("counted", row), strict=True)
+    sequences = tuple(TokenSequence(tokens=tokens, counted=counted) for tokens, counted in rows)
+    return Preference(
+        answers=LabelledAnswers(
+            sequences=sequences, is_good=tuple(table.value("is_good", row)), ref_logp=(0.0,) * len(sequences)
+        ),
+        prompt=messages_of_text(table.value("prompt", row)),
+        prompt_key=table.value(PROMPT_KEY, row),
+    )
+
+
+def mismatched(items: Sequence[Preference], *, max_length: int) -> Sequence[LabelledAnswers]:
     """For each item its prompt with the answer of the next item of another prompt, cut at `max_length`.
 
     What KTO's reference point is estimated on. The partner is fixed by the data and not by the step, so that the
     reference is asked once, and a step's estimate depends on neither its order nor its micro-batches.
     """
-    if len({item.prompt_key for item in items}) < 2:
+    keys = prompt_keys(items)
+    first_of_runs = np.flatnonzero(keys != np.roll(keys, 1))
+    if not len(first_of_runs):
         raise DataError("kto compares answers with answers to other prompts, and all of these have the same prompt")
-    anchors: list[LabelledAnswers] = []
-    for index, item in enumerate(items):
-        following = (items[(index + step) % len(items)] for step in range(1, len(items)))
-        partner = next(other for other in following if other.prompt_key != item.prompt_key)
-        prompt, answer = _cut(item.answers.sequences[0])[0], _cut(partner.answers.sequences[0])[1]
+
+    def anchor(place: int) -> LabelledAnswers:
+        following = np.searchsorted(first_of_runs, place, side="right") % len(first_of_runs)
+        partner = items[int(first_of_runs[following])]
+        prompt = _cut(items[place].answers.sequences[0])[0]
+        answer = _cut(partner.answers.sequences[0])[1]
         tokens = [*prompt.tokens, *answer.tokens][:max_length]
         counted = [*prompt.counted, *answer.counted][:max_length]
-        anchors.append(
-            LabelledAnswers(
-                sequences=(TokenSequence(tokens=tokens, counted=counted),), is_good=(True,), ref_logp=(0.0,)
-            )
-        )
-    return anchors
+        sequence = TokenSequence(tokens=tokens, counted=counted)
+        return LabelledAnswers(sequences=(sequence,), is_good=(True,), ref_logp=(0.0,))
+
+    return LazyRows(anchor, range(len(items)))
 
 
-def sequences_of(items: Sequence[LabelledAnswers]) -> list[TokenSequence]:
-    return [sequence for item in items for sequence in item.sequences]
+def sequences_of(items: Sequence[LabelledAnswers]) -> Sequence[TokenSequence]:
+    """The answers of all items in their order; each item has as many as the first."""
+    count = len(items[0].sequences) if items else 1
+    return LazyRows(lambda place: items[place // count].sequences[place % count], range(count * len(items)))
 
 
-def with_reference_logprobs(answers: LabelledAnswers, logp: Iterator[float]) -> LabelledAnswers:
-    """The next of the reference's log-probs become those of these answers."""
-    return replace(answers, ref_logp=tuple(next(logp) for _ in answers.sequences))
+def with_reference_logprobs(items: Sequence[LabelledAnswers], logp: Sequence[float]) -> Sequence[LabelledAnswers]:
+    """The items with the reference's log-probs, which are in the order of `sequences_of`."""
+    logp_S = np.asarray(logp, dtype=np.float64)
+    count = len(items[0].sequences) if items else 1
+
+    def with_logp(place: int) -> LabelledAnswers:
+        return replace(items[place], ref_logp=tuple(logp_S[place * count : (place + 1) * count].tolist()))
+
+    return LazyRows(with_logp, range(len(items)))
 
 
 def _pairs(source: str) -> Iterator[Pair]:
@@ -132,17 +148,6 @@ def _thumbs(source: str) -> Iterator[Thumb]:
                 f"kedge data convert '{source}' --kind pairs"
             )
         yield from cast("tuple[Thumb, ...]", as_kind(example, "thumbs"))
-
-
-def _sides(pair: Pair) -> list[tuple[Messages, bool]]:
-    return [(pair.chosen, True), (pair.rejected, False)]
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages, where: str) -> TokenSequence:
-    encoded = encode_conversation(tokenizer, prompt + answer, trained_from=len(prompt))
-    if not any(encoded.assistant_mask[1:]):
-        raise DataError(f"{where}: an answer has no token of the assistant's, so there is nothing to learn from it")
-    return TokenSequence(tokens=encoded.tokens, counted=encoded.assistant_mask)
 
 
 def _cut(sequence: TokenSequence) -> tuple[TokenSequence, TokenSequence]:

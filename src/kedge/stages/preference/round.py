@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from torch import Tensor
 
 from kedge.core.batches import AnswerBatch
 from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
+from kedge.data.encoding.store import joined, lazy_map
 from kedge.models.forward.language_model import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Cut, Passes, PassSize
@@ -112,7 +114,7 @@ def prepare_round(
         logp = reference_logprobs(
             context,
             reference,
-            [sequence for part in parts for sequence in sequences_of([*part.items, *part.anchors])],
+            joined([sequences_of(items) for part in parts for items in (part.items, part.anchors)]),
             file=file,
             pad=pad,
             has_adapters=has_adapters,
@@ -127,18 +129,17 @@ def prepare_round(
 def _answer_set(items: Sequence[Preference], settings: PreferenceSettings) -> AnswerSet:
     is_kto = isinstance(settings.method, KTO)
     return AnswerSet(
-        items=[item.answers for item in items],
+        items=lazy_map(lambda item: item.answers, items),
         anchors=mismatched(items, max_length=settings.max_length) if is_kto else [],
     )
 
 
 def _with_reference(parts: Sequence[AnswerSet], logprobs: Sequence[float]) -> list[AnswerSet]:
     """`logprobs` are of all sequences, part by part, those of a part's items before those of its anchors."""
-    logp = iter(logprobs)
-    return [
-        AnswerSet(
-            items=[with_reference_logprobs(item, logp) for item in part.items],
-            anchors=[with_reference_logprobs(anchor, logp) for anchor in part.anchors],
-        )
-        for part in parts
+    sets = [items for part in parts for items in (part.items, part.anchors)]
+    ends = list(accumulate((len(sequences_of(items)) for items in sets), initial=0))
+    changed = [
+        with_reference_logprobs(items, logprobs[start:end])
+        for items, (start, end) in zip(sets, pairwise(ends), strict=True)
     ]
+    return [AnswerSet(items=changed[at], anchors=changed[at + 1]) for at in range(0, len(changed), 2)]

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.core.stage import TooLong
 from kedge.core.stats import logistic_slope
 from kedge.data.batching import RankedAnswers
-from kedge.data.examples import Messages, Pair, Ranking, text_of
-from kedge.data.long_prompts import place_of
+from kedge.data.encoding.rows import TOO_LONG, absolute_place, relative_place
+from kedge.data.encoding.store import Columns, LazyRows, TokenTable, joined
+from kedge.data.encoding.workers import LeftOut
+from kedge.data.examples import Pair, Ranking, text_of
 from kedge.data.reading import prompt_key, read
+from kedge.models.reward.reward_model import reward_tokens
 from kedge.stages.reward.settings import LengthControl
 from kedge.stages.shared.encoding import Encoder, refuse_long
+from kedge.stages.shared.held_out import PROMPT_KEY
+from kedge.stages.shared.token_cache import EncodedData, encoded_data
+
+_GAP: Final = "gap"
+"""The column with how much longer the preferred answer of a pair is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,57 +53,130 @@ def read_comparisons(
     use_margin: bool,
     too_long: TooLong = "cut",
     report: Callable[[int], None] = lambda _: None,
-) -> list[EncodedComparison]:
+) -> LazyRows[EncodedComparison]:
     """All comparisons, one file for each objective. Rankings in which everything ties prefer nothing: left out.
 
     `report` is told how many have an answer that is too long, which is cut or left out with its comparison.
     """
-    items: list[EncodedComparison] = []
-    num_long = 0
-    for objective, source in enumerate(sources):
-        places: list[tuple[str, int]] = []
-        total = 0
-        for example in _comparisons(source):
-            total += 1
-            answers = (example.chosen, example.rejected) if isinstance(example, Pair) else example.answers
-            whole = [encoder.whole(example.prompt, answer) for answer in answers]
-            if (longest := max(map(len, whole))) > encoder.max_length:
-                places.append((place_of(example.origin), longest))
-                if too_long != "cut":
-                    continue
-            tokens = [answer[-encoder.max_length :] for answer in whole]
-            items.append(_encoded(example, answers, tokens, encoder, objective, use_margin))
-        refuse_long(source, places, too_long, total=total, limit=encoder.max_length, noun="comparison")
-        num_long += len(places)
-    if num_long and not items:
+    read = [_read(source, encoder, too_long) for source in sources]
+    tables = [data.table for data in read]
+    num_long = sum(data.left_out.get(TOO_LONG, 0) + int(data.table.column("is_cut").sum()) for data in read)
+    columns = {name: np.concatenate([table.column(name) for table in tables]) for name in (PROMPT_KEY, _GAP)}
+    parts = [
+        LazyRows(partial(_comparison, table, source, objective, use_margin), range(len(table)))
+        for objective, (table, source) in enumerate(zip(tables, sources, strict=True))
+    ]
+    items = joined(parts)
+    if num_long and not len(items):
         raise DataError(
             f"{', '.join(sources)}: all {num_long:,} comparisons are longer than {encoder.max_length:,} tokens "
             "(max_length), and too_long: drop leaves none; raise it, or set too_long: cut"
         )
     report(num_long)
-    return items
+    return LazyRows(items.__getitem__, range(len(items)), columns)
 
 
-def fold(items: Sequence[EncodedComparison], *, member: int, members: int, seed: int) -> list[EncodedComparison]:
+def _read(source: str, encoder: Encoder, too_long: TooLong) -> EncodedData:
+    data = encoded_data(
+        source,
+        _comparisons(source),
+        lambda tokenise: ComparisonEncoder(replace(encoder, tokenise=tokenise), source, too_long),
+        encoder.tokenizer,
+        settings={"kind": "comparisons", "max_length": encoder.max_length, "too_long": too_long},
+        code=(__name__, Encoder.__module__, reward_tokens.__module__),
+    )
+    if data.left_out.get(TOO_LONG) and too_long == "refuse":
+        again = ComparisonEncoder(encoder, source, too_long)
+        refuse_long(source, _comparisons(source), again, limit=encoder.max_length, noun="comparison")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonEncoder:
+    """A pair or a ranking as a row: its texts in tokens and as they are, for the report."""
+
+    encoder: Encoder
+    source: str
+    too_long: TooLong
+
+    columns: ClassVar[Columns] = {
+        "answers": "token_lists",
+        "rank": "numbers",
+        "margin": "fraction",
+        PROMPT_KEY: "key",
+        "prompt_text": "text",
+        "answer_texts": "texts",
+        "lengths": "numbers",
+        "place": "text",
+        _GAP: "number",
+        "is_cut": "number",
+    }
+
+    def __call__(self, example: Pair | Ranking) -> Mapping[str, Any] | LeftOut:
+        is_pair = isinstance(example, Pair)
+        answers = (example.chosen, example.rejected) if is_pair else example.answers
+        lengths = [self.encoder.length(answer) for answer in answers]
+        whole = [self.encoder.whole(example.prompt, answer) for answer in answers]
+        longest, limit = max(map(len, whole)), self.encoder.max_length
+        if longest > limit and self.too_long != "cut":
+            return LeftOut(TOO_LONG, str(example.origin), longest)
+        return {
+            "answers": [tokens[-limit:] for tokens in whole],
+            "rank": (1, 2) if is_pair else example.rank,
+            "margin": example.margin if is_pair else None,
+            PROMPT_KEY: prompt_key(example),
+            "prompt_text": text_of(example.prompt),
+            "answer_texts": [text_of(answer) for answer in answers],
+            "lengths": lengths,
+            "place": relative_place(str(example.origin), self.source),
+            _GAP: _length_gap(lengths),
+            "is_cut": int(longest > limit),
+        }
+
+
+def _comparison(table: TokenTable, source: str, objective: int, use_margin: bool, row: int) -> EncodedComparison:
+    margin = table.value("margin", row)
+    ranked = RankedAnswers(
+        answers=table.value("answers", row),
+        rank=tuple(table.value("rank", row)),
+        margin=(margin or 0.0) if use_margin else 0.0,
+        objective=objective,
+    )
+    return EncodedComparison(
+        ranked=ranked,
+        prompt_key=table.value(PROMPT_KEY, row),
+        prompt_text=table.value("prompt_text", row),
+        answer_texts=tuple(table.value("answer_texts", row)),
+        lengths=tuple(table.value("lengths", row)),
+        where=absolute_place(table.value("place", row), source),
+        margin=margin,
+    )
+
+
+def fold(items: LazyRows[EncodedComparison], *, member: int, members: int, seed: int) -> LazyRows[EncodedComparison]:
     """What one member of an ensemble trains on: all but its own fold of the prompts; everything when it is alone."""
-    return [item for item in items if members == 1 or fold_of(item, members=members, seed=seed) != member]
+    if members == 1:
+        return items
+    return items.take(folds(items, members=members, seed=seed) != member)
 
 
-def fold_of(item: EncodedComparison, *, members: int, seed: int) -> int:
-    """The member of an ensemble that never sees this comparison, nor any other of its prompt."""
-    return seed_for(seed, "fold", item.prompt_key) % members
+def folds(items: LazyRows[EncodedComparison], *, members: int, seed: int) -> NDArray[np.int64]:
+    """For each comparison the member of an ensemble that never sees it, nor any other of its prompt."""
+    keys, places = np.unique(items.column(PROMPT_KEY), return_inverse=True)
+    member_of_key = [seed_for(seed, "fold", int(key)) % members for key in keys]
+    return np.asarray(member_of_key, dtype=np.int64)[places]
 
 
 def length_controlled(
-    items: Sequence[EncodedComparison], how: LengthControl, *, strength: float = 1.0
-) -> list[EncodedComparison]:
+    items: LazyRows[EncodedComparison], how: LengthControl, *, strength: float = 1.0
+) -> LazyRows[EncodedComparison]:
     """The same comparisons with weights (`balance`) or margins (`residual`) that take the length bias out of pairs.
 
     Of the log-odds that length alone gives to the longer answer, `strength` is the share that is taken out.
     """
     match how:
         case "none":
-            return list(items)
+            return items
         case "balance":
             return _balanced(items, strength)
         case "residual":
@@ -105,62 +191,39 @@ def _comparisons(source: str) -> Iterator[Pair | Ranking]:
             yield example
 
 
-def _encoded(
-    example: Pair | Ranking,
-    answers: Sequence[Messages],
-    tokens: Sequence[Sequence[int]],
-    encoder: Encoder,
-    objective: int,
-    use_margin: bool,
-) -> EncodedComparison:
-    is_pair = isinstance(example, Pair)
-    margin = example.margin if is_pair else None
-    ranked = RankedAnswers(
-        answers=tokens,
-        rank=(1, 2) if is_pair else example.rank,
-        margin=(margin or 0.0) if use_margin else 0.0,
-        objective=objective,
-    )
-    return EncodedComparison(
-        ranked=ranked,
-        prompt_key=prompt_key(example),
-        prompt_text=text_of(example.prompt),
-        answer_texts=tuple(text_of(answer) for answer in answers),
-        lengths=tuple(encoder.length(answer) for answer in answers),
-        where=str(example.origin),
-        margin=margin,
-    )
-
-
-def _length_gap(item: EncodedComparison) -> int:
+def _length_gap(lengths: Sequence[int]) -> int:
     """How much longer the preferred answer of a pair is; 0 for rankings, which length control leaves alone."""
-    return item.lengths[0] - item.lengths[1] if len(item.lengths) == 2 else 0
+    return lengths[0] - lengths[1] if len(lengths) == 2 else 0
 
 
-def _balanced(items: Sequence[EncodedComparison], strength: float) -> list[EncodedComparison]:
+def _balanced(items: LazyRows[EncodedComparison], strength: float) -> LazyRows[EncodedComparison]:
     """Pairs whose longer answer won and pairs whose longer answer lost get the same total weight at strength 1.
 
     The ratio of their weights is (longer / shorter)^strength, and together they weigh as much as before.
     """
-    longer = sum(_length_gap(item) > 0 for item in items)
-    shorter = sum(_length_gap(item) < 0 for item in items)
+    gaps = items.column(_GAP)
+    longer, shorter = int((gaps > 0).sum()), int((gaps < 0).sum())
     if not longer or not shorter:
         counts = f"the longer answer wins in {longer} and loses in {shorter}"
         raise DataError(f"length_control: balance needs pairs of both sorts, but {counts}; use none or residual")
     ratio = (longer / shorter) ** strength
     unit = (longer + shorter) / (longer + shorter * ratio)
     weight = {1: unit, -1: unit * ratio, 0: 1.0}
-    return [_with_ranked(item, weight=weight[_sign(_length_gap(item))]) for item in items]
+    return items.map(lambda item: _with_ranked(item, weight=weight[_sign(_length_gap(item.lengths))]))
 
 
-def _residual(items: Sequence[EncodedComparison], strength: float) -> list[EncodedComparison]:
+def _residual(items: LazyRows[EncodedComparison], strength: float) -> LazyRows[EncodedComparison]:
     """A length model comes first: P(chosen) = σ(slope · asinh(gap)); what it explains is not asked of the scores.
 
     A product of experts (Clark et al. 2019; for reward models Shen et al. 2023): the loss is
     −log σ(score difference + slope · asinh(gap)), which is a margin of −slope · asinh(gap), times the strength.
     """
-    slope = strength * logistic_slope([math.asinh(_length_gap(item)) for item in items])
-    return [_with_ranked(item, margin=item.ranked.margin - slope * math.asinh(_length_gap(item))) for item in items]
+    slope = strength * logistic_slope([math.asinh(gap) for gap in items.column(_GAP).tolist()])
+
+    def with_margin(item: EncodedComparison) -> EncodedComparison:
+        return _with_ranked(item, margin=item.ranked.margin - slope * math.asinh(_length_gap(item.lengths)))
+
+    return items.map(with_margin)
 
 
 def _with_ranked(item: EncodedComparison, **changes: float) -> EncodedComparison:

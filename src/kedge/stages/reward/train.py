@@ -20,6 +20,7 @@ from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
 from kedge.data.batching import comparison_batches, num_steps, step_rows
+from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
@@ -89,7 +90,7 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
 
 def _data(
     context: Context, settings: RewardSettings, encoder: Encoder
-) -> tuple[list[EncodedComparison], list[EncodedComparison]]:
+) -> tuple[LazyRows[EncodedComparison], LazyRows[EncodedComparison]]:
     """Comparisons to learn, under length control, and held-out ones."""
     loss = settings.loss
     data = _read(context, settings, encoder, "data")
@@ -102,7 +103,7 @@ def _data(
     return length_controlled(data, loss.length_control, strength=loss.length_strength), held_out
 
 
-def _read(context: Context, settings: RewardSettings, encoder: Encoder, field: str) -> list[EncodedComparison]:
+def _read(context: Context, settings: RewardSettings, encoder: Encoder, field: str) -> LazyRows[EncodedComparison]:
     def report(count: int) -> None:
         dropped, cut = (0, count) if settings.too_long == "cut" else (count, 0)
         what = f"comparisons of `{field}`"
@@ -216,8 +217,8 @@ def _demonstrations(context: Context, encoder: Encoder, data: Sequence[EncodedCo
         examples = islice(read(context.input("demonstrations"), kind="demonstrations"), MOST_DEMONSTRATIONS)
         conversations = [cast(Demonstration, example).messages for example in examples]
         return [encoder.tokens(messages[:-1], messages[-1:]) for messages in conversations]
-    best = [list(item.ranked.answers[list(item.ranked.rank).index(min(item.ranked.rank))]) for item in data]
-    return best[:MOST_DEMONSTRATIONS]
+    ranked = [item.ranked for item in data[:MOST_DEMONSTRATIONS]]
+    return [list(answers.answers[list(answers.rank).index(min(answers.rank))]) for answers in ranked]
 
 
 def _normalised(
@@ -241,8 +242,8 @@ def _report(
     context: Context,
     settings: RewardSettings,
     members: Sequence[RewardModel],
-    data: Sequence[EncodedComparison],
-    held_out: Sequence[EncodedComparison],
+    data: LazyRows[EncodedComparison],
+    held_out: LazyRows[EncodedComparison],
     cost: Mapping[str, str],
 ) -> None:
     """Write the report, say its verdict, and stop the run where it says that the model is unfit."""
@@ -261,7 +262,7 @@ def _report(
         )
 
 
-def _out_of_fold(context: Context, members: Sequence[RewardModel], data: Sequence[EncodedComparison]) -> str:
+def _out_of_fold(context: Context, members: Sequence[RewardModel], data: LazyRows[EncodedComparison]) -> str:
     """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
     report = report_out_of_fold(members, data, seed=context.seed)
     write_json(context.folder / "out-of-fold.json", report.as_dict())

@@ -7,6 +7,7 @@ next time; a model of the hub, whose weights may change behind its name, is aske
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from kedge.data.examples import Messages
 from kedge.data.template import encode_prompt, stop_ids, template_hash
 from kedge.data.tokenizer import padding_id
 from kedge.models.loading.cache import build_once, cache_root
+from kedge.models.loading.describe import context_window
 from kedge.models.loading.load import DTypeName, dtype_for, load_causal
 from kedge.models.loading.resolve import resolve
 from kedge.models.settings import AutoSize
@@ -93,6 +95,13 @@ def answer(request: Answering, prompts: Sequence[Messages], *, progress: Progres
     about = {**facts, "prompts": len(prompts), "model": request.model}
     build_once(folder, lambda beside: _write(beside, _sampled(request, tokenizer, rows, progress), about))
     return Answered(rollouts=_read(folder, rows), tokenizer=tokenizer, is_cached=is_cached)
+
+
+def room_for_answers(model: str, prompts: Sequence[Messages], *, chat_template: str | None) -> int:
+    """Tokens that the window of a model leaves for an answer to the longest of these prompts."""
+    tokenizer = tokenizer_for(model, chat_template)
+    longest = max(len(encode_prompt(tokenizer, prompt)) for prompt in prompts)
+    return (context_window(model) or sys.maxsize) - longest
 
 
 def _sampled(request: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress) -> Rollouts:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,8 @@ from kedge.core.protocols import Generator
 from kedge.core.records import Prompts, Rollouts, repeated
 from kedge.core.seeds import item_at, seed_for
 from kedge.core.stage import TooLong
+from kedge.data.encoding.rows import PromptEncoder
+from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Prompt
 from kedge.data.long_prompts import LongPrompts, fit_prompts, tighter_limit
 from kedge.data.mixing import MIXTURE
@@ -25,6 +28,7 @@ from kedge.data.reading import read
 from kedge.models.loading.describe import context_window
 from kedge.rewards.rollouts import PromptRecord
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.token_cache import encoded_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,7 +137,13 @@ def read_prompts(
     if not prompts:
         raise DataError(f"{source}: no prompts in it; look at it with kedge data check")
     fitted = fit_prompts(
-        tokenizer, prompts, source=source, max_tokens=max_tokens, too_long=too_long, limit_name=limit_name
+        tokenizer,
+        prompts,
+        source=source,
+        max_tokens=max_tokens,
+        too_long=too_long,
+        limit_name=limit_name,
+        tokens=_tokens(source, prompts, tokenizer),
     )
     report(fitted.long)
     return PromptDataset(
@@ -144,6 +154,14 @@ def read_prompts(
         seed=seed_for(seed, "prompts"),
         mixture=_mixture(fitted.prompts),
     )
+
+
+def _tokens(source: str, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Sequence[Sequence[int]]:
+    """The tokens of the prompts that were read of a source; of many, from the cache."""
+    data = encoded_data(
+        source, prompts, lambda tokenise: PromptEncoder(tokenise=tokenise), tokenizer, settings={"kind": "prompts"}
+    )
+    return LazyRows(partial(data.table.value, "tokens"), range(len(data.table)))
 
 
 def prompt_limit(model: str, max_prompt_tokens: int | None, max_new_tokens: int) -> tuple[int, str]:

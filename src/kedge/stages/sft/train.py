@@ -98,8 +98,7 @@ def _read(context: Context, settings: SFTSettings, tokenizer: PreTrainedTokenize
 
 
 def _report(context: Context, data: Conversations, held_out: Conversations | None, settings: SFTSettings) -> None:
-    num_tokens = sum(sum(sequence.counted) for sequence in data.sequences)
-    message = f"{len(data.sequences):,} conversations with {num_tokens:,} tokens to learn"
+    message = f"{len(data.sequences):,} conversations with {data.num_counted:,} tokens to learn"
     if held_out:
         message += f", {len(held_out.sequences):,} held out"
     context.event("info", "sft.data", message)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from kedge.core.errors import DataError
 from kedge.core.stage import TooLong
 from kedge.data.batching import TokenSequence
-from kedge.data.examples import Demonstration, Messages, Origin
-from kedge.data.long_prompts import LongPrompts, place_of, prompt_before
+from kedge.data.encoding.pieces import TextTokenizer
+from kedge.data.encoding.rows import TOO_LONG, DemonstrationEncoder, shortened
+from kedge.data.encoding.store import LazyRows, TokenTable
+from kedge.data.encoding.workers import LeftOut, RowEncoder
+from kedge.data.examples import Demonstration, Messages
+from kedge.data.long_prompts import LongPrompts
 from kedge.data.reading import read
 from kedge.data.template import encode_conversation, encode_prompt
-from kedge.data.tokenizer import special_ids, tokens_of
+from kedge.data.tokenizer import tokens_of
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.models.settings import Truncate
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.token_cache import SMALL_ITEMS, encoded_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ExampleT = TypeVar("ExampleT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +41,9 @@ class Conversations:
     prompts: Sequence[Sequence[int]]
     num_too_long: int
     """Left out."""
-    num_cut: int = 0
+    num_cut: int
+    num_counted: int
+    """Tokens that are learnt, of all sequences together."""
 
 
 def encode_demonstrations(
@@ -43,43 +55,68 @@ def encode_demonstrations(
     too_long: TooLong = "drop",
 ) -> Conversations:
     """The conversations of a file, those that are too long left out or cut, and the prompts of the first few."""
-    sequences: list[TokenSequence] = []
-    prompts: list[list[int]] = []
-    places: list[tuple[str, int]] = []
-    total = num_too_long = 0
-    for example in read(source, kind="demonstrations"):
-        total += 1
-        messages = cast(Demonstration, example).messages
-        encoded = encode_conversation(tokenizer, messages)
-        if len(encoded.tokens) > max_length:
-            places.append((place_of(example.origin), len(encoded.tokens)))
-            shorter = _shortened(tokenizer, messages, example.origin, max_length) if too_long == "cut" else None
-            if shorter is None:
-                num_too_long += 1
-                continue
-            messages, encoded = shorter, encode_conversation(tokenizer, shorter)
-        # Plain text is cut here: it has no prompt that could be.
-        tokens, counted = encoded.tokens[-max_length:], encoded.assistant_mask[-max_length:]
-        sequences.append(TokenSequence(tokens=tokens, counted=counted))
-        if len(prompts) < samples and len(messages) > 1:  # plain text has no prompt
-            prompts.append(encode_prompt(tokenizer, messages[:-1]))
-    refuse_long(source, places, too_long, total=total, limit=max_length, noun="conversation")
-    if not any(any(sequence.counted) for sequence in sequences):
+
+    def encoder(tokenise: TextTokenizer) -> DemonstrationEncoder:
+        return DemonstrationEncoder(tokenise=tokenise, max_length=max_length, too_long=too_long)
+
+    settings = {"kind": "demonstrations", "max_length": max_length, "too_long": too_long}
+    data = encoded_data(source, _demonstrations(source), encoder, tokenizer, settings=settings)
+    num_too_long, num_counted = data.left_out.get(TOO_LONG, 0), int(data.table.column("num_counted").sum())
+    if num_too_long and too_long == "refuse":
+        again = encoder(TextTokenizer(tokenizer))
+        refuse_long(source, _demonstrations(source), again, limit=max_length, noun="conversation")
+    if not num_counted:
         raise DataError(
             f"{source}: no conversation of at most {max_length} tokens (max_length) has an assistant's token "
             f"to learn, and {num_too_long} are longer; raise max_length, or look at it with kedge data check"
         )
-    num_cut = len(places) - num_too_long
-    return Conversations(sequences=sequences, prompts=prompts, num_too_long=num_too_long, num_cut=num_cut)
+    return Conversations(
+        sequences=LazyRows(partial(_token_sequence, data.table), range(len(data.table))),
+        prompts=_sample_prompts(source, tokenizer, max_length=max_length, too_long=too_long, count=samples),
+        num_too_long=num_too_long,
+        num_cut=int(data.table.column("is_cut").sum()),
+        num_counted=num_counted,
+    )
+
+
+def _demonstrations(source: str) -> Iterable[Demonstration]:
+    return cast("Iterable[Demonstration]", read(source, kind="demonstrations"))
+
+
+def _token_sequence(table: TokenTable, row: int) -> TokenSequence:
+    return TokenSequence(tokens=table.value("tokens", row), counted=table.value("counted", row))
+
+
+def _sample_prompts(
+    source: str, tokenizer: PreTrainedTokenizerBase, *, max_length: int, too_long: TooLong, count: int
+) -> list[list[int]]:
+    """The prompts of the first conversations of a file that are learnt; plain text has none."""
+    prompts: list[list[int]] = []
+    tokenise = TextTokenizer(tokenizer)
+    for example in islice(_demonstrations(source), SMALL_ITEMS) if count else ():
+        if len(example.messages) < 2:
+            continue
+        messages = shortened(tokenise, example.messages, example.origin, max_length=max_length, too_long=too_long)
+        if not isinstance(messages, LeftOut):
+            prompts.append(encode_prompt(tokenizer, messages[:-1]))
+        if len(prompts) == count:
+            break
+    return prompts
 
 
 def refuse_long(
-    source: str, places: Sequence[tuple[str, int]], too_long: TooLong, *, total: int, limit: int, noun: str
-) -> None:
-    """`too_long: refuse`: an error that names the examples over the limit, where there are any."""
-    if places and too_long == "refuse":
-        long = LongPrompts(places=tuple(places), total=total, limit=limit, limit_name="max_length", noun=noun)
-        raise DataError(f"{source}: {long.in_words()}: {long.fix}")
+    source: str, items: Iterable[ExampleT], encoder: RowEncoder[ExampleT], *, limit: int, noun: str
+) -> NoReturn:
+    """`too_long: refuse`: an error that names the examples over the limit, which are looked for again."""
+    places: list[tuple[str, int]] = []
+    total = 0
+    for item in items:
+        total += 1
+        row = encoder(item)
+        if isinstance(row, LeftOut) and row.reason == TOO_LONG:
+            places.append((Path(row.where).name, row.length))
+    long = LongPrompts(places=tuple(places), total=total, limit=limit, limit_name="max_length", noun=noun)
+    raise DataError(f"{source}: {long.in_words()}: {long.fix}")
 
 
 def report_long(context: Context, code: str, what: str, *, max_length: int, dropped: int, cut: int) -> None:
@@ -88,17 +125,6 @@ def report_long(context: Context, code: str, what: str, *, max_length: int, drop
         context.event("warning", code, f"{dropped:,} {what} are longer than {max_length} tokens: left out")
     if cut:
         context.event("warning", code, f"{cut:,} {what} are longer than {max_length} tokens: they lost their beginning")
-
-
-def _shortened(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, origin: Origin, max_length: int
-) -> Messages | None:
-    """The conversation with the beginning of its prompt cut off; None where that is not enough."""
-    if len(messages) == 1:
-        return messages
-    prompt, answer = messages[:-1], messages[-1:]
-    shorter = prompt_before(tokenizer, prompt, [answer], max_length=max_length, origin=origin)
-    return None if shorter is None else shorter + answer
 
 
 def truncation(too_long: TooLong) -> Truncate:
@@ -113,6 +139,8 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     truncate: Truncate
+    tokenise: TextTokenizer | None = None
+    """For many texts in a row (`kedge.data.encoding.pieces`)."""
 
     def tokens(self, prompt: Messages, answer: Messages) -> list[int]:
         return self._tokens(prompt, answer, self.max_length)
@@ -122,13 +150,15 @@ class Encoder:
         return self._tokens(prompt, answer, sys.maxsize)
 
     def _tokens(self, prompt: Messages, answer: Messages, max_length: int) -> list[int]:
+        tokenise = self.tokenise or TextTokenizer(self.tokenizer)
         return reward_tokens(
-            encode_conversation(self.tokenizer, prompt + answer).tokens,
-            stop_ids=special_ids(self.tokenizer),
+            encode_conversation(self.tokenizer, prompt + answer, tokenise=tokenise).tokens,
+            stop_ids=tokenise.control,
             blank_ids={*tokens_of(self.tokenizer, "\n"), *tokens_of(self.tokenizer, " ")},
             max_length=max_length,
             truncate=self.truncate,
         )
 
     def length(self, answer: Messages) -> int:
-        return len(tokens_of(self.tokenizer, "\n".join(message.content for message in answer)))
+        text = "\n".join(message.content for message in answer)
+        return len(tokens_of(self.tokenizer, text) if self.tokenise is None else self.tokenise(text).tokens)
