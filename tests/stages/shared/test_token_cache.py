@@ -142,6 +142,42 @@ def test_what_is_left_out_is_counted_in_the_cache_too(
     assert all(made)
 
 
+def _read_cut(kind: str, source: str) -> tuple[Any, ...]:
+    if kind == "demonstrations":
+        read = encode_demonstrations(source, TOKENIZER, max_length=150, too_long="cut", samples=3)
+        return list(read.sequences), read.prompts, read.num_cut, read.num_too_long
+    if kind == "pairs":
+        preferences = read_preferences(source, TOKENIZER, max_length=75, wants_thumbs=False, too_long="cut")
+        return list(preferences.items), preferences.num_cut, preferences.num_too_long, preferences.num_identical
+    encoder, counts = Encoder(tokenizer=TOKENIZER, max_length=75, truncate="left"), list[int]()
+    items = read_comparisons([source], encoder, use_margin=False, too_long="cut", report=counts.append)
+    return list(items), counts
+
+
+@pytest.mark.parametrize("kind", ["demonstrations", "pairs", "comparisons"])
+def test_what_is_too_long_is_cut_alike(
+    kind: str, write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(KINDS[kind])
+    made, found = _read_cut(kind, source), _read_cut(kind, source)
+    monkeypatch.setattr(token_cache, "SMALL_ITEMS", 1000)
+    assert made == found == _read_cut(kind, source)
+    assert any(made[1:])
+
+
+def test_what_is_too_long_is_refused_with_the_longest(
+    write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(demonstration)
+    messages: list[str] = []
+    for small in (10, 10, 1000):
+        monkeypatch.setattr(token_cache, "SMALL_ITEMS", small)
+        with pytest.raises(DataError, match="conversations are longer than max_length 300; the longest has") as error:
+            encode_demonstrations(source, TOKENIZER, max_length=300, too_long="refuse")
+        messages.append(str(error.value))
+    assert len(set(messages)) == 1
+
+
 def test_the_cache_is_not_made_twice(write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(demonstration)
     encode_demonstrations(source, TOKENIZER, max_length=400)
