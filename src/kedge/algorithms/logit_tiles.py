@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Final
 
 import torch
@@ -114,7 +115,9 @@ PLAIN = Kernels(sums=_sums, gradients=_gradients)
 
 
 def kernels_for(logits_RC: Tensor, *, compiled: bool) -> Kernels:
-    return _compiled() if compiled and logits_RC.numel() >= COMPILED_FROM else PLAIN
+    if not compiled or logits_RC.numel() < COMPILED_FROM:
+        return PLAIN
+    return fused() if logits_RC.is_cuda and find_spec("triton") else _compiled()
 
 
 @cache
@@ -122,3 +125,11 @@ def _compiled() -> Kernels:
     """Each as one kernel (torch.compile), made when it is first called. The size of the tile is free in them, so that
     there is one for log-probs and one with the entropy."""
     return Kernels(sums=torch.compile(_sums, dynamic=True), gradients=torch.compile(_gradients, dynamic=True))
+
+
+@cache
+def fused() -> Kernels:
+    """Each as one kernel of our own (Triton), which is there at once."""
+    from kedge.algorithms.kernels import logit_tiles
+
+    return Kernels(sums=logit_tiles.sums, gradients=logit_tiles.gradients)

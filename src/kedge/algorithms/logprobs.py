@@ -55,7 +55,7 @@ def token_logprobs(
     """log softmax((hidden · headᵀ + bias) / temperature) at the targets; float32 whatever the weights are.
 
     A target outside the vocabulary gives NaN, since to look for one would wait for the device. `compiled` makes one
-    kernel of the work on a tile (torch.compile): faster on a GPU, after a start of some seconds.
+    kernel of the work on a tile: faster on a GPU.
 
     >>> head_VD = torch.tensor([[1.0], [2.0], [4.0]]).log()  # hidden 1: probabilities 1/7, 2/7, 4/7
     >>> token_logprobs(torch.ones(1, 1), head_VD, torch.tensor([2])).exp()

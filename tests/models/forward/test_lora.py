@@ -9,7 +9,6 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn.functional import linear
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from kedge.core.errors import ModelError
@@ -21,7 +20,6 @@ from kedge.models.forward.lora import (
     using,
     with_lora,
 )
-from kedge.models.forward.low_rank import lora_linear
 from kedge.models.loading import load
 from kedge.models.loading.adapters import load_adapter, save_adapters
 from kedge.models.loading.load import quantisation
@@ -187,49 +185,6 @@ def test_matrices_that_are_kept_the_other_way_round() -> None:
     assert parts == {"c_attn", "c_proj", "c_fc"}
     fill_b(model, "policy", 0.2)
     torch.testing.assert_close(logits(merge(model)), logits(model), rtol=1e-5, atol=1e-5)
-
-
-def low_rank(dtype: torch.dtype, *, bias: bool = True) -> tuple[torch.Tensor, ...]:
-    """x, W, the bias, and two adapters of rank 2 and 3; W and the bias are frozen."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(2, 3, 5), (7, 5), (7,), (2, 5), (7, 2), (3, 5), (7, 3)]
-    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    return tuple(tensor.requires_grad_(index not in (1, 2)) for index, tensor in enumerate(tensors))
-
-
-def test_gradients_are_those_of_the_function() -> None:
-    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
-        return lora_linear(x, weight, bias, factors, [0.5, 2.0])
-
-    assert torch.autograd.gradcheck(forward, low_rank(torch.float64))
-    x, weight, _, a, b, *_ = low_rank(torch.float64)
-    assert torch.autograd.gradcheck(lambda *args: lora_linear(args[0], weight, None, args[1:], [3.0]), (x, a, b))
-    y = lora_linear(x, weight, None, (a, b), [3.0])
-    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_only_what_needs_a_gradient_gets_one(dtype: torch.dtype, tolerance: float) -> None:
-    for frozen in ((), (0,), (3, 4), (5,), (6,), (0, 3, 4, 5)):
-        ours, plain = (
-            [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in low_rank(dtype)] for _ in "ab"
-        )
-        for index in frozen:
-            ours[index].requires_grad_(False)
-            plain[index].requires_grad_(False)
-        x, weight, bias, a, b, c, d = plain
-        expected = linear(x, weight, bias) + 0.5 * x @ a.T @ b.T + 2.0 * x @ c.T @ d.T
-        actual = lora_linear(ours[0], ours[1], ours[2], ours[3:], [0.5, 2.0])
-        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=10 * tolerance)
-        expected.square().sum().backward()
-        actual.square().sum().backward()
-        for index, (tensor, other) in enumerate(zip(ours, plain, strict=True)):
-            assert (tensor.grad is None) == (other.grad is None) == (index in (1, 2, *frozen))
-            if tensor.grad is not None and other.grad is not None:
-                scale = other.grad.abs().max().item()
-                torch.testing.assert_close(tensor.grad, other.grad, rtol=0, atol=scale * tolerance)
 
 
 def test_recomputed_activations_give_the_same_gradients() -> None:

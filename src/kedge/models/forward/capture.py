@@ -91,12 +91,9 @@ class CapturedLayers(nn.Module):
 
     def _graphs_for(self, hidden_states: Tensor, rotation: Rotation, layout: Layout) -> _Graphs | None:
         """The graphs for such rows, captured when they are first needed; None where there can be none."""
-        is_small = hidden_states.shape[1] * self._num_weights <= _WORTH_CAPTURING
-        is_narrow = hidden_states.is_cuda and hidden_states.element_size() == 2
-        if not is_small or not is_narrow or torch.is_autocast_enabled("cuda"):
-            return None
+        is_large = hidden_states.shape[1] * self._num_weights > _WORTH_CAPTURING
         pool = _pool(hidden_states.device)
-        if pool.is_kept_for_backward or pool.has_failed:
+        if is_large or pool.is_kept_for_backward or pool.has_failed:
             return None
         bucket = bucket_of(hidden_states.shape[1], len(layout.lengths), layout.rows.longest)
         key = (bucket, hidden_states.requires_grad, torch.is_grad_enabled(), self._identity())
@@ -118,7 +115,7 @@ class CapturedLayers(nn.Module):
             return None
         try:
             inputs = _inputs(bucket, hidden_states, rotation, layout)
-            return self._capture(inputs, layout, pool, needs_input_gradient=hidden_states.requires_grad)
+            return self._capture(inputs, layout, pool)
         except torch.OutOfMemoryError:
             self._graphs.clear()  # whoever cuts the pass smaller needs their memory
             raise
@@ -127,10 +124,9 @@ class CapturedLayers(nn.Module):
             _log.warning("layers run without CUDA graphs, which is slow: %s", str(error).partition("\n")[0])
             return None
 
-    def _capture(self, inputs: _Inputs, layout: Layout, pool: _Pool, *, needs_input_gradient: bool) -> _Graphs:
+    def _capture(self, inputs: _Inputs, layout: Layout, pool: _Pool) -> _Graphs:
         """Run the layers once, which compiles them, then capture them; backward too where something learns."""
-        asked = (inputs.hidden_ND,) if needs_input_gradient else ()
-        learning = [x for x in (*asked, *self.layers.parameters()) if x.requires_grad]
+        learning = [x for x in (inputs.hidden_ND, *self.layers.parameters()) if x.requires_grad]
         padded = replace(layout, rows=Spans(ends_S1=inputs.ends_S1, longest=inputs.bucket.longest, is_even=False))
 
         def run() -> Tensor:
@@ -184,8 +180,7 @@ def _inputs(bucket: Bucket, hidden_states: Tensor, rotation: Rotation, layout: L
     numbers_S = torch.arange(bucket.sequences + 1, dtype=torch.int32, device=hidden_ND.device)
     inputs = _Inputs(
         bucket=bucket,
-        # Also where nobody asks for its gradient: the first layer is then the same program as the others.
-        hidden_ND=hidden_ND.requires_grad_(torch.is_grad_enabled()),
+        hidden_ND=hidden_ND.requires_grad_(hidden_states.requires_grad),
         rotation=cast(Rotation, tuple(x.new_zeros(1, bucket.tokens, x.shape[2]) for x in rotation)),
         ends_S1=torch.zeros_like(numbers_S),
         numbers_S=numbers_S,

@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kedge.core.errors import ModelError
 from kedge.core.suggest import did_you_mean
-from kedge.models.forward.low_rank import add_low_rank, lora_linear
+from kedge.models.forward.low_rank import Product, add_low_rank, products
 from kedge.models.settings import LoraSettings
 
 _REGISTRY = "lora_adapters"
@@ -77,20 +77,28 @@ class LoraLinear(nn.Module):
         return cast("Tensor | None", self.base_layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        names = [name for name in self.active if name in self.lora_A]
-        if not names:
-            return self.base_layer(x)
-        drops = self.training and any(self.dropout[name] for name in names)
-        # A base that learns, autocast and quantised weights have to go through the base's own forward pass.
-        if drops or not self.is_plain or self.weight.requires_grad or torch.is_autocast_enabled(x.device.type):
-            return self._added(x, names)
-        weight_NK = self.weight.T if self.is_transposed else self.weight
-        factors = [factor for name in names for factor in (self.lora_A[name], self.lora_B[name])]
-        return lora_linear(x, weight_NK, self.bias, factors, [self.scaling[name] for name in names])
+        product = self.product()
+        return self._added(x) if product is None else products(x, [product])[0]
 
-    def _added(self, x: Tensor, names: Sequence[str]) -> Tensor:
+    def product(self) -> Product | None:
+        """The layer with what is active on it, for `products`; None where that would not compute all of it."""
+        names = self._names()
+        drops = self.training and any(self.dropout[name] for name in names)
+        # Autocast and quantised weights have to go through the base's own forward pass.
+        if drops or not self.is_plain or torch.is_autocast_enabled(self.weight.device.type):
+            return None
+        return Product(
+            weight_NK=self.weight.T if self.is_transposed else self.weight,
+            bias_N=self.bias,
+            adapters=tuple((self.lora_A[name], self.lora_B[name], self.scaling[name]) for name in names),
+        )
+
+    def _names(self) -> list[str]:
+        return [name for name in self.active if name in self.lora_A]
+
+    def _added(self, x: Tensor) -> Tensor:
         y = self.base_layer(x)
-        for name in names:
+        for name in self._names():
             kept = dropout(x, self.dropout[name], training=self.training)
             y = add_low_rank(y, kept, self.lora_A[name], self.lora_B[name], self.scaling[name])
         return y

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
 from kedge.models.forward.capture import CapturedLayers
-from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out, packed_attention
+from kedge.models.forward.layers import PLAIN as PLAIN_OPERATIONS
+from kedge.models.forward.layers import PackedLayer, StreamNorm, operations_for
+from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out
 
-_PARTIAL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose layers `PartialLastLayer` knows."""
 _PROBE_READ = ((0, 0, 1, 1, 1), (0, 1, 0, 0, 0), (1, 1, 0, 1, 0))
 _MAX_DISTANCE = 1e-4, 0.05
 """Mean difference over mean size, in float32 and in two-byte types, above which two paths do not compute the same."""
@@ -64,22 +64,33 @@ def reader_of(decoder: PreTrainedModel, *, partial_last_layer: bool = True) -> R
     if not forwards_layout or any(config._attn_implementation != PLAIN for config in configs):
         return padded
     packed = replace(padded, is_packed=True)
-    last = _partial_last_layer(decoder) if partial_last_layer else None
-    candidates = [packed]
-    if last is not None:
-        whole: Any = decoder
-        shortened = view(whole, [*whole.layers[:-1], last], norm=whole.norm)
-        candidates.insert(0, replace(packed, decoder=shortened, has_partial_last_layer=True))
+    candidates = [*_in_own_layers(packed, partial_last_layer=partial_last_layer), packed]
     chosen = next((candidate for candidate in candidates if _agree(candidate, padded)), padded)
-    return _with_graphs(chosen) if chosen.has_partial_last_layer else chosen
+    return _with_graphs(chosen)
+
+
+def _in_own_layers(packed: Reader, *, partial_last_layer: bool) -> list[Reader]:
+    """The decoder in layers of our own where it may be one that they know: all of them on a GPU, or the last one."""
+    decoder: Any = packed.decoder
+    operations = operations_for(decoder)
+    if operations is None or (operations is PLAIN_OPERATIONS and not partial_last_layer):
+        return []
+    is_fused = operations is not PLAIN_OPERATIONS
+    *lower, last = decoder.layers
+    layers = [PackedLayer(layer, operations, tails=False) if is_fused else layer for layer in lower]
+    layers.append(PackedLayer(last, operations, tails=partial_last_layer))
+    has_norm = not isinstance(decoder.norm, nn.Identity)
+    norm = StreamNorm(decoder.norm, operations) if is_fused and has_norm else decoder.norm
+    return [replace(packed, decoder=view(decoder, layers, norm=norm), has_partial_last_layer=partial_last_layer)]
 
 
 def _with_graphs(reader: Reader) -> Reader:
-    """The reader with all layers but the last as CUDA graphs, where they are compiled; else as it is."""
+    """The reader with all layers but the last as CUDA graphs, where they are our own and compiled; else as it is."""
     decoder: Any = reader.decoder
-    *lower, last = decoder.layers
-    if decoder.device.type != "cuda" or not lower or lower[0]._compiled_call_impl is None:
+    lower = list(getattr(decoder, "layers", ()))[:-1]
+    if not lower or not isinstance(lower[0], PackedLayer) or lower[0].layer._compiled_call_impl is None:
         return reader
+    last = decoder.layers[-1]
     return replace(reader, decoder=view(decoder, [CapturedLayers(lower), last], norm=decoder.norm))
 
 
@@ -90,61 +101,6 @@ def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module) -> PreTr
     twin.layers = nn.ModuleList(layers)
     twin.norm = norm
     return twin
-
-
-class PartialLastLayer(nn.Module):
-    """The last layer of a decoder like Llama's, with queries from the tails only; keys and values come from everywhere.
-
-    It calls the modules of `layer`, so that adapters on them and changes of their weights take effect. Whoever uses it
-    compares it with the whole layer first: it knows nothing of what other architectures add. With recomputed
-    activations its own are kept all the same: the backward pass begins with them.
-    """
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(
-        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], layout: Layout, **_: Any
-    ) -> Tensor:
-        """(1, N, D) to (1, M, D)."""
-        layer: Any = self.layer
-        attention: Any = layer.self_attn
-        all_ND = layer.input_layernorm(hidden_states)[0]
-        tail_MD = all_ND.index_select(0, layout.tail_M)
-        cos_N1E, sin_N1E = (x[0, :, None] for x in position_embeddings)
-        cos_M1E, sin_M1E = (x.index_select(0, layout.tail_M) for x in (cos_N1E, sin_N1E))
-        query_MHE, key_NHE, value_NHE = (
-            project(x).unflatten(-1, (-1, attention.head_dim))
-            for project, x in ((attention.q_proj, tail_MD), (attention.k_proj, all_ND), (attention.v_proj, all_ND))
-        )
-        if hasattr(attention, "q_norm"):
-            query_MHE, key_NHE = attention.q_norm(query_MHE), attention.k_norm(key_NHE)
-        attended_MHE = packed_attention(
-            _rotated(query_MHE, cos_M1E, sin_M1E),
-            _rotated(key_NHE, cos_N1E, sin_N1E),
-            value_NHE,
-            layout.tails,
-            layout.rows,
-            dropout=attention.attention_dropout if attention.training else 0.0,
-        )
-        hidden_MD = hidden_states[0].index_select(0, layout.tail_M) + attention.o_proj(attended_MHE.flatten(-2))
-        return (hidden_MD + layer.mlp(layer.post_attention_layernorm(hidden_MD)))[None]
-
-
-def _partial_last_layer(decoder: Any) -> PartialLastLayer | None:
-    """For the last layer of `decoder`; None for an architecture whose layers are not known.
-
-    It is never compiled: that takes as long as all other layers together, which share one program, and gains 1 of N.
-    """
-    is_known = decoder.config.model_type in _PARTIAL_FAMILIES
-    return PartialLastLayer(decoder.layers[-1]) if is_known else None
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, with the two halves of a head apart."""
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
 def _run_padded(decoder: PreTrainedModel, input_N: Tensor, layout: Layout) -> Tensor:
