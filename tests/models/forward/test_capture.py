@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kedge.models.forward import capture
@@ -39,12 +39,8 @@ def test_there_are_few_buckets(tokens: int) -> None:
 
 
 @pytest.fixture
-def backbone(monkeypatch: pytest.MonkeyPatch) -> FullBackbone:
-    """Compiled without a code generator: the programs are torch's affair."""
-    of_torch = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: of_torch(self, backend="aot_eager", **how))
+def backbone() -> FullBackbone:
     torch.manual_seed(0)
-    torch._dynamo.reset()
     config = LlamaConfig(
         vocab_size=300,
         hidden_size=256,
