@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -108,6 +109,16 @@ def test_graphs_of_adapters_give_the_same_gradients(backbone: FullBackbone) -> N
     for seed, lengths in enumerate(BATCHES):
         assert_same(gradients(adapted, lengths, seed), uncaptured(adapted, lengths, seed))
     assert None not in layers_of(adapted)._graphs.values()
+
+
+@pytest.mark.gpu
+def test_graphs_are_captured_anew_after_all_others_are_gone(backbone: FullBackbone) -> None:
+    first = gradients(backbone, BATCHES[0], 0)
+    layers_of(backbone)._graphs.clear()
+    gc.collect()
+    assert not capture._pool(backbone.model.device).graphs
+    assert_same(gradients(backbone, BATCHES[0], 0), first)
+    assert None not in layers_of(backbone)._graphs.values()
 
 
 @pytest.mark.gpu

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Hashable, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any, NamedTuple, cast
 
@@ -139,7 +139,6 @@ class CapturedLayers(nn.Module):
         forward = torch.cuda.CUDAGraph()
         with _capturing(forward, pool):
             output_ND = run()
-        pool.handle = forward.pool()
         backward = self._capture_backward(inputs, output_ND, reached, pool) if reached else None
         return _Graphs(inputs=inputs, pool=pool, forward=forward, output_ND=output_ND.detach(), backward=backward)
 
@@ -277,10 +276,16 @@ class _Kept:
 class _Pool:
     """The memory that all graphs of a device share."""
 
-    handle: Any = None
+    graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = field(default_factory=weakref.WeakSet[torch.cuda.CUDAGraph])
     has_failed: bool = False
     """Whether a capture ended half-way: there are no more of them then."""
     kept: weakref.ref[_Kept] | None = None
+
+    @property
+    def handle(self) -> Any:
+        """Of the memory of the graphs that are there; None, for memory anew, where the last of them has gone."""
+        graph = next(iter(self.graphs), None)
+        return None if graph is None else graph.pool()
 
     @property
     def is_kept_for_backward(self) -> bool:
@@ -301,9 +306,12 @@ def _reached(output_ND: Tensor, learning: Sequence[Tensor]) -> list[Tensor]:
     return [x for x, gradient in pairs if gradient is not None]
 
 
-def _capturing(graph: torch.cuda.CUDAGraph, pool: _Pool) -> AbstractContextManager[None]:
+@contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, pool: _Pool) -> Generator[None]:
     """What other threads do meanwhile is their affair: by default CUDA would end the capture for it."""
-    return torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local")
+    with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
+        yield
+    pool.graphs.add(graph)
 
 
 @contextmanager
