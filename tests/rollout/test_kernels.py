@@ -239,7 +239,7 @@ def test_the_fused_path_samples_what_the_eager_path_samples() -> None:
 
 @pytest.mark.slow
 def test_adapters_are_sampled_on_the_fused_path_as_the_trainer_has_them_now() -> None:
-    dtype, tolerance = (torch.bfloat16, 0.1) if DEVICE.type == "cuda" else (torch.float32, 1e-5)
+    dtype, tolerance = (torch.bfloat16, 0.2) if DEVICE.type == "cuda" else (torch.float32, 1e-5)
     model = _qwen(2).to(dtype)
     add_adapters(model, {"actor": 4})
     settings = SamplingSettings(max_new_tokens=4)

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from kedge.models.forward.layers import PackedLayer
+from kedge.models.forward.lora import LoraLinear
 from kedge.models.forward.packing import Layout, Spans
 
 Rotation = tuple[Tensor, Tensor]
@@ -65,11 +67,13 @@ def _next_power_of_two(number: int) -> int:
 class CapturedLayers(nn.Module):
     """In the place of `layers` in a decoder: computes them one after the other, by a graph where that can be done."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, layers: Sequence[PackedLayer]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self._num_weights = sum(weight.numel() for weight in self.layers.parameters())
-        self._adapted = [module for module in self.layers.modules() if hasattr(module, "lora_A")]
+        self._first: Any = layers[0].layer
+        self._weights = list(self.layers.parameters())
+        self._num_weights = sum(weight.numel() for weight in self._weights)
+        self._adapted = [module for module in self.layers.modules() if isinstance(module, LoraLinear)]
         self._graphs: dict[Hashable, _Graphs | None] = {}
         self._flat: dict[Hashable, _FlatGradients] = {}
 
@@ -102,16 +106,18 @@ class CapturedLayers(nn.Module):
         return self._graphs[key]
 
     def _identity(self) -> Hashable:
-        """Where the weights are, which of them learn and which adapters are added: another graph for another answer."""
-        weights = tuple((weight.data_ptr(), weight.requires_grad) for weight in self.layers.parameters())
-        return weights, tuple(cast(Any, module).active for module in self._adapted), self.layers.training
+        """Where the weights are, which of them learn, which adapters are added and whether something is dropped or
+        recomputed: another graph for another answer."""
+        weights = tuple((weight.data_ptr(), weight.requires_grad) for weight in self._weights)
+        mode = self._first.training, getattr(self._first, "gradient_checkpointing", False)
+        return weights, tuple(module.active for module in self._adapted), mode
 
     def _captured(
         self, bucket: Bucket, hidden_states: Tensor, rotation: Rotation, layout: Layout, pool: _Pool
     ) -> _Graphs | None:
         if any(_is_random_or_recomputed(module) for module in self.layers.modules() if module.training):
             return None
-        if len({weight.dtype for weight in self.layers.parameters() if weight.requires_grad}) > 1:
+        if len({weight.dtype for weight in self._weights if weight.requires_grad}) > 1:
             return None
         try:
             inputs = _inputs(bucket, hidden_states, rotation, layout)
@@ -126,14 +132,14 @@ class CapturedLayers(nn.Module):
 
     def _capture(self, inputs: _Inputs, layout: Layout, pool: _Pool) -> _Graphs:
         """Run the layers once, which compiles them, then capture them; backward too where something learns."""
-        learning = [x for x in (inputs.hidden_ND, *self.layers.parameters()) if x.requires_grad]
+        learning = [x for x in (inputs.hidden_ND, *self._weights) if x.requires_grad]
         padded = replace(layout, rows=Spans(ends_S1=inputs.ends_S1, longest=inputs.bucket.longest, is_even=False))
 
         def run() -> Tensor:
             hidden_1ND = inputs.hidden_ND[None]
             return self._run(hidden_1ND, inputs.rotation, padded, attention_mask=None, use_cache=False)[0]
 
-        with _on_another_stream():
+        with _on(pool.stream):
             output_ND = run()
             reached = _reached(output_ND, learning) if output_ND.requires_grad and learning else []
         forward = torch.cuda.CUDAGraph()
@@ -274,8 +280,9 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Pool:
-    """The memory that all graphs of a device share."""
+    """What all graphs of a device share: their memory, and the stream on which they are captured."""
 
+    stream: torch.cuda.Stream
     graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = field(default_factory=weakref.WeakSet[torch.cuda.CUDAGraph])
     has_failed: bool = False
     """Whether a capture ended half-way: there are no more of them then."""
@@ -296,7 +303,9 @@ _POOLS: dict[torch.device, _Pool] = {}
 
 
 def _pool(device: torch.device) -> _Pool:
-    return _POOLS.setdefault(device, _Pool())
+    if device not in _POOLS:
+        _POOLS[device] = _Pool(stream=torch.cuda.Stream(device))
+    return _POOLS[device]
 
 
 def _reached(output_ND: Tensor, learning: Sequence[Tensor]) -> list[Tensor]:
@@ -309,15 +318,14 @@ def _reached(output_ND: Tensor, learning: Sequence[Tensor]) -> list[Tensor]:
 @contextmanager
 def _capturing(graph: torch.cuda.CUDAGraph, pool: _Pool) -> Generator[None]:
     """What other threads do meanwhile is their affair: by default CUDA would end the capture for it."""
-    with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"):
         yield
     pool.graphs.add(graph)
 
 
 @contextmanager
-def _on_another_stream() -> Generator[None]:
-    """As CUDA asks of what runs before a capture."""
-    stream = torch.cuda.Stream()
+def _on(stream: torch.cuda.Stream) -> Generator[None]:
+    """The block runs there, after what is under way, and before what comes later."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
