@@ -39,7 +39,7 @@ from kedge.rollout.tiles import Reading, Tile
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4}
+TOLERANCE: dict[str, Any] = {"atol": 1e-4, "rtol": 5e-4}
 
 
 def _random(*shape: int, seed: int = 0) -> Tensor:
