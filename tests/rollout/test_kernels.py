@@ -248,7 +248,7 @@ def test_adapters_are_sampled_on_the_fused_path_as_the_trainer_has_them_now() ->
         for path in ("fused", "eager")
     )
     prompts = repeated([[70, 80, 90], [65] * 5], ids=[3, 14], answers=1)
-    graphs, before = None, torch.zeros(())
+    graphs, before = None, torch.zeros((), device=DEVICE)
     for scale in (1.0, 1.5):
         for name, weight in model.named_parameters():
             weight.data.mul_(scale if ".lora_B." in name else 1.0)

@@ -11,7 +11,7 @@ Shape letters: N tokens of packed rows, D width, S sequences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import getLogger
@@ -34,7 +34,8 @@ _log = getLogger(__name__)
 _WORTH_CAPTURING = 2e13
 """Tokens times weights of a pass, above which the GPU is slower than the host (12 thousand tokens of 1.5 billion
 weights on an H200): there graphs would gain nothing and hold memory."""
-_FEWEST_TOKENS, _SHORTEST = 512, 256
+_FEWEST_TOKENS, _FEWEST_SEQUENCES, _SHORTEST = 512, 128, 1024
+"""Of a graph. To allow for more sequences and longer ones than there are costs the attention next to nothing."""
 
 
 class Bucket(NamedTuple):
@@ -50,14 +51,14 @@ def bucket_of(tokens: int, sequences: int, longest: int) -> Bucket:
 
     >>> bucket_of(12_181, 64, 768)
     Bucket(tokens=12288, sequences=128, longest=1024)
-    >>> bucket_of(9, 2, 6), bucket_of(4097, 8, 300).tokens
-    (Bucket(tokens=512, sequences=4, longest=256), 4608)
+    >>> bucket_of(9, 2, 6), bucket_of(4097, 200, 1300)
+    (Bucket(tokens=512, sequences=128, longest=1024), Bucket(tokens=4608, sequences=256, longest=2048))
     """
     step = max(_FEWEST_TOKENS, 1 << max(0, (tokens - 1).bit_length() - 4))
     padded = -(-tokens // step) * step
     longest = max(_SHORTEST, _next_power_of_two(longest))
     padding_sequences = -(-(padded - tokens) // longest)
-    return Bucket(padded, _next_power_of_two(sequences + padding_sequences), longest)
+    return Bucket(padded, max(_FEWEST_SEQUENCES, _next_power_of_two(sequences + padding_sequences)), longest)
 
 
 def _next_power_of_two(number: int) -> int:
@@ -131,25 +132,33 @@ class CapturedLayers(nn.Module):
             return None
 
     def _capture(self, inputs: _Inputs, layout: Layout, pool: _Pool) -> _Graphs:
-        """Run the layers once, which compiles them, then capture them; backward too where something learns."""
-        learning = [x for x in (inputs.hidden_ND, *self._weights) if x.requires_grad]
+        """Run the layers once, which compiles their kernels, then capture them; backward too where something learns."""
         padded = replace(layout, rows=Spans(ends_S1=inputs.ends_S1, longest=inputs.bucket.longest, is_even=False))
 
         def run() -> Tensor:
             hidden_1ND = inputs.hidden_ND[None]
             return self._run(hidden_1ND, inputs.rotation, padded, attention_mask=None, use_cache=False)[0]
 
-        with _on(pool.stream):
-            output_ND = run()
-            reached = _reached(output_ND, learning) if output_ND.requires_grad and learning else []
         forward = torch.cuda.CUDAGraph()
-        with _capturing(forward, pool):
-            output_ND = run()
-        backward = self._capture_backward(inputs, output_ND, reached, pool) if reached else None
+        with _twins(self.layers) as twins:
+            learning = [x for x in (inputs.hidden_ND, *twins) if x.requires_grad]
+            with _on(pool.stream):
+                output_ND = run()
+                reached = _reached(output_ND, learning) if output_ND.requires_grad and learning else []
+            with _capturing(forward, pool):
+                output_ND = run()
+            backward = self._capture_backward(inputs, output_ND, reached, twins, pool) if reached else None
         return _Graphs(inputs=inputs, pool=pool, forward=forward, output_ND=output_ND.detach(), backward=backward)
 
-    def _capture_backward(self, inputs: _Inputs, output_ND: Tensor, reached: list[Tensor], pool: _Pool) -> _Backward:
-        weights = [x for x in reached if x is not inputs.hidden_ND]
+    def _capture_backward(
+        self,
+        inputs: _Inputs,
+        output_ND: Tensor,
+        reached: list[Tensor],
+        twins: Mapping[Tensor, nn.Parameter],
+        pool: _Pool,
+    ) -> _Backward:
+        weights = [twins[x] for x in reached if x is not inputs.hidden_ND]
         places = tuple(weight.data_ptr() for weight in weights)
         flat = self._flat.get(places) or _FlatGradients(weights)
         self._flat[places] = flat
@@ -306,6 +315,31 @@ def _pool(device: torch.device) -> _Pool:
     if device not in _POOLS:
         _POOLS[device] = _Pool(stream=torch.cuda.Stream(device))
     return _POOLS[device]
+
+
+@contextmanager
+def _twins(layers: nn.Module) -> Generator[dict[Tensor, nn.Parameter]]:
+    """Inside of the block every weight that learns is replaced by a twin over the same memory; weights by their twins.
+
+    Autograd waits for the stream on which a weight was first used, as long as something of that pass is alive: in a
+    capture, where only one stream may be waited for, that would be an error.
+    """
+    places = [
+        (module, name, weight)
+        for module in layers.modules()
+        for name, weight in module.named_parameters(recurse=False)
+        if weight.requires_grad
+    ]
+    twins: dict[Tensor, nn.Parameter] = {}
+    for module, name, weight in places:
+        twin = nn.Parameter(weight.detach())
+        module.register_parameter(name, twin)
+        twins[twin] = weight
+    try:
+        yield twins
+    finally:
+        for module, name, weight in places:
+            module.register_parameter(name, weight)
 
 
 def _reached(output_ND: Tensor, learning: Sequence[Tensor]) -> list[Tensor]:
