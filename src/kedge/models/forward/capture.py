@@ -15,10 +15,12 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import getLogger
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors  # pyright: ignore[reportPrivateUsage]: many views at once
 
 from kedge.models.forward.layers import PackedLayer
 from kedge.models.forward.lora import LoraLinear
@@ -31,9 +33,10 @@ _torch: Any = torch
 """Its operations on lists of tensors have no public names."""
 _log = getLogger(__name__)
 
-_WORTH_CAPTURING = 2e13
-"""Tokens times weights of a pass, above which the GPU is slower than the host (12 thousand tokens of 1.5 billion
-weights on an H200): there graphs would gain nothing and hold memory."""
+_WORTH_CAPTURING = 5e12
+_WITHOUT_GRADIENTS = 0.2
+"""Tokens times weights of a pass, above which the GPU is slower than the host (on an H200 the host takes 100 ms for a
+pass of 30 layers and back, and a fifth of it for one without gradients): there graphs would only hold memory."""
 _FEWEST_TOKENS, _FEWEST_SEQUENCES, _SHORTEST = 512, 128, 1024
 """Of a graph. To allow for more sequences and longer ones than there are costs the attention next to nothing."""
 
@@ -96,7 +99,8 @@ class CapturedLayers(nn.Module):
 
     def _graphs_for(self, hidden_states: Tensor, rotation: Rotation, layout: Layout) -> _Graphs | None:
         """The graphs for such rows, captured when they are first needed; None where there can be none."""
-        is_large = hidden_states.shape[1] * self._num_weights > _WORTH_CAPTURING
+        most = _WORTH_CAPTURING * (1 if torch.is_grad_enabled() else _WITHOUT_GRADIENTS)
+        is_large = hidden_states.shape[1] * self._num_weights > most
         pool = _pool(hidden_states.device)
         if is_large or pool.is_kept_for_backward or pool.has_failed:
             return None
@@ -109,9 +113,9 @@ class CapturedLayers(nn.Module):
     def _identity(self) -> Hashable:
         """Where the weights are, which of them learn, which adapters are added and whether something is dropped or
         recomputed: another graph for another answer."""
-        weights = tuple((weight.data_ptr(), weight.requires_grad) for weight in self._weights)
+        places, learning = map(Tensor.data_ptr, self._weights), map(attrgetter("requires_grad"), self._weights)
         mode = self._first.training, getattr(self._first, "gradient_checkpointing", False)
-        return weights, tuple(module.active for module in self._adapted), mode
+        return tuple(places), tuple(learning), tuple(map(attrgetter("active"), self._adapted)), mode
 
     def _captured(
         self, bucket: Bucket, hidden_states: Tensor, rotation: Rotation, layout: Layout, pool: _Pool
@@ -164,7 +168,7 @@ class CapturedLayers(nn.Module):
         self._flat[places] = flat
         output_gradient_ND = torch.zeros_like(output_ND)
         input_gradient_ND = torch.zeros_like(inputs.hidden_ND) if len(reached) > len(weights) else None
-        results = flat.parts if input_gradient_ND is None else [input_gradient_ND, *flat.parts]
+        results = [*([] if input_gradient_ND is None else [input_gradient_ND]), *flat.parts]
         graph = torch.cuda.CUDAGraph()
         with _capturing(graph, pool):
             _torch._foreach_copy_(results, list(torch.autograd.grad(output_ND, reached, output_gradient_ND)))
@@ -246,16 +250,11 @@ class _FlatGradients:
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self._block = weights[0].new_empty(sum(weight.numel() for weight in weights))
-        self.parts = _views(self._block, weights)
+        self.parts = _unflatten_dense_tensors(self._block, weights)
 
-    def copied(self) -> list[Tensor]:
+    def copied(self) -> Sequence[Tensor]:
         """The gradients in memory of their own: the next pass writes to the same block."""
-        return _views(self._block.clone(), self.parts)
-
-
-def _views(block: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = block.split([x.numel() for x in like])
-    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
+        return _unflatten_dense_tensors(self._block.clone(), self.parts)
 
 
 class _Replay(torch.autograd.Function):

@@ -182,6 +182,9 @@ class FusedAdamW:
 
     def add(self, loss: Tensor) -> None:
         gradients = _gradients(loss, self._weights)
+        if not any(total is not None for total in self._sums):
+            self._sums = gradients
+            return
         for index in range(len(gradients)):  # each is freed as soon as it is added
             self._sums[index], gradients[index] = _sum(self._sums[index], gradients[index]), None
 
@@ -199,32 +202,24 @@ class FusedAdamW:
 
     @torch.no_grad()
     def step(self, *, rate: float, scale: float) -> None:
-        from kedge.models.training.kernels.adamw import Update, apply_updates
+        from kedge.models.training.kernels.adamw import apply_updates
 
-        reached = {
-            id(master): (weight, gradient)
-            for weight, master, gradient in zip(self._weights, self._masters, self._sums, strict=True)
-            if gradient is not None
-        }
+        place = {id(master): index for index, master in enumerate(self._masters)}
         for group in self._optimiser.param_groups:
             group["lr"] = rate
-            masters = [master for master in group["params"] if id(master) in reached]
-            if not masters:
-                continue
-            states = [self._state(master) for master in masters]
-            _torch._foreach_add_([state["step"] for state in states], 1)
-            updates = [
-                Update(
-                    weight=reached[id(master)][0],
-                    master=master,
-                    gradient=reached[id(master)][1],
-                    mean=state["exp_avg"],
-                    square=state["exp_avg_sq"],
-                    step=state["step"].item(),
-                )
-                for master, state in zip(masters, states, strict=True)
-            ]
-            apply_updates(updates, group, scale=scale)
+            indices = [place[id(master)] for master in group["params"]]
+            reached = [index for index in indices if self._sums[index] is not None]
+            states = [self._state(self._masters[index]) for index in reached]
+            if states:
+                _torch._foreach_add_([state["step"] for state in states], 1)
+            kinds: dict[tuple[bool, torch.dtype, float], list[tuple[Tensor, ...]]] = {}
+            for index, state in zip(reached, states, strict=True):
+                weight, master, gradient = self._weights[index], self._masters[index], cast(Tensor, self._sums[index])
+                row = weight, master, gradient, state["exp_avg"], state["exp_avg_sq"]
+                kinds.setdefault((weight is master, gradient.dtype, state["step"].item()), []).append(row)
+            for (_, _, step), rows in kinds.items():
+                weights, masters, gradients, means, squares = zip(*rows, strict=True)
+                apply_updates(weights, masters, gradients, means, squares, group, scale=scale, step=step)
         self.clear()  # frees the memory of the gradients for the next role
 
     def publish(self) -> None:

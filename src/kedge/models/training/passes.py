@@ -31,6 +31,8 @@ WORTHWHILE = 1.03
 """Twice the tokens are tried again while the rate rises by more than this factor."""
 GOOD_ENOUGH = 0.97
 """The fewest tokens with this share of the best rate are taken."""
+LONGER_STEP = 2
+"""So many times as long as the first step a later one may be, where memory allows, and still be one pass."""
 WITHOUT_GRADIENTS = {"cuda": 65_536}
 CPU_WITHOUT_GRADIENTS = 8_192
 """Tokens at once without gradients, where one layer's activations are kept instead of all layers'."""
@@ -142,11 +144,17 @@ class Passes:
             self.size = PassSize(tokens=CPU_TOKENS)
             self._report("info", "micro_batch.chosen", f"{self._owner}{self.size}")
             return
-        trials = list(_trials(gauge, step_tokens(), trial, reserved_bytes))
+        whole = step_tokens()
+        trials = list(_trials(gauge, whole, trial, reserved_bytes))
         if trials:
-            best = max(rate for _, rate in trials)
-            tokens, rate = next((tokens, rate) for tokens, rate in trials if rate >= GOOD_ENOUGH * best)
-            message = f"{rate:,.0f} tokens a second; tried " + ", ".join(f"{tokens:,}" for tokens, _ in trials)
+            best = max(trial.rate for trial in trials)
+            chosen = next(trial for trial in trials if trial.rate >= GOOD_ENOUGH * best)
+            # Where a step in one pass is best, a longer step should not become two of them.
+            tokens = (
+                chosen.tokens if chosen.tokens < whole else max(whole, min(LONGER_STEP * whole, chosen.most_tokens))
+            )
+            tried = ", ".join(f"{trial.tokens:,}" for trial in trials)
+            message = f"{chosen.rate:,.0f} tokens a second; tried {tried}"
         else:
             tokens, message = LEAST_TOKENS, "a pass of that many did not fit when it was tried"
         self.size = PassSize(tokens=tokens)
@@ -221,10 +229,17 @@ def next_smaller(size: PassSize, cut: Cut[Any]) -> PassSize | None:
     return smaller
 
 
-def _trials(
-    gauge: Gauge, step_tokens: int, trial: Callable[[PassSize], int], reserved_bytes: int
-) -> Iterator[tuple[int, float]]:
-    """Sizes in tokens and their tokens a second: twice as many each time, while that pays and fits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    tokens: int
+    rate: float
+    """Tokens a second."""
+    most_tokens: int
+    """Those that would fit, from the memory that these took."""
+
+
+def _trials(gauge: Gauge, step_tokens: int, trial: Callable[[PassSize], int], reserved_bytes: int) -> Iterator[_Trial]:
+    """Passes of twice as many tokens each time, while that pays and fits."""
     gauge.release()
     free = gauge.free_bytes()
     room = SHARE_OF_FREE * (free - reserved_bytes)
@@ -238,10 +253,10 @@ def _trials(
         except torch.OutOfMemoryError:
             break
         rate = num_tokens / max(seconds, 1e-9)
-        yield tokens, rate
+        most_tokens = int(room * num_tokens / max(free - gauge.free_bytes(), 1))
+        yield _Trial(tokens=tokens, rate=rate, most_tokens=most_tokens)
         larger = min(2 * tokens, step_tokens)
-        expected_bytes = (free - gauge.free_bytes()) * larger / num_tokens
-        if tokens >= step_tokens or rate <= WORTHWHILE * last_rate or expected_bytes > room:
+        if tokens >= step_tokens or rate <= WORTHWHILE * last_rate or larger > most_tokens:
             break
         tokens, last_rate = larger, rate
     gauge.release()

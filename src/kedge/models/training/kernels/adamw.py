@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,58 +17,42 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kedge.core.batches import send
+
 _BLOCK = 2048
 """Entries of a weight that one program updates."""
 _ALIGNMENT = 16
 """Bytes that the kernel reads at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """One weight and everything that its step reads and writes."""
-
-    weight: Tensor
-    """Written from the master; the same tensor where the weight is its own master."""
-    master: Tensor
-    gradient: Tensor
-    mean: Tensor
-    """The first moment."""
-    square: Tensor
-    """The second moment."""
-    step: float
-    """The number of steps of this weight with this one, from 1."""
-
-
-def apply_updates(updates: Sequence[Update], settings: Mapping[str, Any], *, scale: float) -> None:
-    """One step of AdamW on the gradients times `scale`; `settings` are a parameter group of torch's AdamW."""
-    kinds: dict[tuple[bool, torch.dtype, float], list[Update]] = {}
-    for update in updates:
-        kind = update.weight is not update.master, update.gradient.dtype, update.step
-        kinds.setdefault(kind, []).append(update)
-    for (has_copy, _, step), same_kind in kinds.items():
-        _launch(same_kind, settings, scale=scale, step=step, has_copy=has_copy)
-
-
-def _launch(
-    updates: Sequence[Update], settings: Mapping[str, Any], *, scale: float, step: float, has_copy: bool
+def apply_updates(
+    weights: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    settings: Mapping[str, Any],
+    *,
+    scale: float,
+    step: float,
 ) -> None:
-    """One launch for weights that all have a copy or all have none, and that are at the same step."""
-    device = updates[0].master.device
-    gradients = [_readable(update.gradient) for update in updates]  # kept alive until the launch
-    addresses_K5 = torch.tensor(
-        [
-            [tensor.data_ptr() for tensor in (update.weight, update.master, gradient, update.mean, update.square)]
-            for update, gradient in zip(updates, gradients, strict=True)
-        ]
-    ).to(device, non_blocking=True)
-    sizes_K, which_P, first_P = _programs(tuple(update.master.numel() for update in updates), device)
+    """Step number `step`, from 1, of AdamW on the gradients times `scale`; `settings` are a group of torch's AdamW.
+
+    Weights are written from their masters; either all of them are their own masters, or none. Gradients have one type.
+    """
+    device = masters[0].device
+    gradients = [_readable(gradient) for gradient in gradients]  # kept alive until the launch
+    addresses = [[x.data_ptr() for x in tensors] for tensors in (weights, masters, gradients, means, squares)]
+    addresses_5K = send(torch.tensor(addresses), device)
+    sizes_K, which_P, first_P = _programs(tuple(master.numel() for master in masters), device)
     beta1, beta2 = settings["betas"]
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton launches on the current one
         _adamw[(len(which_P),)](
-            addresses_K5,
+            addresses_5K,
             sizes_K,
             which_P,
             first_P,
+            len(masters),
             scale,
             1 - beta1,
             1 - beta2,
@@ -77,7 +60,7 @@ def _launch(
             1 - settings["lr"] * settings["weight_decay"],
             settings["lr"] / (1 - beta1**step),
             (1 - beta2**step) ** -0.5,
-            HAS_COPY=has_copy,
+            HAS_COPY=weights[0] is not masters[0],
             IS_NARROW=gradients[0].dtype == torch.bfloat16,
             BLOCK=_BLOCK,
             num_warps=8,
@@ -105,6 +88,7 @@ def _adamw(
     sizes_ptr,
     which_ptr,
     first_ptr,
+    count,
     scale,
     mean_gain,
     square_gain,
@@ -120,14 +104,14 @@ def _adamw(
     number = tl.load(which_ptr + program)
     at = tl.load(first_ptr + program) + tl.arange(0, BLOCK)
     in_bounds = at < tl.load(sizes_ptr + number)
-    table = addresses_ptr + number * 5
-    master_ptr = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(tl.float32)), 16)
-    mean_ptr = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(tl.float32)), 16)
-    square_ptr = tl.multiple_of(tl.load(table + 4).to(tl.pointer_type(tl.float32)), 16)
+    table = addresses_ptr + number
+    master_ptr = tl.multiple_of(tl.load(table + count).to(tl.pointer_type(tl.float32)), 16)
+    mean_ptr = tl.multiple_of(tl.load(table + 3 * count).to(tl.pointer_type(tl.float32)), 16)
+    square_ptr = tl.multiple_of(tl.load(table + 4 * count).to(tl.pointer_type(tl.float32)), 16)
     if IS_NARROW:
-        gradient_ptr = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(tl.bfloat16)), 16)
+        gradient_ptr = tl.multiple_of(tl.load(table + 2 * count).to(tl.pointer_type(tl.bfloat16)), 16)
     else:
-        gradient_ptr = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(tl.float32)), 16)
+        gradient_ptr = tl.multiple_of(tl.load(table + 2 * count).to(tl.pointer_type(tl.float32)), 16)
     gradient = tl.load(gradient_ptr + at, mask=in_bounds).to(tl.float32) * scale
     mean = tl.load(mean_ptr + at, mask=in_bounds)
     square = tl.load(square_ptr + at, mask=in_bounds)
