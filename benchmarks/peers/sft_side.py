@@ -8,7 +8,7 @@ import torch
 
 from kedge.core.batches import Batch
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner

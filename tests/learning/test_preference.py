@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches, step_rows
 from kedge.data.tokenizer import load_tokenizer
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import load_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.preference_methods import DPO, NAMES

@@ -32,7 +32,7 @@ from kedge.data.batching import (
     token_batch,
 )
 from kedge.models.forward.backbones import backbone_of
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.reward_files import build

@@ -18,7 +18,7 @@ from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.files import hash_folder
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import TokenSequence, padded_batches
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import make_tiny, tiny_model

@@ -22,7 +22,7 @@ from kedge.core.batches import Batch, Comparisons
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import RankedAnswers, TokenSequence, comparison_batches, padded_batches
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.reward_files import build
 from kedge.models.reward.reward_model import RewardModel, scores

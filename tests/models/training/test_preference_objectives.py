@@ -22,7 +22,7 @@ from kedge.core.errors import ConfigError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings

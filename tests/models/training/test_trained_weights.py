@@ -13,7 +13,7 @@ from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import TokenSequence, padded_batches
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.reward_files import build
 from kedge.models.reward.reward_model import head_of

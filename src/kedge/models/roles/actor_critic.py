@@ -25,7 +25,7 @@ from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import Backbone, Part, RecordT, micro_batches
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.loading.start import save_causal
 from kedge.models.reward.ensemble import Member
 from kedge.models.reward.reward_model import RewardFacts

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.heads import Head
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import Head, LanguageModel
 from kedge.models.forward.lora import has_adapters, merge
 from kedge.models.loading.load import DTypeName
 from kedge.models.loading.start import prepare_layers, without_dropout

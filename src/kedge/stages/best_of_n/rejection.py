@@ -12,7 +12,7 @@ from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.data.batching import TokenSequence, num_steps, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
 from kedge.models.training.passes import Cut

@@ -13,7 +13,7 @@ import torch
 from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Message
 from kedge.data.writing import row_writer
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import start_causal
 from kedge.models.training.trained_weights import trained_weights

@@ -12,7 +12,7 @@ import torch
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import start_causal
 from kedge.models.training.preference_methods import KTO, TDPO

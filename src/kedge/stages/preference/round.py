@@ -16,7 +16,7 @@ from torch import Tensor
 from kedge.core.batches import AnswerBatch
 from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
 from kedge.data.encoding.store import joined, lazy_map
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.models.training.preference_methods import KTO, TDPO, needs_reference

@@ -11,7 +11,7 @@ import torch
 from kedge.core.batches import Batch
 from kedge.data.batching import TokenSequence, num_steps, padded_batches, step_rows
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner
