@@ -21,7 +21,7 @@ from kedge.models.loading.load import load_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.preference_methods import DPO, NAMES
 from kedge.models.training.preference_objectives import preference_objective
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import trained_weights
 from kedge.testing import toy
 
 ARMS, PROMPT = 6, 0
@@ -78,7 +78,8 @@ def learn(model: PreTrainedModel, method: DPO, items: list[LabelledAnswers], ste
     learner = Learner(trained_weights(model), policy.backbone, objective, settings, total_steps=steps)
     epochs = steps * 250 / len(items)
     for rows in step_rows(len(items), epochs=epochs, batch=250, seed=1):
-        learner.update(answer_batches([items[row] for row in rows], rows=250, pad=0))
+        batch = answer_batches([items[row] for row in rows], rows=250, pad=0)
+        learner.update(lambda _, batch=batch: batch)
 
 
 @pytest.mark.parametrize("beta", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])

@@ -44,8 +44,7 @@ from kedge.models.training.objectives import RankingLoss, imitation, preference
 from kedge.models.training.passes import Passes
 from kedge.models.training.preference_methods import CPO, DPO, IPO, KTO, ORPO, TDPO, AnyMethod, SimPO
 from kedge.models.training.preference_objectives import as_it_is, preference_objective
-from kedge.models.training.train_step import TrainStep
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import TrainStep, trained_weights
 from kedge.models.training.weighted_objective import WeightedAnswers, weighted_likelihood
 
 PAD, ANCHOR, TEMPERATURE = 256, 0.375, 0.7
@@ -103,7 +102,8 @@ def learnt(model: Any, objective: Callable[[Any], Any], batches: Sequence[Any]) 
     """Loss and gradient of one step of a copy of the model."""
     model = deepcopy(model)
     policy = language_model(model)
-    metrics = Learner(trained_weights(model), policy.backbone, objective(policy), STEP, total_steps=9).update(batches)
+    learner = Learner(trained_weights(model), policy.backbone, objective(policy), STEP, total_steps=9)
+    metrics = learner.update(lambda _: batches)
     return Step(metrics["loss"], gradients_of(model))
 
 
@@ -316,7 +316,7 @@ def test_rewards(folder: Path, is_full: bool, ranking: RankingLoss) -> None:
         objective = preference(partial(scores, judge), ranking=ranking, centre=0.01)
         trained = trained_weights(judge.model, head=head_of(judge.model))
         learner = Learner(trained, judge.backbone, objective, STEP, total_steps=9)
-        loss = learner.update(comparison_batches(ranked(), pad=PAD, **cut))["loss"]
+        loss = learner.update(lambda _: comparison_batches(ranked(), pad=PAD, **cut))["loss"]
         return Step(loss, gradients_of(judge.model))
 
     expect_the_plain_step(learn, lambda: plainly(reward().model, partial(plain_ranking_loss, ranking, 0.01)))

@@ -38,7 +38,7 @@ from kedge.models.training.preference_objectives import (
     preference_objective,
     reference_for,
 )
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import trained_weights
 
 PAD = 256
 ANCHOR = 0.375
@@ -204,7 +204,7 @@ def after_one_step(
 ) -> tuple[Gradients, dict[str, float]]:
     settings = OptimiserSettings(lr=1e-9, clip=1e9)
     learner = Learner(trained_weights(model), backbone, objective, settings, total_steps=10)
-    facts = learner.update(batches)
+    facts = learner.update(lambda _: batches)
     return {
         key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None
     }, facts
@@ -247,7 +247,7 @@ def test_facts_of_pairs_by_hand() -> None:
         for pair in pairs()
     ]
     sums = [[logp(model, side).item() for side in pair.sequences] for pair in pairs()]
-    metrics = learner_of(model, method).measure(answer_batches(pairs(), rows=2, pad=PAD))
+    metrics = learner_of(model, method).measure(lambda _: answer_batches(pairs(), rows=2, pad=PAD))
     right = sum(c > r for c, r in rewards)
     assert 0 < right < 5
     assert metrics["accuracy"] == pytest.approx(right / 5)
@@ -263,7 +263,7 @@ def test_facts_of_pairs_by_hand() -> None:
 def test_facts_of_thumbs_are_means_over_the_liked_and_over_the_others() -> None:
     model = small().eval()
     batches = [replace(item, anchor=torch.tensor(-2.0)) for item in answer_batches(thumbs(), rows=2, pad=PAD)]
-    metrics = learner_of(model, KTO(beta=0.3)).measure(batches)
+    metrics = learner_of(model, KTO(beta=0.3)).measure(lambda _: batches)
     rewards = [(0.3 * (logp(model, item.sequences[0]).item() - item.ref_logp[0]), item.is_good[0]) for item in thumbs()]
     liked, others = [x for x, good in rewards if good], [x for x, good in rewards if not good]
     assert metrics["chosen"] == pytest.approx(sum(liked) / 3, rel=1e-5)
@@ -339,7 +339,7 @@ def test_the_reference_of_tdpo_stays_while_the_policy_learns(has_adapters: bool)
     start_S = logprobs(as_it_is(tiny_model(hidden=32, layers=2)), batch)
     reference = reference_for(policy)
     learner = learner_of(policy, TDPO(), lr=1e-2)
-    metrics = [learner.update([batch]) for _ in range(3)]
+    metrics = [learner.update(lambda _: [batch]) for _ in range(3)]
     assert metrics[-1]["chosen_kl"] > 0.01
     assert torch.equal(logprobs(reference, batch), start_S)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -34,8 +34,6 @@ from kedge.models.settings import AutoSize, LoraSettings
 from kedge.models.training.ema import EMA
 from kedge.models.training.passes import Passes, Report
 from kedge.models.training.train_step import TrainStep
-
-RoleKind = Literal["separate", "lora", "trunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,10 +44,6 @@ class AdamWBackend(Protocol):
         """One step of AdamW with learning rate `rate` on the gradients times `scale`."""
         ...
 
-    def publish(self) -> None:
-        """Copy the masters to the weights."""
-        ...
-
 
 def adamw_backend(
     weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
@@ -161,9 +157,6 @@ class TorchAdamW:
         for group in self._optimiser.param_groups:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self._optimiser.step()
-        self.publish()
-
-    def publish(self) -> None:
         _publish(self._weights, self._masters)
 
 
@@ -226,9 +219,6 @@ class FusedAdamW:
             ]
             apply_updates(updates, group, scale=scale)
         self.clear()  # frees the memory of the gradients for the next role
-
-    def publish(self) -> None:
-        _publish(self._weights, self._masters)
 
     def _state(self, master: nn.Parameter) -> dict[str, Tensor]:
         """The state of torch's optimiser, created when it is first needed; its step count is on the CPU."""

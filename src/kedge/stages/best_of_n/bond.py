@@ -24,7 +24,7 @@ from kedge.data.tokenizer import padding_id
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Cut, PassSize
-from kedge.models.training.trained_weights import TrainedWeights
+from kedge.models.training.train_step import TrainedWeights
 from kedge.models.training.weighted_objective import WeightedAnswers, weighted_likelihood
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond
 from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer, chosen
