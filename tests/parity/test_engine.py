@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.models.training.preference_cases import METHODS
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
@@ -180,19 +181,6 @@ def test_weighted_likelihood(model: Any) -> None:
 
 
 # Preferences
-
-METHODS: dict[str, AnyMethod] = {
-    "dpo": DPO(beta=0.3, label_smoothing=0.1, sft_weight=0.2),
-    "hinge": DPO(loss="hinge", beta=0.2),
-    "ipo": IPO(beta=0.4),
-    "ipo mean": IPO(beta=0.4, log_probs="mean"),
-    "orpo": ORPO(beta=0.7, sft_weight=0.5),
-    "simpo": SimPO(beta=2.5, gamma=0.8),
-    "cpo": CPO(beta=0.05, sft_weight=0.3),
-    "kto": KTO(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5, sft_weight=0.25),
-    "tdpo": TDPO(beta=0.3, alpha=0.7),
-    "tdpo1": TDPO(beta=0.3, alpha=None),
-}
 
 
 def labelled(method: AnyMethod) -> list[LabelledAnswers]:
