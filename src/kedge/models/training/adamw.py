@@ -157,7 +157,13 @@ class TorchAdamW:
         for group in self._optimiser.param_groups:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self._optimiser.step()
-        _publish(self._weights, self._masters)
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy the masters to the weights."""
+        if copied := _copied(self._weights, self._masters):
+            _torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
 
 
 class FusedAdamW:
@@ -234,12 +240,6 @@ class FusedAdamW:
 def _copied(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:
     """The weights whose master is a copy, each with its master."""
     return [(weight, master) for weight, master in zip(weights, masters, strict=True) if weight is not master]
-
-
-@torch.no_grad()
-def _publish(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> None:
-    if copied := _copied(weights, masters):
-        _torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
 
 
 def _gradients(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor | None]:
