@@ -20,8 +20,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from kedge.core.records import Prompts, Rollouts, repeated
-from kedge.models.forward.heads import lm_head
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model, lm_head
 from kedge.models.forward.lora import base_of, with_lora
 from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Prompts, Rollouts, repeated, take
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.reward.ensemble import load_reward
 from kedge.models.reward.reward_model import RewardModel, reward_role
 from kedge.models.roles.actor_critic import RoleSet

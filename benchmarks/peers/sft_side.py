@@ -8,12 +8,12 @@ import torch
 
 from kedge.core.batches import Batch
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import trained_weights
 from peers.case import SHAPES, Measured, Stopwatch, case_from_arguments, peak_gib, print_result
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     ]
     stopwatch = Stopwatch(case.device)
     for _ in range(case.updates):
-        learner.update(batches)
+        learner.update(lambda _: batches)
         stopwatch.close("update")
         stopwatch.end()
     tokens = [case.rows * width] * (case.updates - 1)

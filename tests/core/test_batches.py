@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kedge.core.batches import cut, pad_rows, pad_tokens
+from kedge.core.batches import pad_rows, pad_tokens
 
 
 def test_rows_are_filled_up_on_the_side_that_is_named() -> None:
@@ -39,17 +39,3 @@ def test_no_rows_make_an_empty_tensor() -> None:
     tokens_BT, attention_mask_BT = pad_tokens([], pad=0)
     assert (tokens_BT.shape, tokens_BT.dtype) == ((0, 0), torch.int64)
     assert (attention_mask_BT.shape, attention_mask_BT.dtype) == ((0, 0), torch.bool)
-
-
-def test_every_item_is_in_exactly_one_pass_and_passes_keep_to_their_bounds() -> None:
-    lengths = [5, 1, 7, 7, 2, 12, 3]
-    by_tokens = cut(range(7), length=lengths.__getitem__, tokens=14)
-    assert by_tokens == [[5], [2, 3], [0, 6, 4, 1]]
-    assert cut(range(7), length=lengths.__getitem__, rows=3) == [[5, 2, 3], [0, 6, 4], [1]]
-    assert cut(range(7), length=lengths.__getitem__, rows=2, tokens=14) == [[5], [2, 3], [0, 6], [4, 1]]
-    assert cut(range(7), length=lengths.__getitem__) == [[5, 2, 3, 0, 6, 4, 1]]
-
-
-def test_an_item_that_is_longer_than_a_pass_has_one_of_its_own() -> None:
-    assert cut(["aaaa", "bbb", "c"], length=len, tokens=2) == [["aaaa"], ["bbb"], ["c"]]
-    assert cut([], length=len, tokens=2) == []

@@ -20,6 +20,7 @@ from kedge.core.records import (
     Rollouts,
     Tokens,
     ValueTargets,
+    cut,
     num_rows,
     shards,
     take,
@@ -290,3 +291,17 @@ def test_what_cannot_be_cut_is_refused_not_kept_whole() -> None:
     with pytest.raises(ShapeError) as error:
         num_rows(NoTensor(version=3))
     assert str(error.value) == "NoTensor holds no tensor, so it has no rows"
+
+
+def test_every_item_is_in_exactly_one_pass_and_passes_keep_to_their_bounds() -> None:
+    lengths = [5, 1, 7, 7, 2, 12, 3]
+    by_tokens = cut(range(7), length=lengths.__getitem__, tokens=14)
+    assert by_tokens == [[5], [2, 3], [0, 6, 4, 1]]
+    assert cut(range(7), length=lengths.__getitem__, rows=3) == [[5, 2, 3], [0, 6, 4], [1]]
+    assert cut(range(7), length=lengths.__getitem__, rows=2, tokens=14) == [[5], [2, 3], [0, 6], [4, 1]]
+    assert cut(range(7), length=lengths.__getitem__) == [[5, 2, 3, 0, 6, 4, 1]]
+
+
+def test_an_item_that_is_longer_than_a_pass_has_one_of_its_own() -> None:
+    assert cut(["aaaa", "bbb", "c"], length=len, tokens=2) == [["aaaa"], ["bbb"], ["c"]]
+    assert cut([], length=len, tokens=2) == []

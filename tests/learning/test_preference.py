@@ -16,12 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches, step_rows
 from kedge.data.tokenizer import load_tokenizer
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import load_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.preference_methods import DPO, NAMES
 from kedge.models.training.preference_objectives import preference_objective
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import trained_weights
 from kedge.testing import toy
 
 ARMS, PROMPT = 6, 0
@@ -78,7 +78,8 @@ def learn(model: PreTrainedModel, method: DPO, items: list[LabelledAnswers], ste
     learner = Learner(trained_weights(model), policy.backbone, objective, settings, total_steps=steps)
     epochs = steps * 250 / len(items)
     for rows in step_rows(len(items), epochs=epochs, batch=250, seed=1):
-        learner.update(answer_batches([items[row] for row in rows], rows=250, pad=0))
+        batch = answer_batches([items[row] for row in rows], rows=250, pad=0)
+        learner.update(lambda _, batch=batch: batch)
 
 
 @pytest.mark.parametrize("beta", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.models.training.preference_cases import METHODS
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
@@ -32,7 +33,7 @@ from kedge.data.batching import (
     token_batch,
 )
 from kedge.models.forward.backbones import backbone_of
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.reward_files import build
@@ -44,8 +45,7 @@ from kedge.models.training.objectives import RankingLoss, imitation, preference
 from kedge.models.training.passes import Passes
 from kedge.models.training.preference_methods import CPO, DPO, IPO, KTO, ORPO, TDPO, AnyMethod, SimPO
 from kedge.models.training.preference_objectives import as_it_is, preference_objective
-from kedge.models.training.train_step import TrainStep
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import TrainStep, trained_weights
 from kedge.models.training.weighted_objective import WeightedAnswers, weighted_likelihood
 
 PAD, ANCHOR, TEMPERATURE = 256, 0.375, 0.7
@@ -103,7 +103,8 @@ def learnt(model: Any, objective: Callable[[Any], Any], batches: Sequence[Any]) 
     """Loss and gradient of one step of a copy of the model."""
     model = deepcopy(model)
     policy = language_model(model)
-    metrics = Learner(trained_weights(model), policy.backbone, objective(policy), STEP, total_steps=9).update(batches)
+    learner = Learner(trained_weights(model), policy.backbone, objective(policy), STEP, total_steps=9)
+    metrics = learner.update(lambda _: batches)
     return Step(metrics["loss"], gradients_of(model))
 
 
@@ -180,19 +181,6 @@ def test_weighted_likelihood(model: Any) -> None:
 
 
 # Preferences
-
-METHODS: dict[str, AnyMethod] = {
-    "dpo": DPO(beta=0.3, label_smoothing=0.1, sft_weight=0.2),
-    "hinge": DPO(loss="hinge", beta=0.2),
-    "ipo": IPO(beta=0.4),
-    "ipo mean": IPO(beta=0.4, log_probs="mean"),
-    "orpo": ORPO(beta=0.7, sft_weight=0.5),
-    "simpo": SimPO(beta=2.5, gamma=0.8),
-    "cpo": CPO(beta=0.05, sft_weight=0.3),
-    "kto": KTO(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5, sft_weight=0.25),
-    "tdpo": TDPO(beta=0.3, alpha=0.7),
-    "tdpo1": TDPO(beta=0.3, alpha=None),
-}
 
 
 def labelled(method: AnyMethod) -> list[LabelledAnswers]:
@@ -316,7 +304,7 @@ def test_rewards(folder: Path, is_full: bool, ranking: RankingLoss) -> None:
         objective = preference(partial(scores, judge), ranking=ranking, centre=0.01)
         trained = trained_weights(judge.model, head=head_of(judge.model))
         learner = Learner(trained, judge.backbone, objective, STEP, total_steps=9)
-        loss = learner.update(comparison_batches(ranked(), pad=PAD, **cut))["loss"]
+        loss = learner.update(lambda _: comparison_batches(ranked(), pad=PAD, **cut))["loss"]
         return Step(loss, gradients_of(judge.model))
 
     expect_the_plain_step(learn, lambda: plainly(reward().model, partial(plain_ranking_loss, ranking, 0.01)))

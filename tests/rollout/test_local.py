@@ -24,7 +24,7 @@ from transformers import (
 
 from kedge.core.errors import ConfigError, DataError, ModelError, NumericsError
 from kedge.core.records import Prompts, Rollouts, repeated
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.tiny import tiny_model
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings

@@ -13,7 +13,7 @@ from kedge.models.forward.lora import required_adapters
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import make_tiny, tiny_tokenizer
 from kedge.models.settings import LoraSettings, SaveDType
-from kedge.stages.shared.saving import save_policy
+from kedge.stages.shared.policy import save_policy
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,21 @@
 """What supervised and preference losses read: token rows, alone, compared with each other or labelled; and padding.
 
 A row is one sequence, padded on the right. Batches stay on the host: what a pass computes is laid out from their masks,
-and only that goes to the device (`send`).
+and only that goes to the device (`kedge.core.records.send`).
 Shape letters: B rows, T token positions, C comparisons, K answers in a comparison, S answers (one a row).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.core.errors import ShapeError
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,36 +97,6 @@ class AnswerBatch:
     def num_tokens(self) -> int:
         """Without padding."""
         return int(self.attention_mask_BT.sum())
-
-
-def cut(
-    items: Sequence[Item], *, length: Callable[[Item], int], rows: int | None = None, tokens: int | None = None
-) -> list[list[Item]]:
-    """Items in passes, the longest first: at most `rows` of them a pass, and at most `tokens` by their `length`.
-
-    An item that is longer than `tokens` has a pass of its own. Without a bound there is one pass.
-
-    >>> cut(["bb", "a", "dddd", "ccc"], length=len, rows=3), cut(["bb", "a", "dddd", "ccc"], length=len, tokens=6)
-    ([['dddd', 'ccc', 'bb'], ['a']], [['dddd'], ['ccc', 'bb', 'a']])
-    """
-    passes: list[list[Item]] = []
-    num_tokens = 0
-    for item in sorted(items, key=lambda item: -length(item)):
-        size = length(item)
-        is_full = not passes or len(passes[-1]) == rows or (tokens is not None and num_tokens + size > tokens)
-        if is_full:
-            passes.append([])
-            num_tokens = 0
-        passes[-1].append(item)
-        num_tokens += size
-    return passes
-
-
-def send(x: Tensor, device: torch.device) -> Tensor:
-    """`x` on the device; from the host to a GPU by a copy that the host does not wait for."""
-    if device.type != "cuda" or x.is_cuda:
-        return x.to(device)
-    return x.pin_memory().to(device, non_blocking=True)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int, *, side: Literal["left", "right"] = "right") -> Tensor:

@@ -1,7 +1,7 @@
 """What flows between the parts: one frozen record per consumer, every field present, shapes checked on creation.
 
 Index t speaks about token t. Masks are bool, True counts. `take`, `shards` and `to_device` work on any dataclass of
-tensors and nested records. Left out: text, and anything that cannot be cut by rows.
+tensors and nested records; `cut` says which rows share a pass. Left out: text, and anything without rows.
 Shape letters: B sequences, T token positions.
 """
 
@@ -30,6 +30,7 @@ class _Dataclass(Protocol):
 
 
 R = TypeVar("R", bound=_Dataclass)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +184,29 @@ def trimmed(record: R, length: int) -> R:
     return _mapped(record, lambda tensor: tensor[:, :length] if tensor.ndim == 2 else tensor)
 
 
+def cut(
+    items: Sequence[Item], *, length: Callable[[Item], int], rows: int | None = None, tokens: int | None = None
+) -> list[list[Item]]:
+    """Items in passes, the longest first: at most `rows` of them a pass, and at most `tokens` by their `length`.
+
+    An item that is longer than `tokens` has a pass of its own. Without a bound there is one pass.
+
+    >>> cut(["bb", "a", "dddd", "ccc"], length=len, rows=3), cut(["bb", "a", "dddd", "ccc"], length=len, tokens=6)
+    ([['dddd', 'ccc', 'bb'], ['a']], [['dddd'], ['ccc', 'bb', 'a']])
+    """
+    passes: list[list[Item]] = []
+    num_tokens = 0
+    for item in sorted(items, key=lambda item: -length(item)):
+        size = length(item)
+        is_full = not passes or len(passes[-1]) == rows or (tokens is not None and num_tokens + size > tokens)
+        if is_full:
+            passes.append([])
+            num_tokens = 0
+        passes[-1].append(item)
+        num_tokens += size
+    return passes
+
+
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
     """All rows in one record, as wide as the widest part; the version is that of the first."""
     width = max(part.tokens_BT.shape[1] for part in parts)
@@ -198,6 +222,13 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
 def to_device(record: R, device: torch.device | str) -> R:
     """The same record with every tensor on `device`."""
     return _mapped(record, lambda tensor: tensor.to(device))
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """`x` on the device; from the host to a GPU by a copy that the host does not wait for."""
+    if device.type != "cuda" or x.is_cuda:
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def _mapped(record: R, change: Callable[[Tensor], Tensor]) -> R:

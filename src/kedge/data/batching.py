@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.batches import AnswerBatch, Batch, Comparisons, pad_rows, pad_tokens
-from kedge.core.batches import cut as cut
+from kedge.core.records import cut
 from kedge.core.seeds import item_at
 
 

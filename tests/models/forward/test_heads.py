@@ -13,6 +13,7 @@ from kedge.core.errors import ModelError
 from kedge.models.forward.heads import (
     Targets,
     at_last,
+    language_model,
     last_token,
     lm_head,
     logprobs_and_entropy,
@@ -20,7 +21,6 @@ from kedge.models.forward.heads import (
     token_logprobs,
     values_of,
 )
-from kedge.models.forward.language_model import language_model
 from kedge.models.loading.tiny import tiny_model
 
 # With one-hot hidden states, row i of the head's logits is column i of this matrix.

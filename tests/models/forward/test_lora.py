@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from tests.models.trainable import trainable_names
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -16,7 +17,6 @@ from kedge.models.forward.lora import (
     LoraLinear,
     merge,
     required_adapters,
-    trainable_names,
     using,
     with_lora,
 )

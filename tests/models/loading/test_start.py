@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from tests.models.trainable import trainable_names
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.lora import LoraLinear, adapters_of, required_adapters, trainable_names, using, with_lora
+from kedge.models.forward.lora import LoraLinear, adapters_of, required_adapters, using, with_lora
 from kedge.models.loading import load
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.start import (

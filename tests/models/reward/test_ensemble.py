@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from tests.models.trainable import trainable_names
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.lora import has_adapters, merge, required_adapters, trainable_names
+from kedge.models.forward.lora import has_adapters, merge, required_adapters
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.ensemble import (
     Ensemble,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.trainable import trainable_names
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import (
@@ -23,7 +24,7 @@ from transformers import (
 
 from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.forward.lora import trainable_names, with_lora
+from kedge.models.forward.lora import with_lora
 from kedge.models.loading.aliases import PACKAGED, gguf_file
 from kedge.models.loading.gguf import open_gguf, tokenizer_from
 from kedge.models.loading.start import whole_folder
@@ -42,7 +43,7 @@ from kedge.models.reward.reward_model import (
 )
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner, Objective, Sums
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import trained_weights
 
 END = 258
 ROWS = ([40, 41, 42, 43, END], [50, END], [60, 61, 62, END])
@@ -319,7 +320,7 @@ def test_it_learns_in_full_and_by_adapters(tiny: Path, is_full: bool) -> None:
     objective = Objective(weight=len, sums=sums)
     trained = trained_weights(model, head=head_of(model))
     learner = Learner(trained, judge.backbone, objective, OptimiserSettings(lr=3e-3, warmup=0.0), total_steps=12)
-    losses = [learner.update([torch.tensor([1.0, -1.0, 0.5])])["loss"] for _ in range(12)]
+    losses = [learner.update(lambda _: [torch.tensor([1.0, -1.0, 0.5])])["loss"] for _ in range(12)]
     assert losses[-1] < 0.1 * losses[0]
     assert torch.equal(embedding_of(reward), embedding) is not is_full
     model.train()

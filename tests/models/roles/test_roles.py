@@ -16,6 +16,7 @@ from kedge.core.errors import CheckpointError, ModelError
 from kedge.core.records import Rollouts, repeated, take
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
+from kedge.models.loading.start import save_causal
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.models.reward.reward_files import load
 from kedge.models.roles.actor_critic import RoleSet
@@ -88,11 +89,14 @@ def test_with_an_average_the_average_is_saved(
     last = {name: weight.clone() for name, weight in roles.policy.weights().items()}
     for name, weight in roles.policy.final_weights().items():
         assert_close(weight, 0.75 * before[name] + 0.25 * last[name])
-    saved_BT = transformers_logprobs(roles.save(tiny_tokenizer(), tmp_path / "ema"), rollouts, 0.7)
+    average = roles.policy.final_weights()
+    folder = save_causal(roles.model, tiny_tokenizer(), tmp_path / "ema", weights=average)
+    saved_BT = transformers_logprobs(folder, rollouts, 0.7)
     for name, weight in roles.policy.weights().items():
         assert torch.equal(weight, last[name])
     assert not torch.allclose(saved_BT, roles.policy.logprobs(rollouts))
-    roles.policy.train_step.load_weights(roles.policy.final_weights())
+    train_step = roles.policy.train_step
+    train_step.load(train_step.state() | {"weights": average})
     assert_close(saved_BT, roles.policy.logprobs(rollouts), rtol=1e-4, atol=1e-5)
 
 

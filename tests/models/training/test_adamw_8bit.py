@@ -52,7 +52,7 @@ def learn(step: TrainStep, module: nn.Module) -> None:
         return Sums(loss=(module(x_B[:, None].expand(-1, 128)) - 1).square().sum(), facts={})
 
     objective: Objective[Tensor] = Objective(weight=len, sums=sums)
-    step.learn(Term(objective=objective, batches=[torch.linspace(-1, 1, 5) * step.step]))
+    step.learn(Term(objective=objective, batches=lambda _: [torch.linspace(-1, 1, 5) * step.step]))
 
 
 def exact_resume(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
@@ -18,24 +18,23 @@ from kedge.core.errors import CheckpointError, NumericsError
 from kedge.core.files import hash_folder
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import TokenSequence, padded_batches
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner, Objective, Sums
 from kedge.models.training.objectives import imitation
-from kedge.models.training.train_step import learning_rate
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.passes import Cut
+from kedge.models.training.train_step import learning_rate, trained_weights
 from kedge.runs.state import load_state, save_state
 
 
-def batches(seed: int, *, rows: int = 2) -> list[Batch]:
+def batches(seed: int, *, rows: int = 2) -> Cut[Batch]:
     rng = Random(seed)
     rows_of_tokens = [[rng.randrange(256) for _ in range(rng.randrange(3, 12))] for _ in range(5)]
-    return padded_batches(
-        [TokenSequence(tokens=tokens, counted=[True] * len(tokens)) for tokens in rows_of_tokens], rows=rows, pad=256
-    )
+    sequences = [TokenSequence(tokens=tokens, counted=[True] * len(tokens)) for tokens in rows_of_tokens]
+    return lambda _: padded_batches(sequences, rows=rows, pad=256)
 
 
 def causal_learner(**settings: float) -> Learner[Batch]:
@@ -99,7 +98,7 @@ def hand_learner(**settings: object) -> tuple[Two, Learner[float]]:
 
 def test_a_step_of_adam_by_hand() -> None:
     module, learner = hand_learner(clip=1e9)
-    metrics = learner.update([1.0, 2.5])
+    metrics = learner.update(lambda _: [1.0, 2.5])
     # Means: 3·2 − 4 = 2. Gradient (3, 4) has norm 5. Adam's first step moves every weight by lr against its sign.
     assert metrics == pytest.approx({"loss": 2.0, "value": 2.0, "grad_norm": 5.0, "lr": 0.1})
     assert (module.matrix.item(), module.bias.item()) == pytest.approx((1.9, -1.1), rel=1e-7)
@@ -107,19 +106,19 @@ def test_a_step_of_adam_by_hand() -> None:
 
 def test_weight_decay_pulls_on_matrices_only() -> None:
     module, learner = hand_learner(clip=1e9, weight_decay=0.5)
-    learner.update([1.0])
+    learner.update(lambda _: [1.0])
     # Decoupled: 2 · (1 − 0.1 · 0.5) − 0.1; the bias as before.
     assert (module.matrix.item(), module.bias.item()) == pytest.approx((1.8, -1.1), rel=1e-7)
 
 
 def test_a_gradient_longer_than_clip_is_scaled_down_to_it_and_told_as_it_was() -> None:
     module, learner = hand_learner(clip=0.5)
-    assert learner.update([2.0])["grad_norm"] == pytest.approx(5.0)
+    assert learner.update(lambda _: [2.0])["grad_norm"] == pytest.approx(5.0)
     assert module.matrix.grad is not None
     assert module.bias.grad is not None
     assert (module.matrix.grad.item(), module.bias.grad.item()) == pytest.approx((0.3, 0.4), rel=1e-5)
     shorter, learner = hand_learner(clip=6.0)
-    learner.update([2.0])
+    learner.update(lambda _: [2.0])
     assert shorter.matrix.grad is not None
     assert shorter.matrix.grad.item() == 3.0
 
@@ -159,17 +158,17 @@ def poisoned(module: Two, *, where: str) -> Objective[float]:
 )
 def test_a_step_that_is_not_finite_is_refused_by_name_and_counted(where: str, message: str) -> None:
     module, learner = hand_learner(lr=1e-300)
-    learner.update([1.0])
+    learner.update(lambda _: [1.0])
     before, moments = weights(module), copy.deepcopy(learner.state()["optimiser"])
     good, learner.objective = learner.objective, poisoned(module, where=where)
     with pytest.raises(NumericsError, match=message):
-        learner.update([1.0])
+        learner.update(lambda _: [1.0])
     assert_same(weights(module), before)
     assert learner.step == 2
     assert str(learner.state()["optimiser"]["state"]) == str(moments["state"])
     learner.objective = good
     learner.train_step.settings = learner.train_step.settings.model_copy(update={"lr": 0.1})
-    assert learner.update([1.0])["grad_norm"] == pytest.approx(5.0)  # nothing of the bad gradient is left
+    assert learner.update(lambda _: [1.0])["grad_norm"] == pytest.approx(5.0)  # nothing of the bad gradient is left
     assert not torch.equal(module.matrix, before["matrix"])
 
 
@@ -178,7 +177,7 @@ def test_a_step_in_which_nothing_counts_is_refused() -> None:
     nothing = padded_batches([TokenSequence(tokens=[1, 2, 3], counted=[False] * 3)], rows=1, pad=256)
     before = weights(learner.trained.module)
     with pytest.raises(NumericsError, match=r"step 1: nothing in it counts \(weight 0\); the weights are unchanged"):
-        learner.update(nothing)
+        learner.update(lambda _: nothing)
     assert_same(weights(learner.trained.module), before)
 
 
@@ -257,7 +256,7 @@ def test_dropout_is_on_in_a_step_and_off_in_a_measurement() -> None:
     model = with_lora(tiny_model(hidden=32, layers=1), LoraSettings(rank=4, dropout=0.5), name="policy", seed=1)
     learner = imitator(model, OptimiserSettings(lr=1e-2), total_steps=3)
     learner.update(batches(1))  # B is no longer zero, so that dropout on the way to A can be seen
-    held_out: Sequence[Batch] = batches(2)
+    held_out = batches(2)
     first, again = learner.measure(held_out), learner.measure(held_out)
     assert first == again
     assert learner.update(held_out)["loss"] != pytest.approx(first["loss"], rel=1e-5)

@@ -22,13 +22,13 @@ from kedge.core.batches import Batch, Comparisons
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import RankedAnswers, TokenSequence, comparison_batches, padded_batches
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.reward_files import build
 from kedge.models.reward.reward_model import RewardModel, scores
 from kedge.models.training.learner import Learner, Objective
 from kedge.models.training.objectives import RankingLoss, imitation, preference
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import trained_weights
 
 PAD, END = 256, 258
 Gradients = dict[str, Tensor]
@@ -68,7 +68,7 @@ def after_one_step(
     """The gradient that the step was made of: nothing is clipped, and a step leaves it in place."""
     settings = OptimiserSettings(lr=1e-9, clip=1e9)
     learner = Learner(trained_weights(module), backbone, objective, settings, total_steps=10)
-    facts = learner.update(batches)
+    facts = learner.update(lambda _: batches)
     return {
         name: parameter.grad.clone() for name, parameter in module.named_parameters() if parameter.grad is not None
     }, facts
@@ -237,6 +237,6 @@ def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
             weight += comparison.weight
     objective = preference(partial(scores, reward), ranking="all_pairs", centre=0.0)
     learner = Learner(trained_weights(model), reward.backbone, objective, OptimiserSettings(), total_steps=1)
-    metrics = learner.measure(comparison_batches(ranked(), rows=3, pad=PAD))
+    metrics = learner.measure(lambda _: comparison_batches(ranked(), rows=3, pad=PAD))
     assert (metrics["accuracy"], metrics["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
     assert 0.0 < right / weight < 1.0

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.models.training.preference_cases import METHODS
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
@@ -22,7 +23,7 @@ from kedge.core.errors import ConfigError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.data.batching import LabelledAnswers, TokenSequence, answer_batches
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.tiny import tiny_model
 from kedge.models.settings import LoraSettings
@@ -38,7 +39,7 @@ from kedge.models.training.preference_objectives import (
     preference_objective,
     reference_for,
 )
-from kedge.models.training.trained_weights import trained_weights
+from kedge.models.training.train_step import trained_weights
 
 PAD = 256
 ANCHOR = 0.375
@@ -73,20 +74,6 @@ def thumbs() -> list[LabelledAnswers]:
         LabelledAnswers(sequences=(sequence,), is_good=(good,), ref_logp=(ref,))
         for (sequence, ref), good in zip(single, liked, strict=True)
     ]
-
-
-METHODS: dict[str, AnyMethod] = {
-    "dpo": DPO(beta=0.3, label_smoothing=0.1, sft_weight=0.2),
-    "hinge": DPO(loss="hinge", beta=0.2),
-    "ipo": IPO(beta=0.4),
-    "ipo mean": IPO(beta=0.4, log_probs="mean"),
-    "orpo": ORPO(beta=0.7, sft_weight=0.5),
-    "simpo": SimPO(beta=2.5, gamma=0.8),
-    "cpo": CPO(beta=0.05, sft_weight=0.3),
-    "kto": KTO(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5, sft_weight=0.25),
-    "tdpo": TDPO(beta=0.3, alpha=0.7),
-    "tdpo1": TDPO(beta=0.3, alpha=None),
-}
 
 
 def items_of(name: str) -> list[LabelledAnswers]:
@@ -204,7 +191,7 @@ def after_one_step(
 ) -> tuple[Gradients, dict[str, float]]:
     settings = OptimiserSettings(lr=1e-9, clip=1e9)
     learner = Learner(trained_weights(model), backbone, objective, settings, total_steps=10)
-    facts = learner.update(batches)
+    facts = learner.update(lambda _: batches)
     return {
         key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None
     }, facts
@@ -247,7 +234,7 @@ def test_facts_of_pairs_by_hand() -> None:
         for pair in pairs()
     ]
     sums = [[logp(model, side).item() for side in pair.sequences] for pair in pairs()]
-    metrics = learner_of(model, method).measure(answer_batches(pairs(), rows=2, pad=PAD))
+    metrics = learner_of(model, method).measure(lambda _: answer_batches(pairs(), rows=2, pad=PAD))
     right = sum(c > r for c, r in rewards)
     assert 0 < right < 5
     assert metrics["accuracy"] == pytest.approx(right / 5)
@@ -263,7 +250,7 @@ def test_facts_of_pairs_by_hand() -> None:
 def test_facts_of_thumbs_are_means_over_the_liked_and_over_the_others() -> None:
     model = small().eval()
     batches = [replace(item, anchor=torch.tensor(-2.0)) for item in answer_batches(thumbs(), rows=2, pad=PAD)]
-    metrics = learner_of(model, KTO(beta=0.3)).measure(batches)
+    metrics = learner_of(model, KTO(beta=0.3)).measure(lambda _: batches)
     rewards = [(0.3 * (logp(model, item.sequences[0]).item() - item.ref_logp[0]), item.is_good[0]) for item in thumbs()]
     liked, others = [x for x, good in rewards if good], [x for x, good in rewards if not good]
     assert metrics["chosen"] == pytest.approx(sum(liked) / 3, rel=1e-5)
@@ -339,7 +326,7 @@ def test_the_reference_of_tdpo_stays_while_the_policy_learns(has_adapters: bool)
     start_S = logprobs(as_it_is(tiny_model(hidden=32, layers=2)), batch)
     reference = reference_for(policy)
     learner = learner_of(policy, TDPO(), lr=1e-2)
-    metrics = [learner.update([batch]) for _ in range(3)]
+    metrics = [learner.update(lambda _: [batch]) for _ in range(3)]
     assert metrics[-1]["chosen_kl"] > 0.01
     assert torch.equal(logprobs(reference, batch), start_S)
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from kedge.core.errors import CheckpointError
 from kedge.data.batching import TokenSequence
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.tiny import tiny_model

@@ -18,7 +18,7 @@ from kedge.commands.sample import asked_prompts, find_model, refuse_target, rows
 from kedge.core.errors import ConfigError, DataError, ModelError
 from kedge.core.records import Rollouts
 from kedge.data.examples import Message, Messages
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.tiny import IM_END, make_tiny, tiny_model, tiny_tokenizer
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl import answering

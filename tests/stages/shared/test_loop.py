@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from kedge.core.batches import Batch
 from kedge.core.errors import NumericsError
 from kedge.core.protocols import Metrics
+from kedge.models.training.passes import WHOLE_STEP, Cut
 from kedge.runs import Run, new_manifest
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import RunTracker
@@ -48,16 +49,16 @@ class Scripted:
     step: int = 0
     trained: list[int] = field(default_factory=list[int])
 
-    def update(self, batches: Sequence[Named]) -> Metrics:
+    def update(self, batches: Cut[Named]) -> Metrics:
         self.step += 1
-        self.trained += [batch.num_tokens for batch in batches]
+        self.trained += [batch.num_tokens for batch in batches(WHOLE_STEP)]
         drawn = torch.rand(()).item()
         if self.step in self.bad:
             raise NumericsError(f"step {self.step}: the loss is nan; the weights are unchanged")
         return {"loss": 100.0 - self.step, "drawn": drawn}
 
-    def measure(self, batches: Iterable[Named]) -> Metrics:
-        return {"loss": sum(float(batch.number) for batch in batches) + self.step}
+    def measure(self, batches: Cut[Named]) -> Metrics:
+        return {"loss": sum(float(batch.number) for batch in batches(WHOLE_STEP)) + self.step}
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "weights": {"w": torch.tensor([float(self.step)])}}
@@ -111,7 +112,8 @@ def train(
     for number in loop.steps(range(learner.step + 1, learner.total_steps + 1)):
         if number == stop_at:
             context.stop.ask()
-        metrics = loop.update([Named(torch.tensor(number))])
+        batch = Named(torch.tensor(number))
+        metrics = loop.update(lambda _, batch=batch: [batch])
         if metrics is None:
             continue
         if held_out and loop.is_evaluation_due:
@@ -180,7 +182,7 @@ def test_without_settings_nothing_is_ever_due(run: Run) -> None:
 
 def test_held_out_metrics_have_names_of_their_own() -> None:
     batches = [Named(torch.tensor(2)), Named(torch.tensor(5))]
-    assert held_out_metrics(Scripted(total_steps=9, step=4), batches) == {"heldout/loss": 11.0}
+    assert held_out_metrics(Scripted(total_steps=9, step=4), lambda _: batches) == {"heldout/loss": 11.0}
 
 
 def test_it_saves_every_so_many_steps_at_the_end_and_whenever_it_is_at_its_best(run: Run) -> None:

@@ -330,7 +330,6 @@ REFUSED: tuple[Refused, ...] = (
         reason="its steps are marked inside the text; turn it into `prompt`, `completions` (a list of steps), `labels`",
     ),
 )
-BY_NAME = {layout.name: layout for layout in (*LAYOUTS, RATED)}
 
 
 def layout_of(fields: Fields) -> Layout | None:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kedge.core.batches import cut, send
 from kedge.core.errors import ModelError
-from kedge.core.records import Experience, Rollouts, ValueTargets, take, trimmed
+from kedge.core.records import Experience, Rollouts, ValueTargets, cut, send, take, trimmed
 from kedge.models.forward.lora import has_adapters, required_adapters
 from kedge.models.forward.packing import lay_out
 from kedge.models.forward.reader import Reader, reader_of, view

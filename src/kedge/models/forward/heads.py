@@ -1,14 +1,16 @@
 """From hidden states to log-probs, entropies, values and KL of tokens. The only place that shifts by one.
 
-The output at position t predicts token t+1; in every result of this module, index t is about token t, and the first
-token of a row has 0. Rows are one sequence each, padded on the right. Which tokens are predicted is worked out on the
-host, so that nothing here waits for the device.
+`LanguageModel` is a backbone and an output matrix: what gives log-probs in every stage. The output at position t
+predicts token t+1; in every result of this module, index t is about token t, and the first token of a row has 0. Rows
+are one sequence each, padded on the right. Masks are on the host, where it is worked out which tokens are predicted, so
+that nothing here waits for the device.
 Shape letters: B rows, T token positions, D width, V vocabulary, N predicted tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -22,6 +24,8 @@ from transformers import PreTrainedModel
 from kedge.algorithms import logprobs
 from kedge.core.errors import ModelError
 from kedge.core.loss import widen
+from kedge.core.records import send
+from kedge.models.forward.backbones import Backbone, backbone_of, base_backbone_of
 from kedge.models.forward.packing import sent
 
 CHUNK_TOKENS: Final = 512
@@ -168,3 +172,58 @@ def at_last(hidden_BTD: Tensor, attention_mask_BT: Tensor) -> Tensor:
     """The hidden state of the last real token of each row (B, D)."""
     last_B = attention_mask_BT.shape[1] - 1 - attention_mask_BT.long().flip(-1).argmax(-1)
     return hidden_BTD[torch.arange(len(last_B), device=last_B.device), last_B]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """Log-probs of tokens from packed rows, of a policy or of a reference.
+
+    `active` is entered around a computation with its backward pass.
+    """
+
+    backbone: Backbone
+    head: Head
+    compiled: bool = False
+    """Whether the work on logits is compiled (torch.compile)."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.head().device
+
+    def active(self) -> AbstractContextManager[None]:
+        return self.backbone.active()
+
+    def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, only_BT: Tensor) -> tuple[Tensor, Targets]:
+        """The hidden states (N, D) that predict the tokens in `only_BT`, and which tokens these are."""
+        predicted = targets(attention_mask_BT, only_BT, self.device)
+        return self.backbone.hidden(tokens_BT, attention_mask_BT, predicted.read_BT), predicted
+
+    def logprobs(
+        self, tokens_BT: Tensor, attention_mask_BT: Tensor, only_BT: Tensor, *, temperature: float = 1.0
+    ) -> Tensor:
+        """`logp_BT` of the tokens in `only_BT` in float32, 0 elsewhere, on the device of the model."""
+        tokens_BT = send(tokens_BT, self.device)
+        hidden_ND, predicted = self.hidden(tokens_BT, attention_mask_BT, only_BT)
+        return token_logprobs(
+            self.head(), hidden_ND, tokens_BT, predicted, temperature=temperature, compiled=self.compiled
+        )
+
+    def logprobs_and_entropy(
+        self, tokens_BT: Tensor, attention_mask_BT: Tensor, only_BT: Tensor, *, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """`logprobs`, and the entropy of the distribution that each of these tokens was drawn from."""
+        tokens_BT = send(tokens_BT, self.device)
+        hidden_ND, predicted = self.hidden(tokens_BT, attention_mask_BT, only_BT)
+        return logprobs_and_entropy(
+            self.head(), hidden_ND, tokens_BT, predicted, temperature=temperature, compiled=self.compiled
+        )
+
+
+def language_model(model: PreTrainedModel, *, compiled: bool = False) -> LanguageModel:
+    """A whole model; with adapters, the one that is active now is a part of it."""
+    return LanguageModel(backbone=backbone_of(model), head=output_head(model), compiled=compiled)
+
+
+def base_language_model(model: PreTrainedModel) -> LanguageModel:
+    """The same without its adapters."""
+    return LanguageModel(backbone=base_backbone_of(model), head=output_head(model))

@@ -269,10 +269,6 @@ def is_quantised(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "is_quantized", False))
 
 
-def trainable_names(model: nn.Module) -> list[str]:
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
 def merge(
     model: PreTrainedModel,
     *,

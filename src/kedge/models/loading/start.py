@@ -209,10 +209,8 @@ def _full_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterat
                     yield tensors.get_tensor(name), weights[name].detach().cpu()
 
 
-def plain_model(
-    model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None, dtype: SaveDType, name: str | None = None
-) -> PreTrainedModel:
-    """The model as it is saved: adapter `name` (the active one if None) merged in float32, then all of it in `dtype`.
+def plain_model(model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None, dtype: SaveDType) -> PreTrainedModel:
+    """The model as it is saved: the active adapter merged in float32, then all of it in `dtype`.
 
     A model that is so already is given as it is; any other is copied to the CPU.
     """
@@ -220,14 +218,14 @@ def plain_model(
     if is_quantised(model):
         # Weights that 8 or 4 bits have rounded are read again.
         base = load_causal(str(model.name_or_path), dtype="float32")
-        return merge_anew(model, base, name=name, weights=weights, dtype=kind)
+        return merge_anew(model, base, weights=weights, dtype=kind)
     is_same = all(
         parameter.dtype == kind and (weights or {}).get(key, parameter).data_ptr() == parameter.data_ptr()
         for key, parameter in model.named_parameters()
     )
     if adapters_of(model) is None and is_same:
         return model
-    return merge(model, name=name, weights=weights, dtype=kind, device="cpu")
+    return merge(model, weights=weights, dtype=kind, device="cpu")
 
 
 @contextmanager

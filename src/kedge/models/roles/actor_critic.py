@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError
@@ -25,12 +24,11 @@ from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import Backbone, Part, RecordT, micro_batches
-from kedge.models.forward.language_model import LanguageModel
-from kedge.models.loading.start import save_causal
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.reward.ensemble import Member
 from kedge.models.reward.reward_model import RewardFacts
 from kedge.models.roles.memory import RoleMemory
-from kedge.models.settings import Combine, SaveDType
+from kedge.models.settings import Combine
 from kedge.models.training.ema import EMA
 from kedge.models.training.objectives import imitation
 from kedge.models.training.passes import Cut, InferenceSize
@@ -275,7 +273,3 @@ class RoleSet:
             )
         self.policy.load(state["policy"])
         self.critic.load(state["critic"])
-
-    def save(self, tokenizer: PreTrainedTokenizerBase, folder: Path, *, dtype: SaveDType = "float32") -> Path:
-        """Save the policy as a whole model, its adapter beside it; with `ema`, the moving average of its weights."""
-        return save_causal(self.model, tokenizer, folder, weights=self.policy.final_weights(), dtype=dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
-from kedge.models.forward.heads import Head
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import Head, LanguageModel
 from kedge.models.forward.lora import has_adapters, merge
 from kedge.models.loading.load import DTypeName
 from kedge.models.loading.start import prepare_layers, without_dropout
@@ -35,8 +34,6 @@ from kedge.models.settings import AutoSize, LoraSettings
 from kedge.models.training.ema import EMA
 from kedge.models.training.passes import Passes, Report
 from kedge.models.training.train_step import TrainStep
-
-RoleKind = Literal["separate", "lora", "trunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,10 +44,6 @@ class AdamWBackend(Protocol):
         """One step of AdamW with learning rate `rate` on the gradients times `scale`."""
         ...
 
-    def publish(self) -> None:
-        """Copy the masters to the weights."""
-        ...
-
 
 def adamw_backend(
     weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
@@ -163,8 +159,11 @@ class TorchAdamW:
         self._optimiser.step()
         self.publish()
 
+    @torch.no_grad()
     def publish(self) -> None:
-        _publish(self._weights, self._masters)
+        """Copy the masters to the weights."""
+        if copied := _copied(self._weights, self._masters):
+            _torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
 
 
 class FusedAdamW:
@@ -222,9 +221,6 @@ class FusedAdamW:
                 apply_updates(weights, masters, gradients, means, squares, group, scale=scale, step=step)
         self.clear()  # frees the memory of the gradients for the next role
 
-    def publish(self) -> None:
-        _publish(self._weights, self._masters)
-
     def _state(self, master: nn.Parameter) -> dict[str, Tensor]:
         """The state of torch's optimiser, created when it is first needed; its step count is on the CPU."""
         state: dict[str, Tensor] = self._optimiser.state[master]
@@ -239,12 +235,6 @@ class FusedAdamW:
 def _copied(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:
     """The weights whose master is a copy, each with its master."""
     return [(weight, master) for weight, master in zip(weights, masters, strict=True) if weight is not master]
-
-
-@torch.no_grad()
-def _publish(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> None:
-    if copied := _copied(weights, masters):
-        _torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
 
 
 def _gradients(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor | None]:

@@ -5,7 +5,7 @@ Dropout acts inside of `update` alone: everywhere else the model is in evaluatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic
 
 from torch import Tensor
@@ -14,8 +14,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.reader import evaluating
 from kedge.models.training.passes import Cut, Passes
-from kedge.models.training.train_step import BatchT, Objective, Sums, Term, TrainStep
-from kedge.models.training.trained_weights import TrainedWeights
+from kedge.models.training.train_step import BatchT, Objective, Sums, Term, TrainedWeights, TrainStep
 
 __all__ = ["Learner", "Objective", "Sums"]
 
@@ -47,7 +46,7 @@ class Learner(Generic[BatchT]):
     def total_steps(self) -> int:
         return self.train_step.total_steps
 
-    def update(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
+    def update(self, batches: Cut[BatchT]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
         module = self.trained.module
         module.train()
@@ -57,7 +56,7 @@ class Learner(Generic[BatchT]):
         finally:
             module.eval()
 
-    def measure(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
+    def measure(self, batches: Cut[BatchT]) -> dict[str, float]:
         """The same means without a step: for held-out batches."""
         with evaluating(self.trained.module), self.backbone.active():
             return self.train_step.measure(self.objective, batches)
@@ -72,6 +71,3 @@ class Learner(Generic[BatchT]):
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.train_step.load(state)
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        self.trained.load(weights)

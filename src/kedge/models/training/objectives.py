@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from kedge.algorithms.reward import all_pairs, bradley_terry, plackett_luce
-from kedge.core.batches import Batch, Comparisons, send
+from kedge.core.batches import Batch, Comparisons
 from kedge.core.loss import weight_of, widen
-from kedge.models.forward.language_model import LanguageModel
+from kedge.core.records import send
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Objective, Sums
 
 RankingLoss = Literal["plackett_luce", "all_pairs"]

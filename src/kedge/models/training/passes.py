@@ -203,8 +203,8 @@ class Passes:
 class InferenceSize:
     """Tokens at once without gradients (log-probs, values, scores); halved when memory runs out."""
 
-    def __init__(self, device: torch.device, *, tokens: int | None = None) -> None:
-        self.size = PassSize(tokens=tokens or WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS))
+    def __init__(self, device: torch.device) -> None:
+        self.size = PassSize(tokens=WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS))
         self._device = device
 
     def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[tuple[T, ResultT]]:

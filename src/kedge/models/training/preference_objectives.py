@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kedge.algorithms.preference import cpo, dpo, implicit_rewards, kto, orpo_odds, simpo, tdpo
-from kedge.core.batches import AnswerBatch, send
+from kedge.core.batches import AnswerBatch
 from kedge.core.errors import ConfigError
+from kedge.core.records import send
 from kedge.models.forward import heads
-from kedge.models.forward.language_model import LanguageModel, base_language_model, language_model
+from kedge.models.forward.heads import LanguageModel, base_language_model, language_model
 from kedge.models.forward.lora import has_adapters
 from kedge.models.forward.reader import evaluating
 from kedge.models.training.learner import Objective, Sums

@@ -1,8 +1,9 @@
 """One exact optimiser step over some parameters, from any number of loss terms and micro-batches.
 
 Every micro-batch is divided by the weight of the whole step, so that cutting the step differently changes nothing. A
-step whose loss or gradient is not finite is refused before it reaches the weights. Parameters in bfloat16 are updated
-through float32 masters, which are what is saved: in bfloat16 itself small updates would be rounded away.
+step whose loss or gradient is not finite is refused before it reaches the weights. On a GPU parameters are bfloat16,
+and a float32 master of each takes the updates, which bfloat16 would round away; masters are what is saved. In float32,
+as on the CPU, a parameter is its own master.
 """
 
 from __future__ import annotations
@@ -54,14 +55,69 @@ class Term(Generic[BatchT]):
     """One term of a step's loss: the mean of an objective over its own batches, times `coef`."""
 
     objective: Objective[BatchT]
-    batches: Cut[BatchT] | Sequence[BatchT]
-    """The micro-batches for a size of passes; a sequence of them where the step cannot be cut otherwise."""
+    batches: Cut[BatchT]
+    """The micro-batches for a size of passes."""
     coef: float = 1.0
     name: str = ""
     """Prefix of the names of its metrics."""
 
-    def cut(self, size: PassSize) -> Sequence[BatchT]:
-        return self.batches(size) if callable(self.batches) else self.batches
+
+class TrainedWeights:
+    """What is trained of `module`: `named` parameters with their masters, which outlive an optimiser: several rounds go
+    on with them."""
+
+    def __init__(self, module: nn.Module, named: Named, masters: Sequence[nn.Parameter]) -> None:
+        self.module, self.named, self.masters = module, list(named), list(masters)
+
+    def weights(self) -> dict[str, Tensor]:
+        """By the names of their parameters, in full precision; the next step changes them."""
+        return _weights(self.named, self.masters)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        _load_weights(self.named, self.masters, weights)
+
+
+def trained_weights(
+    model: nn.Module, *, dtype: torch.dtype | None = None, head: nn.Module | None = None
+) -> TrainedWeights:
+    """What is trainable of `model`, to be computed in `dtype`; None leaves the types as they are.
+
+    The frozen weights of the model are converted too. `head`, a part of the model, stays in float32.
+    """
+    of_head = {id(parameter) for parameter in head.parameters()} if head else set[int]()
+    named: list[tuple[str, nn.Parameter]] = []
+    masters: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        own_dtype = parameter.dtype if dtype is None or id(parameter) in of_head else dtype
+        if parameter.requires_grad:
+            named.append((name, parameter))
+            masters.append(_master(parameter, own_dtype))
+        if parameter.is_floating_point() and parameter.dtype.itemsize > own_dtype.itemsize:
+            parameter.data = parameter.detach().to(own_dtype)
+    return TrainedWeights(model, named, masters)
+
+
+def _master(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    """The weights of a parameter that will be computed in `dtype`, in float32 at least: itself where that is enough."""
+    if parameter.dtype.itemsize <= 2:
+        return nn.Parameter(parameter.detach().float())
+    return nn.Parameter(parameter.detach()) if dtype.itemsize < parameter.dtype.itemsize else parameter
+
+
+def _weights(named: Named, masters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+    return {name: master.detach() for (name, _), master in zip(named, masters, strict=True)}
+
+
+@torch.no_grad()
+def _load_weights(named: Named, masters: Sequence[nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+    if list(weights) != [name for name, _ in named]:
+        raise CheckpointError(
+            "this checkpoint is of other trainable weights than the model has; was the recipe changed?"
+        )
+    for (_, parameter), master, weight in zip(named, masters, weights.values(), strict=True):
+        master.copy_(weight)
+        if parameter is not master:
+            parameter.copy_(master)
 
 
 class TrainStep:
@@ -91,7 +147,7 @@ class TrainStep:
         self._device = device = self.named[0][1].device
         self.inference = InferenceSize(device)
         parameters = [parameter for _, parameter in self.named]
-        self._masters = list(masters) if masters is not None else [_master(parameter) for parameter in parameters]
+        self._masters = list(masters or (_master(parameter, parameter.dtype) for parameter in parameters))
         self._optimiser = make_adamw(self._masters, settings, device)
         self._backend = adamw_backend(parameters, self._masters, self._optimiser)
 
@@ -115,7 +171,7 @@ class TrainStep:
     def _totals(self, terms: Sequence[Term[Any]], size: PassSize) -> list[tuple[Term[Any], _Totals]]:
         """The gradients of all terms, from nothing."""
         self._backend.clear()
-        cut = [(term, term.cut(size)) for term in terms]
+        cut = [(term, term.batches(size)) for term in terms]
         return [(term, self._accumulate(term, batches, self._weight(term, batches))) for term, batches in cut]
 
     def _weight(self, term: Term[Any], batches: Sequence[Any]) -> float:
@@ -130,7 +186,7 @@ class TrainStep:
         """Decide `micro_batch: auto` with passes over parts of this step, which leave no trace."""
 
         def trial(size: PassSize) -> int:
-            largest = [(term, term.cut(size)[:1]) for term in terms]
+            largest = [(term, term.batches(size)[:1]) for term in terms]
             with same_random_numbers(self._device):
                 for term, batches in largest:
                     self._accumulate(term, batches, 1.0)
@@ -156,10 +212,10 @@ class TrainStep:
             totals.add(sums)
         return totals
 
-    def measure(self, objective: Objective[BatchT], batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
+    def measure(self, objective: Objective[BatchT], batches: Cut[BatchT]) -> dict[str, float]:
         """The same means, without gradients and without a step."""
         with torch.no_grad():
-            parts = self.inference.each(Term(objective=objective, batches=batches).cut, objective.sums)
+            parts = self.inference.each(batches, objective.sums)
         totals = _Totals(weight=sum(objective.weight(batch) for batch, _ in parts))
         for _, sums in parts:
             totals.add(sums)
@@ -168,7 +224,7 @@ class TrainStep:
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights by the names of their parameters, in full precision."""
-        return {name: master.detach() for (name, _), master in zip(self.named, self._masters, strict=True)}
+        return _weights(self.named, self._masters)
 
     @property
     def moment_bytes(self) -> int:
@@ -190,20 +246,10 @@ class TrainStep:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.load_weights(state["weights"])
+        _load_weights(self.named, self._masters, state["weights"])
         load_state_of(self._optimiser, state["optimiser"])
         self.passes.load(state["passes"])
         self.step = int(state["step"])
-
-    @torch.no_grad()
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        if list(weights) != [name for name, _ in self.named]:
-            raise CheckpointError(
-                "this checkpoint is of other trainable weights than the model has; was the recipe changed?"
-            )
-        for master, weight in zip(self._masters, weights.values(), strict=True):
-            master.copy_(weight)
-        self._backend.publish()
 
     def _non_finite(self, loss: Tensor) -> str:
         """What is not finite, in words: the loss, the first such gradient by name, or their norm."""
@@ -217,7 +263,7 @@ class TrainStep:
 
 
 def _all(terms: Sequence[Term[Any]], size: PassSize) -> list[Any]:
-    return [batch for term in terms for batch in term.cut(size)]
+    return [batch for term in terms for batch in term.batches(size)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,12 +296,6 @@ class _Totals:
 def _read(numbers: Sequence[Tensor]) -> list[float]:
     """All numbers with a single wait for the device."""
     return torch.stack(list(numbers)).tolist()
-
-
-def _master(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself where it is float32 or float64, else a float32 copy of it."""
-    is_full_precision = parameter.dtype in (torch.float32, torch.float64)
-    return parameter if is_full_precision else nn.Parameter(parameter.detach().float())
 
 
 def learning_rate(settings: OptimiserSettings, step: int, total: int) -> float:

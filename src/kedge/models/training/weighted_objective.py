@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kedge.core.batches import send
-from kedge.models.forward.language_model import LanguageModel
+from kedge.core.records import send
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Objective, Sums
 
 

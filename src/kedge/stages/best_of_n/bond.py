@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from kedge.algorithms.best_of_n import best_of_log_ratio, best_of_weights
-from kedge.core.batches import cut, pad_rows, pad_tokens
+from kedge.core.batches import pad_rows, pad_tokens
 from kedge.core.errors import DataError
-from kedge.core.records import Rollouts, to_device
+from kedge.core.records import Rollouts, cut, to_device
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Cut, PassSize
-from kedge.models.training.trained_weights import TrainedWeights
+from kedge.models.training.train_step import TrainedWeights
 from kedge.models.training.weighted_objective import WeightedAnswers, weighted_likelihood
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond
 from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer, chosen

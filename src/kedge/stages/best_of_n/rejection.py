@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 
 import torch
 
-from kedge.core.batches import Batch
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
-from kedge.data.batching import TokenSequence, num_steps, padded_batches, step_rows
+from kedge.data.batching import num_steps, step_rows
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
-from kedge.models.training.passes import Cut
-from kedge.models.training.trained_weights import TrainedWeights
+from kedge.models.training.train_step import TrainedWeights
 from kedge.stages.best_of_n.settings import BestOfNSettings, Rejection
 from kedge.stages.rl.answers import AnswerSampler, Groups, ScoredAnswer, chosen, learnt_sequence
 from kedge.stages.rl.rounds import draw_round, log_round, resume_rounds, save_round
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, passes_for, steps_left, stop_if_asked
+from kedge.stages.shared.loop import TrainLoop, batches_of, passes_for, steps_left, stop_if_asked
 
 
 def train_rejection(
@@ -63,7 +60,7 @@ def train_rejection(
                 max_steps=left,
             )
             for rows in loop.steps(order):
-                metrics = loop.update(_batches([sequences[row] for row in rows], pad))
+                metrics = loop.update(batches_of([sequences[row] for row in rows], pad))
                 if metrics is not None:
                     loop.finish(metrics)
             step = loop.step
@@ -72,10 +69,6 @@ def train_rejection(
     last = draw_round(sampler, max(done, 1) - 1)
     answers, _ = worth_imitating(last.groups, settings.n, method)
     return answers, step
-
-
-def _batches(sequences: Sequence[TokenSequence], pad: int) -> Cut[Batch]:
-    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
 
 
 def worth_imitating(groups: Groups, n: int, method: Rejection) -> tuple[list[ScoredAnswer], str]:

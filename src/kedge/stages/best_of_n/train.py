@@ -13,10 +13,6 @@ import torch
 from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Message
 from kedge.data.writing import row_writer
-from kedge.models.forward.language_model import language_model
-from kedge.models.loading.load import dtype_for
-from kedge.models.loading.start import start_causal
-from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.best_of_n.bond import train_bond
 from kedge.stages.best_of_n.rejection import train_rejection
 from kedge.stages.best_of_n.settings import BestOfNSettings, Bond, Rejection
@@ -24,7 +20,7 @@ from kedge.stages.rl.answers import AnswerSampler, ScoredAnswer
 from kedge.stages.rl.rounds import log_trained_policy, open_sampler, starting_model
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
-from kedge.stages.shared.saving import save_policy
+from kedge.stages.shared.policy import save_policy, start_policy
 
 ROUND = "best_of/round"
 
@@ -33,11 +29,7 @@ def train(context: Context, settings: BestOfNSettings) -> Mapping[str, Path]:
     """Train, and save the policy and what it was taught; a resumed run goes on where it was."""
     torch.manual_seed(context.seed)
     device = pick_device(context.device)
-    model = start_causal(
-        context.input("from"), lora=settings.lora, device=device, seed=context.seed, memory=settings.memory
-    )
-    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
-    policy = language_model(model, compiled=settings.memory.compiles_on(device))
+    model, trained, policy = start_policy(context, settings.lora, settings.memory)
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, Bond))
     sampler = open_sampler(context, settings.round_settings(), model, start, device=device, round_metric=ROUND)
     if not sampler.settings.measures_kl:

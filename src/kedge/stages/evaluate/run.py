@@ -16,7 +16,7 @@ from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
 from kedge.evaluate.evaluation import evaluate, table_lines
-from kedge.models.forward.language_model import language_model
+from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import load_causal
 from kedge.rewards.build import try_sources
 from kedge.rewards.context import RewardContext

@@ -12,12 +12,8 @@ import torch
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import language_model
-from kedge.models.loading.load import dtype_for
-from kedge.models.loading.start import start_causal
 from kedge.models.training.preference_methods import KTO, TDPO
 from kedge.models.training.preference_objectives import Reference, as_it_is, reference_for
-from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.preference.data import noun_of, offline_data, read_file
 from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.online_pairs import RoundPairs, drawn_beside, pairs_of, preferences_of, write_pairs
@@ -41,7 +37,7 @@ from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.held_out import hold_out
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, passes_for, steps_left, stop_if_asked
-from kedge.stages.shared.saving import save_policy
+from kedge.stages.shared.policy import save_policy, start_policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,16 +65,7 @@ def train_online(context: Context, settings: PreferenceSettings, online: OnlineS
     """All rounds, from where the run was; then the trained policy answers once more, and is saved."""
     torch.manual_seed(context.seed)
     device = pick_device(context.device)
-    model = start_causal(
-        context.input("from"),
-        lora=settings.lora,
-        device=device,
-        seed=context.seed,
-        keeps_dropout=False,
-        memory=settings.memory,
-    )
-    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
-    policy = language_model(model, compiled=settings.memory.compiles_on(device))
+    model, trained, policy = start_policy(context, settings.lora, settings.memory, keeps_dropout=False)
     start = starting_model(context, model, device=device, is_asked_often=isinstance(settings.method, TDPO))
     round_settings = online.round_settings(samples=settings.samples)
     sampler = open_sampler(context, round_settings, model, start, device=device, round_metric=ROUND, under="online.")

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
-from kedge.data.batching import TokenSequence, cut, token_batch
-from kedge.models.forward.language_model import LanguageModel
+from kedge.core.records import cut
+from kedge.data.batching import TokenSequence, token_batch
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.hashing import module_hash
 from kedge.models.training.passes import InferenceSize, PassSize

@@ -16,12 +16,12 @@ from torch import Tensor
 from kedge.core.batches import AnswerBatch
 from kedge.data.batching import LabelledAnswers, answer_batches, num_steps, step_rows
 from kedge.data.encoding.store import joined, lazy_map
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.models.training.preference_methods import KTO, TDPO, needs_reference
 from kedge.models.training.preference_objectives import Reference, anchor_point, preference_objective
-from kedge.models.training.trained_weights import TrainedWeights
+from kedge.models.training.train_step import TrainedWeights
 from kedge.stages.preference.preferences import Preference, mismatched, sequences_of, with_reference_logprobs
 from kedge.stages.preference.reference import reference_logprobs
 from kedge.stages.preference.settings import PreferenceSettings

@@ -13,12 +13,8 @@ import torch
 
 from kedge.data.template import encode_prompt
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import language_model
-from kedge.models.loading.load import dtype_for
-from kedge.models.loading.start import start_causal
 from kedge.models.training.preference_methods import TDPO
 from kedge.models.training.preference_objectives import adapters_off, reference_for
-from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.preference.data import offline_data
 from kedge.stages.preference.displacement import warn_of_displacement
 from kedge.stages.preference.online import train_online
@@ -27,11 +23,10 @@ from kedge.stages.preference.reference import NAME
 from kedge.stages.preference.round import prepare_round
 from kedge.stages.preference.settings import PreferenceSettings
 from kedge.stages.shared.context import Context
-from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, passes_for
+from kedge.stages.shared.policy import save_policy, start_policy
 from kedge.stages.shared.samples import write_samples
-from kedge.stages.shared.saving import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -46,21 +41,12 @@ def train(context: Context, settings: PreferenceSettings) -> Mapping[str, Path]:
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
     data, held_out = offline_data(context, settings, tokenizer)
     prompts = _prompts(held_out, tokenizer, settings.samples)
-    device = pick_device(context.device)
-    model = start_causal(
-        context.input("from"),
-        lora=settings.lora,
-        device=device,
-        seed=context.seed,
-        keeps_dropout=False,
-        memory=settings.memory,
-    )
-    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
+    model, trained, policy = start_policy(context, settings.lora, settings.memory, keeps_dropout=False)
     training = prepare_round(
         context,
         settings,
         trained,
-        language_model(model, compiled=settings.memory.compiles_on(device)),
+        policy,
         train=data,
         held_out=held_out,
         reference=reference_for(model) if isinstance(settings.method, TDPO) else adapters_off(model),

@@ -8,7 +8,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from kedge.core.batches import cut, pad_tokens, send
+from kedge.core.batches import pad_tokens
+from kedge.core.records import cut, send
 from kedge.data.encoding.store import LazyRows
 from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member

@@ -33,7 +33,7 @@ from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import preference
 from kedge.models.training.passes import Cut, Passes
-from kedge.models.training.trained_weights import TrainedWeights, trained_weights
+from kedge.models.training.train_step import TrainedWeights, trained_weights
 from kedge.report.reward import render_html
 from kedge.runs.state import load_state, save_state
 from kedge.stages.reward.comparisons import EncodedComparison, fold, length_controlled, read_comparisons
@@ -45,7 +45,7 @@ from kedge.stages.shared.encoding import Encoder, report_long, truncation
 from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, stop_if_asked
-from kedge.stages.shared.saving import tell_rounding
+from kedge.stages.shared.policy import tell_rounding
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 MOST_DEMONSTRATIONS = 1000
@@ -169,7 +169,7 @@ def _train_member(
     finished = context.folder / "finished" / f"member-{index}"
     if finished.is_dir():
         state = load_state(finished)
-        learner.load_weights(state["weights"])
+        trained.load(state["weights"])
         passes.load(state["passes"])
         return
 
@@ -198,7 +198,7 @@ def _train_member(
         loop.finish(metrics)
     loop.take_best()
     with whole_folder(finished) as beside:
-        save_state(beside, {"weights": learner.weights(), "last_step": loop.step, "passes": passes.state()})
+        save_state(beside, {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()})
 
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:

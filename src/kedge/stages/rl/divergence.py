@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kedge.core.records import Rollouts
 from kedge.models.forward.backbones import Part, micro_batches
-from kedge.models.forward.language_model import LanguageModel
+from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.passes import InferenceSize
 
 

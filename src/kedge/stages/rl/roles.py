@@ -11,7 +11,6 @@ from kedge.core import plugins
 from kedge.core.batches import Batch
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.seeds import item_at, seed_for
-from kedge.data.batching import padded_batches
 from kedge.data.tokenizer import padding_id
 from kedge.models.roles.actor_critic import Imitation, RoleSet
 from kedge.models.roles.build import RoleSpec
@@ -26,6 +25,7 @@ from kedge.stages.rl.settings import ImitationSettings, RLSettings, num_iteratio
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import encode_demonstrations
+from kedge.stages.shared.loop import batches_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,7 +108,7 @@ def _imitation(
         first = step * imitate.batch
         items = [item_at(index, len(data.sequences), seed) for index in range(first, first + imitate.batch)]
         sequences = [data.sequences[item] for item in items]
-        return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
+        return batches_of(sequences, pad)
 
     return Imitation(batches=batches, coef=imitate.weight)
 

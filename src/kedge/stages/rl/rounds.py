@@ -24,7 +24,7 @@ from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Passes
 from kedge.models.training.preference_objectives import OpenReference, Reference, as_it_is, reference_for
-from kedge.models.training.trained_weights import TrainedWeights
+from kedge.models.training.train_step import TrainedWeights
 from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator

@@ -39,7 +39,7 @@ from kedge.stages.rl.settings import RLSettings, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad
-from kedge.stages.shared.saving import tell_rounding
+from kedge.stages.shared.policy import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.supervised import MAX_BAD_STEPS
@@ -240,9 +240,9 @@ class RLRun:
         )
 
     def save_policy(self) -> Path:
-        dtype = self.settings.memory.save_dtype
-        tell_rounding(self.context, self.roles.model, self.roles.policy.final_weights(), dtype)
-        return self.roles.save(self.tokenizer, self.context.folder / "model", dtype=dtype)
+        """Save the policy as a whole model, its adapter beside it; with `ema`, the moving average of its weights."""
+        weights, dtype = self.roles.policy.final_weights(), self.settings.memory.save_dtype
+        return save_policy(self.context, self.roles.model, self.tokenizer, weights=weights, dtype=dtype)
 
     # Checkpoints
 

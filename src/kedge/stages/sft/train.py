@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from kedge.core.batches import Batch
-from kedge.data.batching import TokenSequence, num_steps, padded_batches, step_rows
+from kedge.data.batching import num_steps, step_rows
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.language_model import language_model
-from kedge.models.loading.load import dtype_for
-from kedge.models.loading.start import start_causal
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
-from kedge.models.training.passes import Cut
-from kedge.models.training.trained_weights import trained_weights
 from kedge.stages.sft.settings import SFTSettings
 from kedge.stages.shared.context import Context
-from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import Conversations, encode_demonstrations, report_long
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for
+from kedge.stages.shared.loop import TrainLoop, batches_of, held_out_metrics, passes_for
+from kedge.stages.shared.policy import save_policy, start_policy
 from kedge.stages.shared.samples import write_samples
-from kedge.stages.shared.saving import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -42,12 +35,7 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
     _report(context, data, held_out, settings)
     prompts = (held_out or data).prompts[: settings.samples]
 
-    device = pick_device(context.device)
-    model = start_causal(
-        context.input("from"), lora=settings.lora, device=device, seed=context.seed, memory=settings.memory
-    )
-    trained = trained_weights(model, dtype=dtype_for(settings.memory.dtype, device))
-    policy = language_model(model, compiled=settings.memory.compiles_on(device))
+    model, trained, policy = start_policy(context, settings.lora, settings.memory)
     total = num_steps(len(data.sequences), epochs=settings.epochs, batch=settings.batch, max_steps=settings.max_steps)
     learner = Learner(
         trained,
@@ -70,20 +58,16 @@ def train(context: Context, settings: SFTSettings) -> Mapping[str, Path]:
     )
     with interruptible(context.stop, context.say):
         for rows in loop.steps(order):
-            metrics = loop.update(_batches([data.sequences[row] for row in rows], pad))
+            metrics = loop.update(batches_of([data.sequences[row] for row in rows], pad))
             if metrics is None:
                 continue
             if held_out and loop.is_evaluation_due:
-                metrics |= held_out_metrics(learner, _batches(held_out.sequences, pad))
+                metrics |= held_out_metrics(learner, batches_of(held_out.sequences, pad))
             loop.finish(metrics)
     loop.take_best()
     write_samples(context, model, tokenizer, prompts, max_new_tokens=settings.sample_tokens, step=total)
     dtype = settings.memory.save_dtype
     return {"model": save_policy(context, model, tokenizer, weights=trained.weights(), dtype=dtype)}
-
-
-def _batches(sequences: Sequence[TokenSequence], pad: int) -> Cut[Batch]:
-    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
 
 
 def _read(context: Context, settings: SFTSettings, tokenizer: PreTrainedTokenizerBase, field: str) -> Conversations:

@@ -5,7 +5,7 @@ The loop itself is written out in each stage:
     loop = TrainLoop(context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval)
     with interruptible(context.stop, context.say):
         for rows in loop.steps(order):
-            metrics = loop.update(lambda size: batches_of(rows, size))
+            metrics = loop.update(batches_of(rows, pad))
             if metrics is None:
                 continue
             if loop.is_evaluation_due:
@@ -21,8 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Generic, Protocol, TypeVar
 
+from kedge.core.batches import Batch
 from kedge.core.errors import NumericsError
 from kedge.core.protocols import Metrics
+from kedge.data.batching import TokenSequence, padded_batches
 from kedge.models.settings import AutoSize
 from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.runs.checkpoints import CheckpointSettings
@@ -49,8 +51,8 @@ class LearnerRole(Protocol[BatchInT]):
     def step(self) -> int: ...
     @property
     def total_steps(self) -> int: ...
-    def update(self, batches: Cut[BatchInT] | Sequence[BatchInT]) -> Metrics: ...
-    def measure(self, batches: Cut[BatchInT] | Sequence[BatchInT]) -> Metrics: ...
+    def update(self, batches: Cut[BatchInT]) -> Metrics: ...
+    def measure(self, batches: Cut[BatchInT]) -> Metrics: ...
     def state(self) -> dict[str, Any]: ...
     def load(self, state: Mapping[str, Any]) -> None: ...
 
@@ -90,7 +92,7 @@ class TrainLoop(Generic[BatchT]):
             if self._stopping.is_over:
                 return
 
-    def update(self, batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float] | None:
+    def update(self, batches: Cut[BatchT]) -> dict[str, float] | None:
         """One optimiser step and its metrics; None where it was refused, and there is nothing to log.
 
         `batches` are what the step is cut into for a size of its passes. Those of a step whose loss or gradient is not
@@ -99,7 +101,7 @@ class TrainLoop(Generic[BatchT]):
         """
         computed = _Recorded(batches)
         try:
-            metrics = self._learner.update(computed if callable(batches) else batches)
+            metrics = self._learner.update(computed)
         except NumericsError as error:
             self._note_refusal(computed.last, error)
             if self._num_refused == MAX_BAD_STEPS:
@@ -198,12 +200,12 @@ def stop_if_asked(context: Context, step: int) -> None:
 class _Recorded(Generic[BatchT]):
     """What a step was cut into when it was computed last."""
 
-    def __init__(self, batches: Cut[BatchT] | Sequence[BatchT]) -> None:
+    def __init__(self, batches: Cut[BatchT]) -> None:
         self._batches = batches
-        self.last: Sequence[BatchT] = () if callable(batches) else batches
+        self.last: Sequence[BatchT] = ()
 
     def __call__(self, size: PassSize) -> Sequence[BatchT]:
-        self.last = self._batches(size) if callable(self._batches) else self._batches
+        self.last = self._batches(size)
         return self.last
 
 
@@ -212,12 +214,17 @@ def passes_for(context: Context, micro_batch: AutoSize) -> Passes:
     return Passes(micro_batch, report=context.event)
 
 
+def batches_of(sequences: Sequence[TokenSequence], pad: int) -> Cut[Batch]:
+    """Sequences, a row each, in batches of a size of passes."""
+    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
+
+
 def steps_left(max_steps: int | None, step: int) -> int | None:
     """How many steps of a stage are left after `step` of them; None where nothing bounds them."""
     return None if max_steps is None else max(0, max_steps - step)
 
 
-def held_out_metrics(learner: LearnerRole[BatchT], batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
+def held_out_metrics(learner: LearnerRole[BatchT], batches: Cut[BatchT]) -> dict[str, float]:
     return {f"heldout/{name}": value for name, value in learner.measure(batches).items()}
 
 

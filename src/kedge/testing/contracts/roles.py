@@ -25,6 +25,7 @@ from kedge.core.errors import CheckpointError
 from kedge.core.loss import ItemLoss
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import Experience, Rollouts, ValueTargets
+from kedge.models.loading.start import save_causal
 from kedge.models.loading.tiny import make_tiny, tiny_tokenizer
 from kedge.models.roles.actor_critic import NoCritic, RoleSet
 from kedge.models.roles.build import RoleSpec
@@ -118,7 +119,7 @@ class RolesContract:
         roles = self.build(spec)
         update_both(roles, rollouts)
         weights = {name: weight.clone() for name, weight in roles.policy.weights().items()}
-        folder = roles.save(tiny_tokenizer(), tmp_path / "saved")
+        folder = save_causal(roles.model, tiny_tokenizer(), tmp_path / "saved", weights=roles.policy.final_weights())
         expected_BT = roles.policy.logprobs(rollouts)
         assert_close(transformers_logprobs(folder, rollouts, spec.temperature), expected_BT, rtol=1e-4, atol=1e-5)
         assert (folder / "tokenizer.json").is_file(), "the tokenizer was not saved"

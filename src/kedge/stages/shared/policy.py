@@ -1,0 +1,66 @@
+"""The policy that a stage trains: opened with what learns of it, and saved, its adapter beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kedge.models.forward.heads import LanguageModel, language_model
+from kedge.models.loading.load import dtype_for
+from kedge.models.loading.start import rounded_away, save_causal, start_causal
+from kedge.models.settings import LoraSettings, SaveDType, TrainingMemory
+from kedge.models.training.train_step import TrainedWeights, trained_weights
+from kedge.stages.shared.context import Context
+from kedge.stages.shared.device import pick_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_MUCH = 0.1
+"""The share of the update above which its loss is a warning."""
+
+
+def start_policy(
+    context: Context, lora: LoraSettings | None, memory: TrainingMemory, *, keeps_dropout: bool = True
+) -> tuple[PreTrainedModel, TrainedWeights, LanguageModel]:
+    """The model at `from`: itself, its weights that learn, and what gives its log-probs."""
+    device = pick_device(context.device)
+    model = start_causal(
+        context.input("from"),
+        lora=lora,
+        device=device,
+        seed=context.seed,
+        keeps_dropout=keeps_dropout,
+        memory=memory,
+    )
+    trained = trained_weights(model, dtype=dtype_for(memory.dtype, device))
+    return model, trained, language_model(model, compiled=memory.compiles_on(device))
+
+
+def save_policy(
+    context: Context,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    weights: Mapping[str, Tensor],
+    dtype: SaveDType,
+) -> Path:
+    """`model/` in the stage's folder, and `adapter/` beside it where adapters were trained.
+
+    `weights` are the float32 masters of trained weights by the names of their parameters.
+    """
+    tell_rounding(context, model, weights, dtype)
+    return save_causal(model, tokenizer, context.folder / "model", weights=weights, dtype=dtype)
+
+
+def tell_rounding(context: Context, model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: SaveDType) -> None:
+    """Say how much of what was learnt is lost where the model is saved in bfloat16."""
+    lost = rounded_away(model, weights) if dtype == "bfloat16" else None
+    if lost is None:
+        return
+    level = "warning" if lost > _MUCH else "info"
+    message = f"saved in bfloat16: {lost:.1%} of the entries of the update are too small for it and are lost"
+    context.event(level, "save.rounded", message, fix="memory.save_dtype: float32 keeps them", share=lost)
