@@ -1,8 +1,9 @@
 """Every training stage of Kedge beside TRL 1.12.0's on the same preferences: seconds a step, memory, time to a start.
 
 Random weights of real shapes with a real tokenizer, real lengths, the same batch, longest length and precision, one
-process a run. Kedge runs as its users run it (`kedge run` on a recipe); TRL's trainers get the largest micro-batch that
-fits and what is fastest without flash-attn. The floor is the operations of the real tokens over the rate of a large
+process a side. Kedge runs as its users run it (`kedge run` on a recipe of all stages); TRL's trainers get the largest
+micro-batch that fits and what is fastest without flash-attn. "First s" is from the start of a stage, with its weights
+and its data, to the end of its first step. The floor is the operations of the real tokens over the rate of a large
 matrix product on this card. Needs: pip install 'trl==1.12.0'; a file of preferences; a tokenizer's folder.
 
     python benchmarks/stages_vs_trl.py --pairs hh.jsonl.gz --tokenizer FOLDER                       # the whole table
@@ -18,9 +19,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ from peers.stage_case import (
     GROUP,
     NEW_TOKENS,
     RANK,
+    RESULT,
     SHAPES,
     STAGES,
     StageCase,
     StageMeasured,
-    StageOutOfMemory,
+    StageName,
+    Way,
     median,
     write_inputs,
 )
@@ -55,30 +58,36 @@ def main() -> None:
     for shape in args.shapes:
         with tempfile.TemporaryDirectory() as home:
             write_inputs(Path(home), args.pairs, args.tokenizer, shape, with_reward="ppo" in args.stages)
-            for stage in args.stages:
-                for way in args.ways:
-                    case = StageCase(
-                        home=home,
-                        stage=stage,
-                        way=way,
-                        shape=shape,
-                        batch=args.batch * (2 if stage in ("grpo", "ppo") else 1),
-                        steps=args.steps,
-                        skipped=args.skipped,
-                        max_length=args.max_length,
-                        micro_batch=args.trl_rows,
-                    )
-                    compare(case, rates, args.who)
+            for way in args.ways:
+                compare([case_of(args, home, shape, stage, way) for stage in args.stages], rates, args.who)
 
 
-def compare(case: StageCase, rates: Rates, who: str) -> None:
-    kedge = kedge_side(case) if who != "trl" else None
-    if kedge:
-        show(case, "Kedge", kedge, kedge.tokens_a_step, rates, None)
-    trl = trl_side(case) if who != "kedge" else None
-    if trl:
-        tokens = kedge.tokens_a_step if kedge else 0.0
-        show(case, "TRL", trl, tokens, rates, trl.step_s / kedge.step_s if kedge else None)
+def case_of(args: argparse.Namespace, home: str, shape: str, stage: StageName, way: Way) -> StageCase:
+    samples = stage in ("grpo", "ppo")
+    return StageCase(
+        home=home,
+        stage=stage,
+        way=way,
+        shape=shape,
+        batch=args.batch * (2 if samples else 1),
+        steps=args.iterations if samples else args.steps,
+        skipped=args.skipped_iterations if samples else args.skipped,
+        max_length=args.max_length,
+        micro_batch=args.trl_rows,
+    )
+
+
+def compare(cases: Sequence[StageCase], rates: Rates, who: str) -> None:
+    """All stages of a way on both sides, each side in one process: a row for each as it comes."""
+    kedge = dict[StageName, StageMeasured]()
+    if who != "trl":
+        kedge = kedge_side(cases)
+    for case in cases:
+        if case.stage in kedge:
+            show(case, "Kedge", kedge[case.stage], kedge[case.stage].tokens_a_step, rates, None)
+    for case, trl in trl_side(cases) if who != "kedge" else ():
+        ours = kedge.get(case.stage)
+        show(case, "TRL", trl, ours.tokens_a_step if ours else 0.0, rates, trl.step_s / ours.step_s if ours else None)
 
 
 def show(case: StageCase, side: str, found: StageMeasured, tokens: float, rates: Rates, ratio: float | None) -> None:
@@ -105,33 +114,34 @@ def floor_s(case: StageCase, tokens: float, rates: Rates) -> float:
     return (6 if case.way == "full" else 4) * weights * tokens / rates.matrix
 
 
-def kedge_side(case: StageCase) -> StageMeasured:
-    """`kedge run` on a recipe of one stage; its journal says how long the steps took."""
-    runs = Path(case.home) / "runs"
-    recipe = Path(case.home) / "recipe.json"
-    name = f"{case.stage}-{case.way}"
-    recipe.write_text(
-        json.dumps({"kedge": 1, "name": name, "model": case.file("policy"), "stages": {"it": stage_of(case)}})
-    )
-    metrics = runs / name / "it" / "metrics.jsonl"
+def kedge_side(cases: Sequence[StageCase]) -> dict[StageName, StageMeasured]:
+    """`kedge run` on a recipe of all stages; their journals say how long the steps took."""
+    home, name = Path(cases[0].home), cases[0].way
+    recipe, runs = home / "recipe.json", home / "runs"
+    stages = {case.stage: stage_of(case) for case in cases}
+    recipe.write_text(json.dumps({"kedge": 1, "name": name, "model": cases[0].file("policy"), "stages": stages}))
     command = [sys.executable, "-m", "kedge.cli", "run", str(recipe), "--runs", str(runs), "--no-check"]
-    started = time.time()
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    first_step_s = 0.0
-    while child.poll() is None and not first_step_s:
-        if metrics.is_file() and metrics.stat().st_size:
-            first_step_s = time.time() - started
-        time.sleep(0.02)
-    output, _ = child.communicate()
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode:
-        raise SystemExit(f"kedge failed on {name}:\n{output[-3000:]}")
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        print(f"kedge failed on {name}:\n{child.stdout[-1500:]}{child.stderr[-1500:]}", flush=True)
+    folders = {case: runs / name / case.stage for case in cases}
+    return {case.stage: _measured(case, folder) for case, folder in folders.items() if _is_done(folder)}
+
+
+def _is_done(folder: Path) -> bool:
+    record = folder / "run.json"
+    return record.exists() and json.loads(record.read_text())["status"] == "done"
+
+
+def _measured(case: StageCase, folder: Path) -> StageMeasured:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if "time/step" in record]
     counted = steps[case.skipped :]
+    started = datetime.fromisoformat(json.loads((folder / "run.json").read_text())["created"]).timestamp()
     return StageMeasured(
         step_s=median([record["time/step"] for record in counted]),
-        first_step_s=first_step_s,
-        peak_gib=peak_of(runs / name / "it" / "events.jsonl"),
+        first_step_s=steps[0]["at"] - started,
+        peak_gib=peak_of(folder / "events.jsonl"),
         tokens_a_step=sum(r.get("tokens/per_second", 0) * r["time/step"] for r in counted) / len(counted),
     )
 
@@ -158,7 +168,7 @@ def stage_of(case: StageCase) -> Mapping[str, Any]:
                 "kind": "group",
                 "method": "grpo",
                 "prompts": case.file("prompts.jsonl"),
-                "reward": {"kind": "length", "target": NEW_TOKENS},
+                "reward": {"kind": "function", "path": f"{case.file('rules.py')}:length"},
                 "batch": case.batch // GROUP,
                 "answers": GROUP,
                 **_rl(case, lora),
@@ -185,23 +195,22 @@ def _rl(case: StageCase, lora: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def trl_side(case: StageCase) -> StageMeasured | None:
-    """With the first micro-batch that fits, from the largest on."""
+def trl_side(cases: Sequence[StageCase]) -> Iterator[tuple[StageCase, StageMeasured]]:
+    """Each stage with the first micro-batch that fits, from the largest on."""
     here = str(Path(__file__).parent)
-    paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    while case.micro_batch:
-        environment = os.environ | {"PYTHONPATH": paths, "STARTED_AT": str(time.time())}
-        command = [sys.executable, "-m", "peers.stage_trl", json.dumps(asdict(case))]
-        child = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        if child.returncode:
-            print(f"TRL failed on {case.stage} {case.way}: {child.stderr[-1500:]}", flush=True)
-            return None
-        fields = json.loads(child.stdout.splitlines()[-1])
-        if "rows" not in fields:
-            return StageMeasured(**fields)
-        out_of_memory = StageOutOfMemory(**fields)
-        case = replace(case, micro_batch=out_of_memory.rows // 2)
-    return None
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-m", "peers.stage_trl", json.dumps([asdict(case) for case in cases])]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as child,
+    ):
+        waiting = list(cases)
+        for line in child.stdout or ():
+            if line.startswith(RESULT):
+                yield waiting.pop(0), StageMeasured(**json.loads(line.removeprefix(RESULT)))
+        if child.wait():
+            errors.seek(0)
+            print(f"TRL failed on {waiting[0].stage} {waiting[0].way}: {errors.read()[-1500:]}", flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -215,11 +224,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--skipped", type=int, default=8, help="steps at the beginning that do not count")
+    parser.add_argument("--iterations", type=int, default=8, help="steps of GRPO and PPO")
+    parser.add_argument("--skipped-iterations", type=int, default=3)
     parser.add_argument("--max-length", type=int, default=768)
     parser.add_argument("--trl-rows", type=int, default=64, help="micro-batch of TRL, halved where it does not fit")
     args = parser.parse_args()
-    if args.skipped >= args.steps:
-        parser.error(f"--skipped {args.skipped}: of {args.steps} steps none would count")
+    for skipped, of in ((args.skipped, args.steps), (args.skipped_iterations, args.iterations)):
+        if skipped >= of:
+            parser.error(f"{skipped} steps are skipped: of {of} none would count")
     return args
 
 

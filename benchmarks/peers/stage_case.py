@@ -15,6 +15,8 @@ Way = Literal["full", "lora"]
 STAGES: tuple[StageName, ...] = ("sft", "reward", "dpo", "grpo", "ppo")
 RANK, ALPHA = 16, 32
 NEW_TOKENS = 128
+RESULT = "RESULT "
+"""Begins a line with the figures of a stage."""
 GROUP = 8
 """Answers to a prompt in GRPO."""
 
@@ -57,15 +59,10 @@ class StageMeasured:
     step_s: float
     """Median seconds of an optimiser step (an iteration for GRPO and PPO), of those that count."""
     first_step_s: float
-    """From the start of the process to the end of its first step."""
+    """From the start of the stage to the end of its first step."""
     peak_gib: float
     tokens_a_step: float
     """Real tokens of a step; 0 where the side does not count them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOutOfMemory:
-    rows: int
 
 
 def write_inputs(home: Path, pairs: Path, tokenizer: str, shape: str, *, with_reward: bool) -> None:
@@ -81,6 +78,7 @@ def write_inputs(home: Path, pairs: Path, tokenizer: str, shape: str, *, with_re
     _write(home / "demonstrations.jsonl", ({"messages": [*_plain(x.prompt), *_plain(x.chosen)]} for x in examples))
     _write(home / "completions.jsonl", ({"prompt": _plain(x.prompt), "completion": _plain(x.chosen)} for x in examples))
     _write(home / "prompts.jsonl", ({"prompt": _plain(x.prompt)} for x in examples))
+    (home / "rules.py").write_text("def length(answer):\n    return float(len(answer))\n")
     write_policy(home / "policy", tokenizer, shape)
     if with_reward:
         from kedge.models.reward.reward_files import build, save

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -22,30 +23,43 @@ from transformers import (
 )
 
 from peers.case import peak_gib
-from peers.stage_case import ALPHA, GROUP, NEW_TOKENS, RANK, StageCase, StageMeasured, StageOutOfMemory, median
+from peers.stage_case import ALPHA, GROUP, NEW_TOKENS, RANK, RESULT, StageCase, StageMeasured, median
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 
 def main() -> None:
-    case = StageCase(**json.loads(sys.argv[1]))
+    for fields in json.loads(sys.argv[1]):
+        print(f"{RESULT}{json.dumps(asdict(measure(StageCase(**fields))))}", flush=True)
+
+
+def measure(case: StageCase) -> StageMeasured:
+    """With the micro-batch of the case, or with half of it as often as memory runs out."""
+    while True:
+        gc.collect()
+        if case.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            return train(case)
+        except torch.OutOfMemoryError:
+            pass  # left first: the error keeps the tensors alive
+        case = replace(case, micro_batch=case.micro_batch // 2)
+
+
+def train(case: StageCase) -> StageMeasured:
     timer = StepTimer(case)
-    try:
-        trainer = TRAINERS[case.stage](case)
-        trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(timer)
-        trainer.train()
-    except torch.OutOfMemoryError:
-        print(f"\n{json.dumps(asdict(StageOutOfMemory(rows=case.micro_batch)))}", flush=True)
-        return
-    result = StageMeasured(
+    trainer = TRAINERS[case.stage](case)
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(timer)
+    trainer.train()
+    return StageMeasured(
         step_s=median(timer.steps[case.skipped :]),
         first_step_s=timer.first_step_s,
         peak_gib=peak_gib(case.device),
         tokens_a_step=0,
     )
-    print(f"\n{json.dumps(asdict(result))}", flush=True)
 
 
 class StepTimer(TrainerCallback):
@@ -53,7 +67,7 @@ class StepTimer(TrainerCallback):
 
     def __init__(self, case: StageCase) -> None:
         self._on_gpu = case.device == "cuda"
-        self._since = 0.0
+        self._started, self._since = time.perf_counter(), 0.0
         self.steps: list[float] = []
         self.first_step_s = 0.0
 
@@ -63,7 +77,7 @@ class StepTimer(TrainerCallback):
     def on_step_end(self, *_: Any, **__: Any) -> None:
         now = self._now()
         if not self.steps:
-            self.first_step_s = time.time() - float(os.environ["STARTED_AT"])
+            self.first_step_s = now - self._started
         self.steps.append(now - self._since)
         self._since = now
 

@@ -162,7 +162,7 @@ class CapturedLayers(nn.Module):
         twins: Mapping[Tensor, nn.Parameter],
         pool: _Pool,
     ) -> _Backward:
-        weights = [twins[x] for x in reached if x is not inputs.hidden_ND]
+        weights: list[Tensor] = [twins[x] for x in reached if x is not inputs.hidden_ND]
         places = tuple(weight.data_ptr() for weight in weights)
         flat = self._flat.get(places) or _FlatGradients(weights)
         self._flat[places] = flat

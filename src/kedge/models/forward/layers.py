@@ -162,8 +162,9 @@ def _products(x: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
 def _product(layer: nn.Module) -> Product | None:
     if isinstance(layer, LoraLinear):
         return layer.product()
-    is_plain = type(layer) is nn.Linear and not torch.is_autocast_enabled(layer.weight.device.type)
-    return Product(weight_NK=layer.weight, bias_N=layer.bias) if is_plain else None
+    if type(layer) is not nn.Linear or torch.is_autocast_enabled(layer.weight.device.type):
+        return None
+    return Product(weight_NK=layer.weight, bias_N=layer.bias)
 
 
 def _fused_add_norm(stream_ND: Tensor, added_ND: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:

@@ -63,14 +63,14 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *of_ys: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, low_TZ, a_ZK, *rest = cast("tuple[Any, ...]", ctx.saved_tensors)
         scales: Scales = ctx.scales
         count = len(scales)
         weights, bs = rest[:count], rest[count:]
         needs_x, _, *needs = ctx.needs_input_grad
         x_TK = x.reshape(-1, x.shape[-1])
-        of_ys = [_upstream(of_y, x_TK, weight_NK) for of_y, weight_NK in zip(of_ys, weights, strict=True)]
+        of_ys = [_upstream(of_y, x_TK, weight_NK) for of_y, weight_NK in zip(upstream, weights, strict=True)]
         adapters = list(zip(_spans(scales, bs), bs, strict=True))
         of_low_TZ = None if low_TZ is None else _of_low(of_ys, adapters, low_TZ)
         of_x_TK = _of_input(of_ys, weights, of_low_TZ, a_ZK) if needs_x else None
@@ -81,7 +81,8 @@ class _Products(torch.autograd.Function):
         of_factors: list[Tensor | None] = []
         for ((layer, scale, span), _), need_a, need_b in zip(adapters, needs_a, needs_b, strict=True):
             of_factors.append(of_a_ZK[span] if need_a and of_a_ZK is not None else None)
-            of_factors.append(_scaled_product(of_ys[layer].T, low_TZ[:, span], scale) if need_b else None)
+            of_b = _scaled_product(of_ys[layer].T, low_TZ[:, span], scale) if need_b and low_TZ is not None else None
+            of_factors.append(of_b)
         of_x = None if of_x_TK is None else of_x_TK.view(x.shape)
         return of_x, None, *of_weights, *of_biases, *of_factors
 

@@ -271,13 +271,13 @@ class _Totals:
     """Sums over the micro-batches of one term, kept on the device until the step is over."""
 
     weight: float
-    loss: Tensor | float = 0.0
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     facts: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     items: Tensor | None = None
     peaks: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def add(self, sums: Sums) -> None:
-        self.loss = sums.loss.detach().float() + self.loss
+        self.loss = sums.loss.detach().float() + self.loss  # a number from the host makes nobody wait
         for name, value in sums.facts.items():
             fact = value.detach().float()
             self.facts[name] = self.facts[name] + fact if name in self.facts else fact
