@@ -78,7 +78,7 @@ def write_inputs(home: Path, pairs: Path, tokenizer: str, shape: str, *, with_re
     _write(home / "demonstrations.jsonl", ({"messages": [*_plain(x.prompt), *_plain(x.chosen)]} for x in examples))
     _write(home / "completions.jsonl", ({"prompt": _plain(x.prompt), "completion": _plain(x.chosen)} for x in examples))
     _write(home / "prompts.jsonl", ({"prompt": _plain(x.prompt)} for x in examples))
-    (home / "rules.py").write_text("def length(answer):\n    return float(len(answer))\n")
+    (home / "rules.py").write_text("def length(answer):\n    return float(len(answer.text))\n")
     write_policy(home / "policy", tokenizer, shape)
     if with_reward:
         from kedge.models.reward.reward_files import build, save
