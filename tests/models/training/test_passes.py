@@ -214,3 +214,23 @@ def test_without_gradients_tokens_are_halved_until_they_fit() -> None:
     card.memory = 1100
     with pytest.raises(ModelError, match="single sequence"):
         inference.each(cut, compute)
+
+
+def test_results_by_length_are_in_the_order_of_the_rows() -> None:
+    lengths = [3, 900, 41, 5000, 900, 7]
+    inference = InferenceSize(torch.device("cpu"))
+    computed: list[list[int]] = []
+
+    def compute(rows: list[int]) -> torch.Tensor:
+        if sum(lengths[row] for row in rows) > 5000:
+            raise torch.OutOfMemoryError("planted")
+        computed.append(rows)
+        return torch.tensor([[row, lengths[row]] for row in rows])
+
+    assert inference.by_length(lengths, compute).tolist() == [[row, length] for row, length in enumerate(lengths)]
+    assert computed == [[3], [1, 4, 2, 5, 0]]
+    assert InferenceSize(torch.device("cpu"), 2).by_length([1, 1, 1], lambda rows: torch.tensor(rows)).tolist() == [
+        0,
+        1,
+        2,
+    ]

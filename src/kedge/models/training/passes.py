@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
+from kedge.core.batches import cut, send
 from kedge.core.errors import ModelError
 
 T = TypeVar("T")
@@ -193,10 +194,12 @@ class Passes:
 
 
 class InferenceSize:
-    """Tokens at once without gradients (log-probs, values, scores); halved when memory runs out."""
+    """Tokens or rows at once without gradients (log-probs, values, scores); halved when memory runs out."""
 
-    def __init__(self, device: torch.device, *, tokens: int | None = None) -> None:
-        self.size = PassSize(tokens=tokens or WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS))
+    def __init__(self, device: torch.device, asked: int | Literal["auto"] = "auto") -> None:
+        """`asked` is a setting: `auto` for tokens, or a number of rows."""
+        tokens = WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS)
+        self.size = PassSize(tokens=tokens) if asked == "auto" else PassSize(rows=asked)
         self._device = device
 
     def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[tuple[T, ResultT]]:
@@ -211,6 +214,19 @@ class InferenceSize:
                 raise ModelError("out of memory while a single sequence is read: allow shorter ones")
             self.size = smaller
             _release(self._device)
+
+    def by_length(self, lengths: Sequence[int], compute: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+        """`compute` on all rows, the longest first so that rows of similar length share a pass, in their own order.
+
+        `lengths` are the rows' tokens, one row or more; `compute` gives a tensor with an entry for each of some rows.
+        """
+        parts = self.each(
+            lambda size: cut(range(len(lengths)), length=lengths.__getitem__, rows=size.rows, tokens=size.tokens),
+            compute,
+        )
+        results = torch.cat([result for _, result in parts])
+        order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
+        return results.index_select(0, send(order, results.device))
 
 
 def next_smaller(size: PassSize, cut: Cut[Any]) -> PassSize | None:
