@@ -202,11 +202,11 @@ class InferenceSize:
         self.size = PassSize(tokens=tokens) if asked == "auto" else PassSize(rows=asked)
         self._device = device
 
-    def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[tuple[T, ResultT]]:
-        """`compute` on all parts of a cut, each with its result."""
+    def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[ResultT]:
+        """`compute` on all parts of a cut, which are not kept: a lazy cut has one of them in memory at a time."""
         while True:
             try:
-                return [(part, compute(part)) for part in cut(self.size)]
+                return [compute(part) for part in cut(self.size)]
             except torch.OutOfMemoryError:
                 pass
             smaller = next_smaller(self.size, cut)
@@ -222,7 +222,7 @@ class InferenceSize:
         """
         parts = self.each(
             lambda size: cut(range(len(lengths)), length=lengths.__getitem__, rows=size.rows, tokens=size.tokens),
-            compute,
+            lambda rows: (rows, compute(rows)),
         )
         results = torch.cat([result for _, result in parts])
         order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()

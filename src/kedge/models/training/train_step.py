@@ -141,7 +141,7 @@ class TrainStep:
     def _totals(self, terms: Sequence[Term[Any]], size: PassSize) -> tuple[list[tuple[Term[Any], _Totals]], Tensor]:
         """The gradients of all terms, from nothing; what they add up to, and the norm of the gradient."""
         self._backend.clear()
-        cut = [(term, term.cut(size)) for term in terms]
+        cut = [(term, list(term.cut(size))) for term in terms]  # they are read twice
         totals = [(term, self._accumulate(term, batches, self._weight(term, batches))) for term, batches in cut]
         return totals, self._backend.norm()
 
@@ -186,8 +186,11 @@ class TrainStep:
     def measure(self, objective: Objective[BatchT], batches: Cut[BatchT] | Sequence[BatchT]) -> dict[str, float]:
         """The same means, without gradients and without a step."""
         with torch.no_grad():
-            parts = self.inference.each(Term(objective=objective, batches=batches).cut, objective.sums)
-        totals = _Totals(weight=sum(objective.weight(batch) for batch, _ in parts))
+            parts = self.inference.each(
+                Term(objective=objective, batches=batches).cut,
+                lambda batch: (objective.weight(batch), objective.sums(batch)),
+            )
+        totals = _Totals(weight=sum(weight for weight, _ in parts))
         for _, sums in parts:
             totals.add(sums)
         means = totals.means()
