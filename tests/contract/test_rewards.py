@@ -57,6 +57,7 @@ class Letters:
     """A reward model: the sum of its tokens."""
 
     objectives = ("reward",)
+    device = torch.device("cpu")
 
     def score_tokens(
         self, tokens_BT: torch.Tensor, attention_mask_BT: torch.Tensor, *, normalised: bool = True

@@ -62,6 +62,8 @@ def read(rollouts: Rollouts) -> list[Answer]:
 class Summing:
     """A reward model that adds up what it sees: objective 0 the tokens, objective 1 how many there are."""
 
+    device = torch.device("cpu")
+
     def __init__(self, objectives: tuple[str, ...] = ("sum", "count")) -> None:
         self.objectives = objectives
         self.sizes: list[tuple[int, ...]] = []
@@ -90,7 +92,7 @@ def test_a_model_on_tokens_reads_prompt_and_answer(rollouts: Rollouts) -> None:
     scores_B = source.score(rollouts)
     assert scores_B.dtype == torch.float32
     assert scores_B.tolist() == [81 + 72 + 105, 81 + 81 + 110 + 111 + 33, 81 + 97 + 58 + 98]
-    assert scorer.sizes == [(2, 5), (1, 5)]
+    assert scorer.sizes == [(2, 5), (1, 4)]
     counting = OnTokens(scorer, MODEL.model_copy(update={"objective": "count"}), new_counter())
     assert counting.score(rollouts).tolist() == [4, 5, 5]
 
@@ -113,7 +115,7 @@ def test_a_model_that_gives_no_number_is_counted_as_a_failure(rollouts: Rollouts
 
     counter = new_counter()
     scores_B = OnTokens(Broken(("sum",)), MODEL, counter).score(rollouts)
-    torch.testing.assert_close(scores_B, torch.tensor([2.0, NAN, 2.0]), equal_nan=True)
+    torch.testing.assert_close(scores_B, torch.tensor([2.0, 2.0, NAN]), equal_nan=True)
     assert counter.report().failed == 1
 
 
@@ -127,9 +129,50 @@ def test_a_model_on_text_renders_it_anew(answer: Make) -> None:
     results = on_text(scorer, MODEL, encode).judge([answer("a"), answer("long"), answer("bc"), answer("abc")])
     assert [result.score for result in results if result.is_scored] == [97, 98 + 99, 97 + 98 + 99]
     assert results[1].reason == "longer than its window"
-    assert scorer.sizes == [(2, 2), (1, 3)]
+    assert scorer.sizes == [(2, 3), (1, 1)]
     counting = on_text(Summing(), MODEL.model_copy(update={"objective": "count"}), encode)
     assert counting.score([answer("abc"), answer("a")]) == [3.0, 1.0]  # padding does not count
+
+
+class OutOfMemory(Summing):
+    """Has room for 9,000 tokens, padding included."""
+
+    def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
+        if tokens_BT.numel() > 9_000:
+            self.sizes.append((-1, -1))
+            raise torch.OutOfMemoryError("planted")
+        return super().score_tokens(tokens_BT, attention_mask_BT, normalised=normalised)
+
+
+@pytest.mark.parametrize("rows", ["auto", 100])
+def test_rows_of_similar_length_are_scored_together_and_come_back_in_order(rows: Any) -> None:
+    """200 rows of 1 to 200 tokens, the long ones among the short: in memory at once are tokens, hardly any padding."""
+    lengths = [1 + 77 * row % 200 for row in range(200)]
+    mask_BT = torch.arange(200) < torch.tensor(lengths)[:, None]
+    many = Rollouts(
+        tokens_BT=torch.arange(200 * 200).reshape(200, 200) % 251,
+        attention_mask_BT=mask_BT,
+        response_mask_BT=mask_BT,
+        behaviour_logp_BT=torch.zeros(200, 200),
+        group_B=torch.arange(200),
+        finished_B=torch.ones(200, dtype=torch.bool),
+        version=0,
+    )
+    settings = ModelSource.model_validate({"kind": "model", "from": "reward", "objective": "sum"})
+    assert settings.rows == "auto"
+    settings = settings.model_copy(update={"rows": rows})
+    expected_B = (many.tokens_BT * mask_BT).sum(dim=1).float()
+    scorer = OutOfMemory()
+    source = OnTokens(scorer, settings, new_counter())
+    torch.testing.assert_close(source.score(many), expected_B, rtol=0, atol=0)
+    rows_of = [row[:length].tolist() for row, length in zip(many.tokens_BT, lengths, strict=True)]
+    texts = on_text(scorer, settings, lambda answer: rows_of[int(answer.text)])
+    answers = [Answer(prompt=(), text=str(row), is_finished=True) for row in range(200)]
+    assert texts.score(answers) == expected_B.tolist()
+    sizes = [size for size in scorer.sizes if size != (-1, -1)]
+    if rows == "auto":
+        assert sum(num_rows * width for num_rows, width in sizes) < 1.5 * 2 * sum(lengths)  # twice as much unsorted
+    assert (-1, -1) in scorer.sizes  # and the run went on
 
 
 def test_a_real_reward_model(rollouts: Rollouts, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ Shape letters: B rows, T token positions, C comparisons, K answers in a comparis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch import Tensor
 from kedge.core.batches import AnswerBatch, Batch, Comparisons, pad_rows, pad_tokens
 from kedge.core.records import cut
 from kedge.core.seeds import item_at
+from kedge.data.encoding.store import LazyRows, lazy_map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,20 +130,36 @@ def good_share(items: Sequence[LabelledAnswers]) -> float:
     return sum(labels) / max(len(labels), 1)
 
 
+class _HasTokens(Protocol):
+    @property
+    def num_tokens(self) -> int: ...
+
+
+ItemT = TypeVar("ItemT", bound=_HasTokens)
+BatchT = TypeVar("BatchT")
+
+
+def _batches(
+    items: Sequence[ItemT], batch: Callable[[Sequence[ItemT]], BatchT], *, rows: int | None, tokens: int | None
+) -> LazyRows[BatchT]:
+    """`batch` of the items of each pass, made when it is asked for: of a large set only one is in memory at a time."""
+    lengths = [item.num_tokens for item in items]
+    parts = cut(range(len(items)), length=lengths.__getitem__, rows=rows, tokens=tokens)
+    return lazy_map(lambda part: batch([items[row] for row in part]), parts)
+
+
 def padded_batches(
     sequences: Sequence[TokenSequence], *, rows: int | None = None, tokens: int | None = None, pad: int
-) -> list[Batch]:
+) -> LazyRows[Batch]:
     """The passes of a step: at most `rows` sequences each, or `tokens` of their tokens, longest first."""
-    parts = cut(sequences, length=lambda sequence: sequence.num_tokens, rows=rows, tokens=tokens)
-    return [token_batch(part, pad=pad) for part in parts]
+    return _batches(sequences, partial(token_batch, pad=pad), rows=rows, tokens=tokens)
 
 
 def comparison_batches(
     items: Sequence[RankedAnswers], *, rows: int | None = None, tokens: int | None = None, pad: int
-) -> list[Comparisons]:
+) -> LazyRows[Comparisons]:
     """The passes of a step: at most `rows` comparisons each, or `tokens` of their answers, longest first."""
-    parts = cut(items, length=lambda item: item.num_tokens, rows=rows, tokens=tokens)
-    return [comparison_batch(part, pad=pad) for part in parts]
+    return _batches(items, partial(comparison_batch, pad=pad), rows=rows, tokens=tokens)
 
 
 def answer_batches(
@@ -150,11 +169,10 @@ def answer_batches(
     tokens: int | None = None,
     pad: int,
     anchor: Tensor | None = None,
-) -> list[AnswerBatch]:
+) -> LazyRows[AnswerBatch]:
     """The passes of a step: at most `rows` items each, or `tokens` of their answers, longest first."""
-    parts = cut(items, length=lambda item: item.num_tokens, rows=rows, tokens=tokens)
-    share = good_share(items)
-    return [answer_batch(part, pad=pad, good_share=share, anchor=anchor) for part in parts]
+    batch = partial(answer_batch, pad=pad, good_share=good_share(items), anchor=anchor)
+    return _batches(items, batch, rows=rows, tokens=tokens)
 
 
 def _counted(sequences: Sequence[TokenSequence]) -> Tensor:

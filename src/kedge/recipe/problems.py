@@ -113,11 +113,11 @@ def _is_of_another_branch(details: ErrorDetails, lists: Container[tuple[int | st
 
     `lists` are the places where a list may stand too.
     """
+    if len(details["loc"]) < 2 or details["type"] not in ("string_type", "list_type", "model_type"):
+        return False
     *place, branch = details["loc"]
     value = details["input"]
     may_be_list = tuple(place) in lists
-    if not place or details["type"] not in ("string_type", "list_type", "model_type"):
-        return False
     if branch == "str":
         return isinstance(value, Mapping) or (may_be_list and isinstance(value, list))
     return may_be_list and (_is_list(branch) or details["type"] == "model_type")

@@ -10,9 +10,10 @@ from pydantic import AfterValidator, Field, PlainSerializer, field_validator, mo
 from pydantic.json_schema import SkipJsonSchema
 
 from kedge.core.settings import PathText, Section
-from kedge.core.stage import Input, PartName
+from kedge.core.stage import Input, MayChange, PartName
 from kedge.core.suggest import did_you_mean
 from kedge.core.urls import check_url, redacted, refuse_open_key
+from kedge.models.settings import AutoSize
 from kedge.rewards.callables import identity_of
 
 Url = Annotated[str, AfterValidator(check_url), PlainSerializer(redacted)]
@@ -55,8 +56,9 @@ class ModelSource(Section):
     """A reward stage, or a folder."""
     objective: str | None = None
     """Which of its objectives; needed where it has several."""
-    rows: int = Field(default=64, ge=1)
-    """Answers in memory at once."""
+    rows: Annotated[AutoSize, MayChange()] = "auto"
+    """Answers that are scored at once: `auto` is 65,536 tokens of them on a GPU and 8,192 on a CPU. Half as many, and
+    half of that, when memory runs out."""
 
 
 class FunctionSource(Section):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -19,7 +20,7 @@ from kedge.models.loading.load import load_causal
 from kedge.models.loading.start import save_causal
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.models.reward.reward_files import load
-from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.roles.actor_critic import Critic, RoleSet
 from kedge.models.roles.build import RoleSpec
 from kedge.models.roles.lora import lora
 from kedge.models.roles.separate import separate
@@ -207,3 +208,27 @@ def test_the_memory_table_counts_what_learns(spec: RoleSpec) -> None:
     assert 0 < adapted["actor"].learns < weights / 4
     shared = {row.role: row for row in trunk(spec).memory}
     assert shared["trunk"].own_bytes + shared["actor"].own_bytes == 4 * weights
+
+
+@pytest.mark.parametrize("way", ["separate", "trunk"])
+def test_masters_are_the_weights_of_the_files_and_not_their_rounded_copies(
+    way: str, spec: RoleSpec, base: Path, frozen_reward: Path, tmp_path: Path
+) -> None:
+    """Of the policy, of a critic from the policy and of one from the reward model; and what is saved is exact too."""
+    file, of_reward = (load_file(folder / "model.safetensors") for folder in (base, frozen_reward))
+    narrow = replace(spec, dtype="bfloat16", trunk_layers=1 if way == "trunk" else None)
+    builder = {"separate": separate, "trunk": trunk}[way]
+    for reward, start in ((None, file), (frozen_reward, of_reward)):
+        roles = builder(replace(narrow, reward=reward))
+        assert {parameter.dtype for parameter in roles.model.parameters()} == {torch.bfloat16}
+        policy = roles.policy.weights()
+        assert policy.keys() <= file.keys()
+        assert len(policy) > 10
+        for name, weight in policy.items():
+            assert torch.equal(weight, file[name])
+        assert isinstance(roles.critic, Critic)
+        for name, weight in roles.critic.train_step.weights().items():  # a top has other names than the whole model
+            assert "value_head" in name or any(torch.equal(weight, other) for other in start.values()), name
+        saved = roles.save(tiny_tokenizer(), tmp_path / "saved")
+        for name, weight in load_file(saved / "model.safetensors").items():
+            assert torch.equal(weight, file[name]), name

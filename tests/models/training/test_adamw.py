@@ -140,3 +140,32 @@ def assert_same(
     for tensor, other in zip(tensors, expected, strict=True):
         assert tensor is not None
         torch.testing.assert_close(tensor.detach().float(), other.detach().float(), rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_that_are_allocated_first_are_those_that_torch_would_make(dtype: torch.dtype) -> None:
+    lazy, first, fused = Setup(dtype), Setup(dtype), Setup(dtype)
+    FusedAdamW(fused.weights, fused.masters, fused.optimiser).allocate()
+    assert len(fused.optimiser.state) == len(SHAPES)
+    for master, moments in fused.optimiser.state.items():
+        assert {name: (value.shape, value.any().item()) for name, value in moments.items()} == {
+            "step": (torch.Size([]), False),
+            "exp_avg": (master.shape, False),
+            "exp_avg_sq": (master.shape, False),
+        }
+        assert {value.dtype for value in moments.values()} == {torch.float32}
+    for setup in (lazy, first):
+        backend = TorchAdamW(setup.weights, setup.masters, setup.optimiser)
+        if setup is first:
+            backend.allocate()
+        for number in range(2):
+            backend.clear()
+            backend.add(setup.loss(number))
+            backend.step(rate=RATE, scale=0.5)
+    for ours, theirs in zip(first.masters, lazy.masters, strict=True):
+        assert torch.equal(ours, theirs)
+    states = [setup.optimiser.state_dict()["state"] for setup in (first, lazy)]
+    assert list(states[0]) == list(states[1])  # in the same order, so that checkpoints have the same bytes
+    for key, moments in states[0].items():
+        assert moments.keys() == states[1][key].keys()
+        assert all(torch.equal(value, states[1][key][name]) for name, value in moments.items())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -260,3 +262,24 @@ def test_dropout_is_on_in_a_step_and_off_in_a_measurement() -> None:
     first, again = learner.measure(held_out), learner.measure(held_out)
     assert first == again
     assert learner.update(held_out)["loss"] != pytest.approx(first["loss"], rel=1e-5)
+
+
+def test_a_large_held_out_set_is_in_memory_one_pass_at_a_time() -> None:
+    """And measures the same as with all of it laid out."""
+    learner = causal_learner()
+    sums, alive, most = learner.objective.sums, list[weakref.ref[Tensor]](), 0
+
+    def counted(batch: Batch) -> Sums:
+        nonlocal most
+        alive.append(weakref.ref(batch.tokens_BT))
+        most = max(most, sum(of_pass() is not None for of_pass in alive))
+        return sums(batch)
+
+    learner.objective = replace(learner.objective, sums=counted)
+    expected = learner.measure(list(batches(3, rows=1)))
+    assert most == 5
+    alive.clear()
+    most = 0
+    measured = learner.measure(lambda size: batches(3, rows=1))
+    assert measured == expected
+    assert (len(alive), most) == (5, 1)

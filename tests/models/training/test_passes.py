@@ -149,6 +149,80 @@ def test_a_step_that_is_done_again_draws_the_same_random_numbers() -> None:
     assert card.draws[2] == card.draws[0] != card.draws[1]
 
 
+def test_the_moments_are_in_memory_before_the_first_pass() -> None:
+    """So that the first update takes no memory that the passes were not measured against."""
+    card = Card(memory=10**9)
+    module, learn, train_step, _ = trainer(card)
+    moments_of_pass: list[int] = []
+
+    def compute(tokens: int) -> None:
+        state = train_step.state()["optimiser"]["state"]
+        moments_of_pass.append(
+            sum(moments["exp_avg"].numel() + moments["exp_avg_sq"].numel() for moments in state.values())
+        )
+
+    card.compute = compute
+    learn()
+    assert set(moments_of_pass) == {2 * sum(parameter.numel() for parameter in module.parameters())}
+
+
+def test_moments_that_do_not_fit_are_refused_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(memory=10**9)
+    module, learn, _, _ = trainer(card)
+    before = weights(module)
+
+    def no_room(*args: object, **kwargs: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(torch, "zeros_like", no_room)
+    with pytest.raises(ModelError, match=r"moments .* \(0.00 GiB\): .* adamw_8bit"):
+        learn()
+    assert card.passes == []
+    assert all(map(torch.equal, weights(module), before))
+
+
+def test_an_update_that_fails_half_way_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not done again with smaller passes, which would update a part of the weights twice."""
+    card = Card(memory=10**9)
+    module, learn, _, _ = trainer(card)
+    learn()
+    passes_before = len(card.passes)
+
+    def half(optimiser: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            module.weight += 1
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", half)
+    before = weights(module)
+    with pytest.raises(
+        ModelError, match=r"step 2: out of memory in the update itself.*Resume it from its last checkpoint"
+    ):
+        learn()
+    assert len(card.passes) == 2 * passes_before
+    assert torch.equal(weights(module)[0], before[0] + 1)  # once
+
+
+def test_out_of_memory_in_the_norm_halves_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, learn, _, events = trainer(Card(memory=10**9))
+    expected, learn_expected, _, _ = trainer(Card(memory=10**9))
+    calls: list[int] = []
+    total_norm = nn.utils.get_total_norm
+
+    def norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("planted")
+        return total_norm(gradients)
+
+    learn_expected()
+    monkeypatch.setattr(nn.utils, "get_total_norm", norm)
+    learn()
+    assert codes(events) == ["micro_batch.chosen", "micro_batch.halved"]
+    for ours, theirs in zip(weights(module), weights(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("card", "tokens"),
     [
@@ -209,9 +283,29 @@ def test_without_gradients_tokens_are_halved_until_they_fit() -> None:
         card.compute(part.num_tokens)
         return part.num_tokens
 
-    assert sum(tokens for _, tokens in inference.each(cut, compute)) == sum(LENGTHS)
+    assert sum(inference.each(cut, compute)) == sum(LENGTHS)
     assert inference.size == PassSize(tokens=1024)
-    assert max(tokens for _, tokens in inference.each(cut, compute)) <= 1300
+    assert max(inference.each(cut, compute)) <= 1300
     card.memory = 1100
     with pytest.raises(ModelError, match="single sequence"):
         inference.each(cut, compute)
+
+
+def test_results_by_length_are_in_the_order_of_the_rows() -> None:
+    lengths = [3, 900, 41, 5000, 900, 7]
+    inference = InferenceSize(torch.device("cpu"))
+    computed: list[list[int]] = []
+
+    def compute(rows: list[int]) -> torch.Tensor:
+        if sum(lengths[row] for row in rows) > 5000:
+            raise torch.OutOfMemoryError("planted")
+        computed.append(rows)
+        return torch.tensor([[row, lengths[row]] for row in rows])
+
+    assert inference.by_length(lengths, compute).tolist() == [[row, length] for row, length in enumerate(lengths)]
+    assert computed == [[3], [1, 4, 2, 5, 0]]
+    assert InferenceSize(torch.device("cpu"), 2).by_length([1, 1, 1], lambda rows: torch.tensor(rows)).tolist() == [
+        0,
+        1,
+        2,
+    ]

@@ -297,3 +297,17 @@ def test_scores_outside_of_what_training_saw_are_counted(tmp_path: Path) -> None
     source = ModelOnTokens(judge, settings, FailureCounter("reward", FailureSettings()), ends=frozenset({258}))
     facts = source.trust_metrics(torch.tensor([-1.5, -1.0, 2.5, 3.0, 3.5]))
     assert facts == {"reward/out_of_range": pytest.approx(0.4)}
+
+
+def test_how_far_members_are_apart_is_said_of_the_right_rows(tmp_path: Path) -> None:
+    """Rows are scored longest first: what is said of them stays in their order, whatever is scored at once."""
+    members = tuple(build(make_tiny(tmp_path / "policy"), seed=seed, dtype="float32") for seed in (1, 2))
+    judge = judge_of("here", members, MeanOfMembers(), base=members[0].model)
+    given = rollouts([[1, 2, 258, 0, 0], [5, 3, 9, 7, 258], [4, 258, 0, 0, 0]], lengths=[3, 5, 2])
+    each_MB = torch.stack([one.score_tokens(given.tokens_BT, given.attention_mask_BT)[:, 0] for one in members])
+    for rows in ("auto", 2, 1):
+        settings = ModelSource.model_validate({"kind": "model", "from": "here", "rows": rows})
+        source = ModelOnTokens(judge, settings, FailureCounter("reward", FailureSettings()), ends=frozenset({258}))
+        torch.testing.assert_close(source.score(given), each_MB.mean(dim=0), rtol=1e-5, atol=1e-6)
+        assert source.disagreement_B is not None
+        torch.testing.assert_close(source.disagreement_B, each_MB.std(dim=0, correction=0), rtol=1e-5, atol=1e-6)

@@ -33,14 +33,15 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory, run_recorded: RunStage) -> RunStage:
     home = tmp_path_factory.mktemp("sft")
-    make_tiny(home / "tiny", hidden=32, layers=1)
+    for layers in (1, 3):
+        make_tiny(home / f"tiny-{layers}", hidden=32, layers=layers)
     rows = [{"prompt": f"{number:02d}?", "completion": "!" * (5 + 3 * number)} for number in range(12)]
     (home / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def run(folder: Path, **settings: Any) -> Any:
-        interrupt_at = settings.pop("interrupt_at", 0)
+        interrupt_at, layers = settings.pop("interrupt_at", 0), settings.pop("layers", 1)
         parsed = SFTSettings.model_validate({**SETTINGS, **settings})
-        sources = {"from": str(home / "tiny"), "data": str(home / "train.jsonl")}
+        sources = {"from": str(home / f"tiny-{layers}"), "data": str(home / "train.jsonl")}
         return run_recorded(folder, stage.train, parsed, interrupt_at=interrupt_at, **sources)
 
     return run
@@ -120,6 +121,27 @@ def test_what_saves_memory_changes_no_number(
     saving = start(tmp_path / "sft", memory=memory)
     for name, weight in weights(saving).items():
         torch.testing.assert_close(weight, weights(roomy)[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")  # torch's own
+def test_compiled_layers_train_the_same_model(start: RunStage, tmp_path: Path) -> None:
+    """By torch's own compiler; of three layers two, for the last one is never compiled."""
+    from torch._dynamo.utils import counters
+
+    plain = start(tmp_path / "plain", layers=3, max_steps=2)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = start(tmp_path / "compiled", layers=3, max_steps=2, memory={"compile": True})
+    num_programs, backends = counters["stats"]["unique_graphs"], dict(counters["inductor"])
+    torch._dynamo.reset()
+    assert num_programs > 0
+    assert backends
+    assert compiled.metric("train/loss") == pytest.approx(plain.metric("train/loss"), rel=1e-4)
+    expected = weights(plain)
+    moved = [(weight - weights(compiled)[name]).abs().max().item() for name, weight in expected.items()]
+    assert max(moved) < 1e-3  # two steps of 3e-3, and Adam divides small gradients by small numbers
+    assert weights(compiled).keys() == expected.keys()
 
 
 def test_recompute_is_switched_on(start: RunStage, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ class SharedTrunk:
             )
         _refuse_mixed_layers(model)
         trunk = view(decoder, decoder.layers[:layers], norm=nn.Identity())
-        for module in (decoder.embed_tokens, *decoder.layers[:layers]):
+        for module in trunk_modules(model, layers):
             module.requires_grad_(False)
         _check_split(model, trunk, top_of(model, layers))
         self._reader = reader_of(trunk, partial_last_layer=False)
@@ -180,6 +180,12 @@ class SharedTrunk:
         self._cache.clear()
 
 
+def trunk_modules(model: PreTrainedModel, layers: int) -> list[nn.Module]:
+    """The embedding and the lowest `layers`, which a trunk shares and freezes."""
+    decoder = _decoder(model)
+    return [decoder.embed_tokens, *decoder.layers[:layers]]
+
+
 def top_of(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     """The layers from `layers` on and the final norm, as a decoder over the same modules."""
     decoder = _decoder(model)
@@ -195,7 +201,7 @@ def own_top(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 def same_trunk(model: PreTrainedModel, other: PreTrainedModel, layers: int) -> bool:
     """Whether two models have the same embeddings and the same weights in their lowest `layers`, to the last bit."""
-    trunks = ([*decoder.layers[:layers], decoder.embed_tokens] for decoder in map(_decoder, (model, other)))
+    trunks = (trunk_modules(whole, layers) for whole in (model, other))
     return all(
         weight.shape == other_weight.shape and weight.dtype == other_weight.dtype and torch.equal(weight, other_weight)
         for module, other_module in zip(*trunks, strict=True)

@@ -315,8 +315,17 @@ def merge_anew(
     weights: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
-    """As `merge`, but into `base`, which is changed in place: the base of `model` loaded again in 16 or 32 bits."""
-    adapters = required_adapters(model)
+    """As `merge`, but into `base`, which is changed in place: the base of `model` loaded again in 16 or 32 bits.
+
+    Without adapters it is `base` with `weights`.
+    """
+    own = dict(base.named_parameters())
+    with torch.no_grad():
+        for key in own.keys() & (weights or {}).keys():
+            own[key].copy_((weights or {})[key])
+    adapters = adapters_of(model)
+    if adapters is None:
+        return merge(base, dtype=dtype)
     names = adapters.active if name is None else adapters.stack(name)
     for part in names:
         paths = [path for path, layer in adapters.layers.items() if part in layer.lora_A]

@@ -84,8 +84,8 @@ def load_base(source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bi
     take most of what was learnt away.
     """
     place = resolve(source)
-    is_rounded = bits != 16 or dtype_for(dtype, device) != torch.float32
-    base = unmerged_base(place) if is_rounded and isinstance(place, Path) else None
+    would_round = bits != 16 or dtype_for(dtype, device) != torch.float32
+    base = unmerged_base(place) if would_round and isinstance(place, Path) else None
     if base is None:
         return load_causal(source, dtype=dtype, device=device, bits=bits)
     return with_start(load_causal(base, dtype=dtype, device=device, bits=bits), cast(Path, place).with_name(ADAPTER))
@@ -215,8 +215,8 @@ def plain_model(model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None,
     A model that is so already is given as it is; any other is copied to the CPU.
     """
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    if is_quantised(model):
-        # Weights that 8 or 4 bits have rounded are read again.
+    if is_rounded(model, weights) and model.name_or_path:
+        # Frozen weights that 16, 8 or 4 bits have rounded are read again.
         base = load_causal(str(model.name_or_path), dtype="float32")
         return merge_anew(model, base, weights=weights, dtype=kind)
     is_same = all(
@@ -226,6 +226,19 @@ def plain_model(model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None,
     if adapters_of(model) is None and is_same:
         return model
     return merge(model, weights=weights, dtype=kind, device="cpu")
+
+
+def is_rounded(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> bool:
+    """Whether weights beside the trained ones, `weights`, are in 16 bits or fewer in memory: their files may have more.
+
+    Without `weights` it is not known which of them are as in the files.
+    """
+    if is_quantised(model):
+        return True
+    parameters = model.named_parameters()
+    return weights is not None and any(
+        weight.dtype.itemsize < 4 and name not in weights and ".lora_" not in name for name, weight in parameters
+    )
 
 
 @contextmanager

@@ -27,11 +27,11 @@ from transformers.utils import logging
 
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
-from kedge.models.forward.lora import adapters_of, is_quantised, merge, merge_anew, using
+from kedge.models.forward.lora import adapters_of, merge, merge_anew, using
 from kedge.models.loading.adapters import BASE, base_record, save_adapter
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation
 from kedge.models.loading.resolve import resolve
-from kedge.models.loading.start import ADAPTER, ENSEMBLE, whole_folder
+from kedge.models.loading.start import ADAPTER, ENSEMBLE, is_rounded, whole_folder
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits, SaveDType
 
@@ -180,9 +180,10 @@ def _plain(
 ) -> PreTrainedModel:
     """The model as it is saved, its adapter merged in."""
     model, kind = reward.model, torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    if is_quantised(model):
-        unquantised = build(str(model.name_or_path), objectives=reward.objectives, seed=0, dtype="float32")
-        plain = merge_anew(model, unquantised.model, name=name, weights=weights, dtype=kind)
+    if is_rounded(model, weights) and model.name_or_path:
+        # Frozen weights that 16, 8 or 4 bits have rounded are read again.
+        exact = build(str(model.name_or_path), objectives=reward.objectives, seed=0, dtype="float32")
+        plain = merge_anew(model, exact.model, name=name, weights=weights, dtype=kind)
     else:
         plain = merge(model, name=name, weights=weights, dtype=kind, device="cpu")
     with using(model, name) if name else nullcontext():

@@ -206,7 +206,7 @@ def _cut(record: RecordT) -> Cut[Part[RecordT]]:
 def _by_pass(rollouts: Rollouts, inference: InferenceSize, compute: Callable[[Part[Rollouts]], Tensor]) -> Tensor:
     """`compute` on every part, as one (B, T) tensor in the order of `rollouts`; 0 where rows were trimmed."""
     result_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
-    for part, part_RT in inference.each(_cut(rollouts), compute):
+    for part, part_RT in inference.each(_cut(rollouts), lambda part: (part, compute(part))):
         result_BT[:, : part_RT.shape[1]].index_copy_(0, part.index_R, part_RT.float().to(result_BT.device))
     return result_BT
 

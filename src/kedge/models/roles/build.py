@@ -6,6 +6,7 @@ where hidden states come from; the roles themselves, their optimisers and their 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -18,7 +19,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.heads import Head, LanguageModel
 from kedge.models.forward.lora import has_adapters, merge
-from kedge.models.loading.load import DTypeName
+from kedge.models.loading.load import DTypeName, dtype_for
 from kedge.models.loading.start import prepare_layers, without_dropout
 from kedge.models.reward.ensemble import Ensemble, load_reward
 from kedge.models.reward.reward_model import RewardModel, head_of
@@ -33,7 +34,9 @@ from kedge.models.roles.actor_critic import (
 from kedge.models.settings import AutoSize, LoraSettings
 from kedge.models.training.ema import EMA
 from kedge.models.training.passes import Passes, Report
-from kedge.models.training.train_step import TrainStep
+from kedge.models.training.train_step import TrainStep, trained_weights
+
+Masters = Sequence[nn.Parameter]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +81,20 @@ class RoleSpec:
         return Passes(self.rows, report=self.report, owner=owner)
 
 
-def make_policy(spec: RoleSpec, backbone: Backbone, head: Head) -> Policy:
+def narrowed(spec: RoleSpec, model: PreTrainedModel) -> Masters:
+    """Weights that were read in float32, from here on in the type that the role computes in; what they were of those
+    that learn. A backbone is made after that."""
+    return trained_weights(model, dtype=dtype_for(spec.dtype, spec.device)).masters
+
+
+def make_policy(spec: RoleSpec, backbone: Backbone, head: Head, masters: Masters | None = None) -> Policy:
+    """`masters` are the weights that learn in float32; without, they start as copies of those in memory."""
     train_step = TrainStep(
         backbone.trainable(),
         spec.actor,
         total_steps=spec.actor_steps,
         owner="policy",
+        masters=masters,
         passes=spec.passes("policy"),
     )
     return Policy(
@@ -95,10 +106,19 @@ def make_policy(spec: RoleSpec, backbone: Backbone, head: Head) -> Policy:
     )
 
 
-def make_critic(spec: RoleSpec, settings: OptimiserSettings, backbone: Backbone, head: nn.Linear) -> Critic:
+def make_critic(
+    spec: RoleSpec, settings: OptimiserSettings, backbone: Backbone, head: nn.Linear, masters: Masters | None = None
+) -> Critic:
+    """`masters` are as for the policy, without those of the head, which is float32."""
     of_head = [(f"value_head.{name}", parameter) for name, parameter in head.named_parameters()]
-    named = [*backbone.trainable(), *of_head]
-    train_step = TrainStep(named, settings, total_steps=spec.critic_steps, owner="critic", passes=spec.passes("critic"))
+    train_step = TrainStep(
+        [*backbone.trainable(), *of_head],
+        settings,
+        total_steps=spec.critic_steps,
+        owner="critic",
+        masters=None if masters is None else [*masters, *head.parameters()],
+        passes=spec.passes("critic"),
+    )
     return Critic(backbone, head, train_step)
 
 
@@ -107,11 +127,11 @@ def make_reference(spec: RoleSpec, backbone: Backbone, head: Head) -> Reference:
     return Reference(model, temperature=spec.temperature)
 
 
-def load_members(spec: RoleSpec) -> tuple[RewardModel, ...]:
-    """The members of the reward model; a single one where it is no ensemble."""
+def first_member(spec: RoleSpec) -> RewardModel:
+    """The reward model, or the first member of an ensemble, in float32: what a critic starts from."""
     assert spec.reward is not None
-    loaded = load_reward(spec.reward, dtype=spec.dtype, device=spec.device)
-    return loaded.members if isinstance(loaded, Ensemble) else (loaded,)
+    loaded = load_reward(spec.reward, dtype="float32", device=spec.device)
+    return loaded.members[0] if isinstance(loaded, Ensemble) else loaded
 
 
 def plain(member: RewardModel) -> PreTrainedModel:

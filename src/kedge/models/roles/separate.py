@@ -10,10 +10,11 @@ from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet
 from kedge.models.roles.build import (
     RoleSpec,
     critic_head,
-    load_members,
+    first_member,
     make_critic,
     make_policy,
     make_reference,
+    narrowed,
     plain,
     prepare,
     width_of,
@@ -22,10 +23,12 @@ from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 
 
 def separate(spec: RoleSpec) -> RoleSet:
-    model, reference_model = (load_causal(spec.base, dtype=spec.dtype, device=spec.device) for _ in range(2))
+    model = load_causal(spec.base, dtype="float32", device=spec.device)
     prepare(spec, model, learns=True, recomputes=True)
+    masters = narrowed(spec, model)
+    policy = make_policy(spec, FullBackbone(model), output_head(model), masters)
+    reference_model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
     prepare(spec, reference_model, learns=False)
-    policy = make_policy(spec, FullBackbone(model), output_head(model))
     critic, critic_memory = _critic(spec, width_of(model))
     return RoleSet(
         model=model,
@@ -47,10 +50,11 @@ def _critic(spec: RoleSpec, width: int) -> tuple[Critic | NoCritic, list[RoleMem
     """A model of its own, from the reward model where there is one; with its row of the memory table."""
     if spec.critic is None:
         return NoCritic(), []
-    member = load_members(spec)[0] if spec.reward and spec.critic_from_reward else None
-    value_model = plain(member) if member else load_causal(spec.base, dtype=spec.dtype, device=spec.device)
+    member = first_member(spec) if spec.reward and spec.critic_from_reward else None
+    value_model = plain(member) if member else load_causal(spec.base, dtype="float32", device=spec.device)
     head = critic_head(spec, member, width)
     prepare(spec, value_model, learns=False, recomputes=True)
     value_model.get_decoder().requires_grad_(True)
-    critic = make_critic(spec, spec.critic, FullBackbone(value_model), head)
+    masters = narrowed(spec, value_model)
+    critic = make_critic(spec, spec.critic, FullBackbone(value_model), head, masters)
     return critic, [of_role("critic", own=parameters_of(value_model, head), train_step=critic.train_step)]

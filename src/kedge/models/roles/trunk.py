@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.models.forward import heads
-from kedge.models.forward.backbones import SharedTrunk, TrunkBackbone, own_top, same_trunk, top_of
+from kedge.models.forward.backbones import SharedTrunk, TrunkBackbone, own_top, same_trunk, top_of, trunk_modules
 from kedge.models.forward.heads import output_head
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
@@ -22,9 +22,11 @@ from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet, SharedJud
 from kedge.models.roles.build import (
     RoleSpec,
     critic_head,
+    first_member,
     make_critic,
     make_policy,
     make_reference,
+    narrowed,
     plain,
     prepare,
     width_of,
@@ -39,19 +41,24 @@ _NOTE = (
 
 
 def trunk(spec: RoleSpec) -> RoleSet:
-    model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
-    reference_hash = module_hash(model)
+    model = load_causal(spec.base, dtype="float32", device=spec.device)
     prepare(spec, model, learns=True, recomputes=True)
     layers = spec.trunk_layers or max(1, model.config.get_text_config().num_hidden_layers // 2)
+    for module in trunk_modules(model, layers):
+        module.requires_grad_(False)
+    # As the policy is in its files, and before its weights are rounded: for a critic without a reward model.
+    value_top = own_top(model, layers) if spec.critic else None
+    masters = narrowed(spec, model)
+    reference_hash = module_hash(model)
     shared_trunk = SharedTrunk(model, layers)
     members, combine = _shared_members(spec, model, layers)
     reference_top, reference_head = own_top(model, layers), _own_head(model)
     prepare(spec, reference_top, learns=False)
     policy_backbone = TrunkBackbone(shared_trunk, top_of(model, layers), owner=model)
-    policy = make_policy(spec, policy_backbone, output_head(model))
+    policy = make_policy(spec, policy_backbone, output_head(model), masters)
     shared = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     actor = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    critic, critic_memory = _critic(spec, shared_trunk, members, model, shared)
+    critic, critic_memory = _critic(spec, shared_trunk, value_top, shared, from_reward=bool(members))
     reward_tops = [top_of(plain(member), layers) for member in members]
     for top in reward_tops:
         prepare(spec, top, learns=False)
@@ -78,18 +85,20 @@ def trunk(spec: RoleSpec) -> RoleSet:
 def _critic(
     spec: RoleSpec,
     shared_trunk: SharedTrunk,
-    members: Sequence[RewardModel],
-    model: PreTrainedModel,
+    policy_top: PreTrainedModel | None,
     shared: Sequence[Tensor],
+    *,
+    from_reward: bool,
 ) -> tuple[Critic | NoCritic, list[RoleMemory]]:
-    """A top of its own, from the reward model if it shares the trunk; with its row of the memory table."""
-    if spec.critic is None:
+    """A top of its own, from the reward model if it shares the trunk, else the policy's; with its row of the table."""
+    if spec.critic is None or policy_top is None:
         return NoCritic(), []
-    member = members[0] if members and spec.critic_from_reward else None
-    value_top = own_top(plain(member) if member else model, shared_trunk.layers)
+    member = first_member(spec) if from_reward and spec.critic_from_reward else None
+    value_top = own_top(plain(member), shared_trunk.layers) if member else policy_top
+    head = critic_head(spec, member, width_of(value_top))
     prepare(spec, value_top, learns=True, recomputes=True)
-    head = critic_head(spec, member, width_of(model))
-    critic = make_critic(spec, spec.critic, TrunkBackbone(shared_trunk, value_top, owner=value_top), head)
+    masters = narrowed(spec, value_top)
+    critic = make_critic(spec, spec.critic, TrunkBackbone(shared_trunk, value_top, owner=value_top), head, masters)
     return critic, [of_role("critic", shared=shared, own=parameters_of(value_top), train_step=critic.train_step)]
 
 

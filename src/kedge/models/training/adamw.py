@@ -27,6 +27,11 @@ _WIDENED_TOGETHER = 64
 class AdamWBackend(Protocol):
     """One step: `clear`, `add` once or more, `step`."""
 
+    def allocate(self) -> None:
+        """Take the memory that the first step needs: after that a step writes in place. Not for 8-bit packages, which
+        allocate when they are asked to step."""
+        ...
+
     def clear(self) -> None: ...
     def add(self, loss: Tensor) -> None:
         """Add the gradients of `loss`."""
@@ -127,6 +132,12 @@ class TorchAdamW:
     ) -> None:
         self._weights, self._masters, self._optimiser = list(weights), list(masters), optimiser
 
+    def allocate(self) -> None:
+        if isinstance(self._optimiser, torch.optim.AdamW):
+            for group in self._optimiser.param_groups:
+                for master in group["params"]:
+                    _moments(self._optimiser, master, step_on=master.device if group["fused"] else torch.device("cpu"))
+
     def clear(self) -> None:
         self._optimiser.zero_grad(set_to_none=True)
 
@@ -176,6 +187,11 @@ class FusedAdamW:
         self._sums: list[Tensor | None] = []
         self.clear()
 
+    def allocate(self) -> None:
+        for group in self._optimiser.param_groups:
+            for master in group["params"]:
+                self._state(master)
+
     def clear(self) -> None:
         self._sums = [None] * len(self._weights)
 
@@ -222,14 +238,22 @@ class FusedAdamW:
         self.clear()  # frees the memory of the gradients for the next role
 
     def _state(self, master: nn.Parameter) -> dict[str, Tensor]:
-        """The state of torch's optimiser, created when it is first needed; its step count is on the CPU."""
-        state: dict[str, Tensor] = self._optimiser.state[master]
-        if not state:
-            state["step"] = torch.zeros(())
-            state |= {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
-        elif state["step"].is_cuda:
+        """The state of torch's optimiser; its step count is on the CPU."""
+        state = _moments(self._optimiser, master, step_on=torch.device("cpu"))
+        if state["step"].is_cuda:
             state["step"] = state["step"].cpu()
         return state
+
+
+def _moments(optimiser: torch.optim.AdamW, master: nn.Parameter, *, step_on: torch.device) -> dict[str, Tensor]:
+    """The state of a weight as torch's AdamW makes it in its first step; `step_on` is where its step count is."""
+    state: dict[str, Tensor] = optimiser.state[master]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=step_on)
+        state |= {
+            name: torch.zeros_like(master, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")
+        }
+    return state
 
 
 def _copied(weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]) -> list[tuple[Tensor, Tensor]]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from kedge.core.errors import ModelError
+from kedge.core.records import cut, send
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT")
@@ -201,17 +202,19 @@ class Passes:
 
 
 class InferenceSize:
-    """Tokens at once without gradients (log-probs, values, scores); halved when memory runs out."""
+    """Tokens or rows at once without gradients (log-probs, values, scores); halved when memory runs out."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.size = PassSize(tokens=WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS))
+    def __init__(self, device: torch.device, asked: int | Literal["auto"] = "auto") -> None:
+        """`asked` is a setting: `auto` for tokens, or a number of rows."""
+        tokens = WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS)
+        self.size = PassSize(tokens=tokens) if asked == "auto" else PassSize(rows=asked)
         self._device = device
 
-    def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[tuple[T, ResultT]]:
-        """`compute` on all parts of a cut, each with its result."""
+    def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[ResultT]:
+        """`compute` on all parts of a cut, which are not kept: a lazy cut has one of them in memory at a time."""
         while True:
             try:
-                return [(part, compute(part)) for part in cut(self.size)]
+                return [compute(part) for part in cut(self.size)]
             except torch.OutOfMemoryError:
                 pass
             smaller = next_smaller(self.size, cut)
@@ -219,6 +222,19 @@ class InferenceSize:
                 raise ModelError("out of memory while a single sequence is read: allow shorter ones")
             self.size = smaller
             _release(self._device)
+
+    def by_length(self, lengths: Sequence[int], compute: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+        """`compute` on all rows, the longest first so that rows of similar length share a pass, in their own order.
+
+        `lengths` are the rows' tokens, one row or more; `compute` gives a tensor with an entry for each of some rows.
+        """
+        parts = self.each(
+            lambda size: cut(range(len(lengths)), length=lengths.__getitem__, rows=size.rows, tokens=size.tokens),
+            lambda rows: (rows, compute(rows)),
+        )
+        results = torch.cat([result for _, result in parts])
+        order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
+        return results.index_select(0, send(order, results.device))
 
 
 def next_smaller(size: PassSize, cut: Cut[Any]) -> PassSize | None:

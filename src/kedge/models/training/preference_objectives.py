@@ -91,12 +91,13 @@ def anchor_point(
     It stays on the device. `model` is the backbone and head of `policy`.
     """
 
-    def log_ratio(batch: AnswerBatch) -> Tensor:
-        return (answer_logprobs(model, batch) - send(batch.ref_logp_S, model.device)).sum().float()
+    def log_ratio(batch: AnswerBatch) -> tuple[Tensor, int]:
+        logp_S, ref_logp_S = answer_logprobs(model, batch), send(batch.ref_logp_S, model.device)
+        return (logp_S - ref_logp_S).sum().float(), batch.num_answers
 
     with evaluating(policy), model.active():
         parts = inference.each(batches, log_ratio)
-    return torch.stack([ratio for _, ratio in parts]).sum() / sum(batch.num_answers for batch, _ in parts)
+    return torch.stack([ratio for ratio, _ in parts]).sum() / sum(num_answers for _, num_answers in parts)
 
 
 def adapters_off(model: PreTrainedModel) -> Reference:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kedge.core.errors import CheckpointError, NumericsError
+from kedge.core.errors import CheckpointError, ModelError, NumericsError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.training.adamw import adamw_backend, load_state_of, make_adamw, state_of
 from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
@@ -154,10 +154,12 @@ class TrainStep:
     def learn(self, *terms: Term[Any]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
         self.step += 1
+        self._allocate()
         if self.passes.size is None:
             self._choose_passes(terms)
-        totals = self.passes.run(self._device, lambda size: self._totals(terms, size), lambda size: _all(terms, size))
-        norm = self._backend.norm()
+        totals, norm = self.passes.run(
+            self._device, lambda size: self._totals(terms, size), lambda size: _all(terms, size)
+        )
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
         means = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
         clip_scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
@@ -165,14 +167,39 @@ class TrainStep:
         if not math.isfinite(loss_and_norm):
             raise NumericsError(f"step {self.step}: {self._non_finite(loss)}; the weights are unchanged")
         rate = learning_rate(self.settings, self.step, self.total_steps)
-        self._backend.step(rate=rate, scale=scale)
+        self._update(rate, scale)
         return {**dict(zip([*means, "grad_norm"], metrics, strict=True)), "lr": rate}
 
-    def _totals(self, terms: Sequence[Term[Any]], size: PassSize) -> list[tuple[Term[Any], _Totals]]:
-        """The gradients of all terms, from nothing."""
+    def _allocate(self) -> None:
+        """Before the first pass of the first step: what is left free after that is what passes may take."""
+        if self._optimiser.state:
+            return
+        try:
+            self._backend.allocate()
+        except torch.OutOfMemoryError as error:
+            num_bytes = self.moment_bytes * sum(master.numel() for master in self._masters)
+            raise ModelError(
+                f"out of memory for the moments of the {self._owner}optimiser ({num_bytes / 2**30:.2f} GiB): train "
+                "adapters (lora) or fewer layers, or set the optimiser's name to adamw_8bit"
+            ) from error
+
+    def _update(self, rate: float, scale: float) -> None:
+        """The update writes in place. Where it fails even so, nothing may go on from weights that it left half done."""
+        try:
+            self._backend.step(rate=rate, scale=scale)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"step {self.step}: out of memory in the {self._owner}update itself, which may have changed a part of "
+                "the weights: the run ends here. Resume it from its last checkpoint, with a smaller micro_batch or "
+                "memory.recompute: true"
+            ) from error
+
+    def _totals(self, terms: Sequence[Term[Any]], size: PassSize) -> tuple[list[tuple[Term[Any], _Totals]], Tensor]:
+        """The gradients of all terms, from nothing; what they add up to, and the norm of the gradient."""
         self._backend.clear()
-        cut = [(term, term.batches(size)) for term in terms]
-        return [(term, self._accumulate(term, batches, self._weight(term, batches))) for term, batches in cut]
+        cut = [(term, list(term.batches(size))) for term in terms]  # they are read twice
+        totals = [(term, self._accumulate(term, batches, self._weight(term, batches))) for term, batches in cut]
+        return totals, self._backend.norm()
 
     def _weight(self, term: Term[Any], batches: Sequence[Any]) -> float:
         weight = sum(term.objective.weight(batch) for batch in batches)
@@ -199,7 +226,7 @@ class TrainStep:
             self._device,
             step_tokens=lambda: sum(batch.num_tokens for batch in _all(terms, WHOLE_STEP)),
             trial=trial,
-            # The moments, which the first update allocates, and float32 sums of the gradients of several passes.
+            # Moments in 8 bits, which the first update allocates, and float32 sums of the gradients of several passes.
             reserved_bytes=num_weights * (self.moment_bytes * is_fresh + _GRADIENT_BYTES),
         )
 
@@ -215,8 +242,8 @@ class TrainStep:
     def measure(self, objective: Objective[BatchT], batches: Cut[BatchT]) -> dict[str, float]:
         """The same means, without gradients and without a step."""
         with torch.no_grad():
-            parts = self.inference.each(batches, objective.sums)
-        totals = _Totals(weight=sum(objective.weight(batch) for batch, _ in parts))
+            parts = self.inference.each(batches, lambda batch: (objective.weight(batch), objective.sums(batch)))
+        totals = _Totals(weight=sum(weight for weight, _ in parts))
         for _, sums in parts:
             totals.add(sums)
         means = totals.means()

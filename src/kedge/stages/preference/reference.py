@@ -19,12 +19,11 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
-from kedge.core.records import cut
 from kedge.data.batching import TokenSequence, token_batch
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.hashing import module_hash
-from kedge.models.training.passes import InferenceSize, PassSize
+from kedge.models.training.passes import InferenceSize
 from kedge.models.training.preference_objectives import Reference
 from kedge.stages.shared.context import Context
 
@@ -82,18 +81,12 @@ def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_
 
 
 def _compute(model: LanguageModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
-    def passes(size: PassSize) -> list[list[int]]:
-        return cut(range(len(sequences)), length=lambda row: sequences[row].num_tokens, tokens=size.tokens)
-
     def compute(rows: list[int]) -> Tensor:
         batch = token_batch([sequences[row] for row in rows], pad=pad)
         return model.logprobs(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT).sum(dim=1)
 
-    parts = InferenceSize(model.device).each(passes, compute)
-    order_S = torch.tensor([row for rows, _ in parts for row in rows])
-    logp_S = torch.zeros(len(sequences))
-    logp_S[order_S] = torch.cat([logp_R for _, logp_R in parts]).float().cpu()
-    return logp_S
+    lengths = [sequence.num_tokens for sequence in sequences]
+    return InferenceSize(model.device).by_length(lengths, compute).float().cpu()
 
 
 def _refuse_another_reference(own: Path, key: Mapping[str, str]) -> None:

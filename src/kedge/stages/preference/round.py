@@ -82,7 +82,7 @@ class PreferenceRound:
             return lambda _: answer_batches(answers.items, pad=self.pad)
         return partial(self._cut, answers.items, anchor)
 
-    def _cut(self, items: Sequence[LabelledAnswers], anchor: Tensor | None, size: PassSize) -> list[AnswerBatch]:
+    def _cut(self, items: Sequence[LabelledAnswers], anchor: Tensor | None, size: PassSize) -> Sequence[AnswerBatch]:
         return answer_batches(items, rows=size.rows, tokens=size.tokens, pad=self.pad, anchor=anchor)
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kedge.core.batches import pad_tokens
-from kedge.core.records import cut, send
+from kedge.core.records import send
 from kedge.data.encoding.store import LazyRows
 from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted
-from kedge.models.training.passes import InferenceSize, PassSize
+from kedge.models.training.passes import InferenceSize
 from kedge.report.reward import Combine as ReportCombine
 from kedge.report.reward import RewardReport, ScoredPair, reward_report
 from kedge.stages.reward.comparisons import EncodedComparison, folds
@@ -36,25 +36,18 @@ def score_sequences(
 ) -> Tensor:
     """`scores_MNK` of N token sequences in their order, computed longest first in batches of similar length."""
     pad, device = padding_id(members[0].tokenizer), members[0].device
-    num_scored = 0
-
-    def passes(size: PassSize) -> list[list[int]]:
-        nonlocal num_scored
-        num_scored = 0
-        return cut(range(len(sequences)), length=lambda row: len(sequences[row]), tokens=size.tokens)
+    scored = set[int]()  # rows, since a pass that does not fit is done again
 
     def score(rows: list[int]) -> Tensor:
-        nonlocal num_scored
         tokens_BT, mask_BT = pad_tokens([sequences[row] for row in rows], pad=pad)
         tokens_BT = send(tokens_BT, device)
-        scores = [member.score_tokens(tokens_BT, mask_BT, normalised=normalised) for member in members]
-        num_scored += len(rows)
-        progress(num_scored)
-        return torch.stack(scores)
+        scores_MBK = torch.stack([member.score_tokens(tokens_BT, mask_BT, normalised=normalised) for member in members])
+        scored.update(rows)
+        progress(len(scored))
+        return scores_MBK.transpose(0, 1)
 
-    parts = InferenceSize(device).each(passes, score)
-    order = torch.tensor([row for rows, _ in parts for row in rows])
-    return torch.cat([scores for _, scores in parts], dim=1).cpu()[:, order.argsort()]
+    lengths = [len(sequence) for sequence in sequences]
+    return InferenceSize(device).by_length(lengths, score).transpose(0, 1).cpu()
 
 
 def report_on(

@@ -20,7 +20,7 @@ from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
 from kedge.data.batching import comparison_batches, num_steps, step_rows
-from kedge.data.encoding.store import LazyRows
+from kedge.data.encoding.store import LazyRows, lazy_map
 from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
@@ -202,7 +202,7 @@ def _train_member(
 
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
-    ranked = [item.ranked for item in items]
+    ranked = lazy_map(lambda item: item.ranked, items)
     return lambda size: comparison_batches(ranked, rows=size.rows, tokens=size.tokens, pad=pad)
 
 

@@ -22,7 +22,7 @@ def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float) 
     negative). Both log-probs are taken at the temperature of sampling. On the host; `other` is active.
     """
 
-    def gaps(part: Part[Rollouts]) -> Tensor:
+    def gaps(part: Part[Rollouts]) -> tuple[Tensor, Tensor]:
         record = part.record
         logp_RT = other.logprobs(
             record.tokens_BT, part.attention_mask_RT, part.response_mask_RT, temperature=temperature
@@ -30,10 +30,10 @@ def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float) 
         gap_RT = (record.behaviour_logp_BT.to(logp_RT.device) - logp_RT).masked_fill(
             ~record.response_mask_BT.to(logp_RT.device), 0.0
         )
-        return gap_RT.sum(dim=1)
+        return part.index_R, gap_RT.sum(dim=1)
 
     parts = InferenceSize(other.device).each(lambda size: micro_batches(rollouts, tokens=size.tokens), gaps)
     ratio_B = torch.zeros(len(rollouts.tokens_BT))
-    index_B = torch.cat([part.index_R for part, _ in parts]).cpu()
+    index_B = torch.cat([index_R for index_R, _ in parts]).cpu()
     ratio_B[index_B] = torch.cat([gap_R for _, gap_R in parts]).float().cpu()
     return ratio_B

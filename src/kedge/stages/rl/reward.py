@@ -141,18 +141,20 @@ class ModelOnTokens:
     def __init__(self, judge: Judge, settings: ModelSource, counter: FailureCounter, *, ends: frozenset[int]) -> None:
         self.disagreement_B: Tensor | None = None
         one, *others = judge.members
-        self._members = _Members(judge) if others else None
-        scorer = self._members or one
+        scorer = _Members(judge) if others else one
         self._source, self._objective = OnTokens(scorer, settings, counter), objective_index(scorer, settings)
+        self._spread = len(scorer.objectives) + self._objective if others else None
         self._ends, self._end, self._longest = sorted(ends), end_of_turn(one.tokenizer), judge.max_length
         ranges = [member.facts.score_ranges[self._objective] for member in judge.members if member.facts.score_ranges]
         self._seen = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
     def score(self, rollouts: Rollouts) -> Tensor:
-        scores_B = self._source.score(last_tokens(closed(rollouts, ends=self._ends, end=self._end), self._longest))
-        if self._members is not None:
-            self.disagreement_B = self._members.take_spread()[:, self._objective].to(scores_B.device)
-        return scores_B
+        scores_BC = self._source.all_scores(
+            last_tokens(closed(rollouts, ends=self._ends, end=self._end), self._longest)
+        )
+        if self._spread is not None:
+            self.disagreement_B = scores_BC[:, self._spread]
+        return self._source.counted(scores_BC)
 
     def trust_metrics(self, scores_B: Tensor) -> dict[str, float]:
         """Whether its scores can be trusted: disagreement of the members, and scores outside the range of training."""
@@ -166,24 +168,23 @@ class ModelOnTokens:
 
 
 class _Members:
-    """The members of an ensemble as one scorer that keeps how far they were apart until it is asked."""
+    """The members of an ensemble as one scorer, which gives the combined score of each objective, then how far the
+    members were apart on each."""
 
     def __init__(self, judge: Judge) -> None:
         self._ensemble = Ensemble(members=judge.members, combine=judge.combine)
-        self._spread: list[Tensor] = []
 
     @property
     def objectives(self) -> tuple[str, ...]:
         return self._ensemble.objectives
 
+    @property
+    def device(self) -> torch.device:
+        return self._ensemble.device
+
     def score_tokens(self, tokens_BT: Tensor, attention_mask_BT: Tensor, *, normalised: bool = True) -> Tensor:
         scores_MBK = self._ensemble.member_scores(tokens_BT, attention_mask_BT, normalised=normalised)
-        self._spread.append(disagreement(scores_MBK))
-        return combined(scores_MBK, self._ensemble.combine)
-
-    def take_spread(self) -> Tensor:
-        spread_BK, self._spread = torch.cat(self._spread), []
-        return spread_BK
+        return torch.cat([combined(scores_MBK, self._ensemble.combine), disagreement(scores_MBK)], dim=1)
 
 
 def closed(rollouts: Rollouts, *, ends: Sequence[int], end: int) -> Rollouts:

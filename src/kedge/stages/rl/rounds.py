@@ -19,7 +19,7 @@ from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import has_adapters
-from kedge.models.loading.load import load_causal
+from kedge.models.loading.load import DTypeName, load_causal
 from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Passes
@@ -118,14 +118,16 @@ def open_sampler(
 def starting_model(context: Context, model: PreTrainedModel, *, device: str, is_asked_often: bool) -> Reference:
     """The model that the stage starts from, before anything is learnt.
 
-    Beside adapters it is their base. Else it stays in memory where it is asked often, and is read again where not.
+    Beside adapters it is their base. Else it stays in memory where it is asked often, and is read again where not, in
+    the type that `model` computes in: the two differ by what was learnt alone.
     """
     if is_asked_often or has_adapters(model):
         return reference_for(model)
+    dtype: DTypeName = "bfloat16" if model.dtype.itemsize == 2 else "float32"
 
     @contextmanager
     def read_again() -> Generator[OpenReference]:
-        with as_it_is(load_causal(context.input("from"), device=device))() as opened:
+        with as_it_is(load_causal(context.input("from"), dtype=dtype, device=device))() as opened:
             yield opened
 
     return read_again

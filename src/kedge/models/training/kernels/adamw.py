@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kedge.core.batches import send
+from kedge.core.records import send
 
 _BLOCK = 2048
 """Entries of a weight that one program updates."""
