@@ -11,7 +11,7 @@ Shape letters: N tokens of packed rows, D width, S sequences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import getLogger
@@ -39,6 +39,8 @@ _WITHOUT_GRADIENTS = 0.2
 pass of 30 layers and back, and a fifth of it for one without gradients): there graphs would only hold memory."""
 _FEWEST_TOKENS, _FEWEST_SEQUENCES, _SHORTEST = 512, 128, 1024
 """Of a graph. To allow for more sequences and longer ones than there are costs the attention next to nothing."""
+_MOST_PADDING = 1.25
+"""So many times as many tokens a graph that is there may have as rows need, before another one is captured for them."""
 
 
 class Bucket(NamedTuple):
@@ -64,6 +66,22 @@ def bucket_of(tokens: int, sequences: int, longest: int) -> Bucket:
     return Bucket(padded, max(_FEWEST_SEQUENCES, _next_power_of_two(sequences + padding_sequences)), longest)
 
 
+def nearest(buckets: Iterable[Bucket], needed: Bucket) -> Bucket | None:
+    """The smallest bucket that the needed one fits into and that costs at most a quarter more; None if there is none.
+
+    >>> known = [Bucket(4096, 128, 1024), Bucket(8192, 128, 1024)]
+    >>> nearest(known, Bucket(3584, 128, 1024)), nearest(known, Bucket(5120, 128, 1024))
+    (Bucket(tokens=4096, sequences=128, longest=1024), None)
+    """
+    wide = [
+        bucket
+        for bucket in buckets
+        if all(has >= needs for has, needs in zip(bucket, needed, strict=True))
+        and bucket.tokens <= _MOST_PADDING * needed.tokens
+    ]
+    return min(wide, default=None)
+
+
 def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
@@ -78,7 +96,8 @@ class CapturedLayers(nn.Module):
         self._weights = list(self.layers.parameters())
         self._num_weights = sum(weight.numel() for weight in self._weights)
         self._adapted = [module for module in self.layers.modules() if isinstance(module, LoraLinear)]
-        self._graphs: dict[Hashable, _Graphs | None] = {}
+        self._graphs: dict[Hashable, dict[Bucket, _Graphs | None]] = {}
+        """By what they compute, then by size; None where that cannot be captured."""
         self._flat: dict[Hashable, _FlatGradients] = {}
 
     def forward(
@@ -105,10 +124,11 @@ class CapturedLayers(nn.Module):
         if is_large or pool.is_kept_for_backward or pool.has_failed:
             return None
         bucket = bucket_of(hidden_states.shape[1], len(layout.lengths), layout.rows.longest)
-        key = (bucket, hidden_states.requires_grad, torch.is_grad_enabled(), self._identity())
-        if key not in self._graphs:
-            self._graphs[key] = self._captured(bucket, hidden_states, rotation, layout, pool)
-        return self._graphs[key]
+        same = self._graphs.setdefault((hidden_states.requires_grad, torch.is_grad_enabled(), self._identity()), {})
+        near = nearest(same, bucket)
+        if near is None:
+            near, same[bucket] = bucket, self._captured(bucket, hidden_states, rotation, layout, pool, same)
+        return same[near]
 
     def _identity(self) -> Hashable:
         """Where the weights are, which of them learn, which adapters are added and whether something is dropped or
@@ -118,15 +138,22 @@ class CapturedLayers(nn.Module):
         return tuple(places), tuple(learning), tuple(map(attrgetter("active"), self._adapted)), mode
 
     def _captured(
-        self, bucket: Bucket, hidden_states: Tensor, rotation: Rotation, layout: Layout, pool: _Pool
+        self,
+        bucket: Bucket,
+        hidden_states: Tensor,
+        rotation: Rotation,
+        layout: Layout,
+        pool: _Pool,
+        others: Mapping[Bucket, _Graphs | None],
     ) -> _Graphs | None:
+        """`others` compute the same for other sizes."""
         if any(_is_random_or_recomputed(module) for module in self.layers.modules() if module.training):
             return None
         if len({weight.dtype for weight in self._weights if weight.requires_grad}) > 1:
             return None
         try:
             inputs = _inputs(bucket, hidden_states, rotation, layout)
-            return self._capture(inputs, layout, pool)
+            return self._capture(inputs, layout, pool, next(iter(others.values()), None))
         except torch.OutOfMemoryError:
             self._graphs.clear()  # whoever cuts the pass smaller needs their memory
             raise
@@ -135,8 +162,11 @@ class CapturedLayers(nn.Module):
             _log.warning("layers run without CUDA graphs, which is slow: %s", str(error).partition("\n")[0])
             return None
 
-    def _capture(self, inputs: _Inputs, layout: Layout, pool: _Pool) -> _Graphs:
-        """Run the layers once, which compiles their kernels, then capture them; backward too where something learns."""
+    def _capture(self, inputs: _Inputs, layout: Layout, pool: _Pool, other: _Graphs | None) -> _Graphs:
+        """Capture the layers, backward too where something learns.
+
+        The first time they run once before, which compiles their kernels and shows which weights are reached.
+        """
         padded = replace(layout, rows=Spans(ends_S1=inputs.ends_S1, longest=inputs.bucket.longest, is_even=False))
 
         def run() -> Tensor:
@@ -146,9 +176,13 @@ class CapturedLayers(nn.Module):
         forward = torch.cuda.CUDAGraph()
         with _twins(self.layers) as twins:
             learning = [x for x in (inputs.hidden_ND, *twins) if x.requires_grad]
-            with _on(pool.stream):
-                output_ND = run()
-                reached = _reached(output_ND, learning) if output_ND.requires_grad and learning else []
+            if other is None:
+                with _on(pool.stream):
+                    output_ND = run()
+                    reached = _reached(output_ND, learning) if output_ND.requires_grad and learning else []
+            else:
+                known = {id(weight) for weight in other.backward.weights} if other.backward else set[int]()
+                reached = [x for x in learning if x is inputs.hidden_ND or id(twins[x]) in known]
             with _capturing(forward, pool):
                 output_ND = run()
             backward = self._capture_backward(inputs, output_ND, reached, twins, pool) if reached else None
@@ -350,8 +384,8 @@ def _reached(output_ND: Tensor, learning: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def _capturing(graph: torch.cuda.CUDAGraph, pool: _Pool) -> Generator[None]:
-    """What other threads do meanwhile is their affair: by default CUDA would end the capture for it."""
-    with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"):
+    """By default CUDA would end the capture for what other threads do, and for a kernel that is loaded meanwhile."""
+    with torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="relaxed"):
         yield
     pool.graphs.add(graph)
 
