@@ -27,7 +27,7 @@ from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.settings import LoraSettings
 from kedge.models.training.learner import Learner, Objective, Sums
 from kedge.models.training.objectives import imitation
-from kedge.models.training.passes import Cut
+from kedge.models.training.passes import WHOLE_STEP, Cut
 from kedge.models.training.train_step import learning_rate, trained_weights
 from kedge.runs.state import load_state, save_state
 
@@ -276,10 +276,11 @@ def test_a_large_held_out_set_is_in_memory_one_pass_at_a_time() -> None:
         return sums(batch)
 
     learner.objective = replace(learner.objective, sums=counted)
-    expected = learner.measure(list(batches(3, rows=1)))
+    laid_out = list(batches(3, rows=1)(WHOLE_STEP))
+    expected = learner.measure(lambda size: laid_out)
     assert most == 5
     alive.clear()
     most = 0
-    measured = learner.measure(lambda size: batches(3, rows=1))
+    measured = learner.measure(batches(3, rows=1))
     assert measured == expected
     assert (len(alive), most) == (5, 1)

@@ -147,6 +147,15 @@ def test_lora_members_share_a_base_that_stays_as_it_was(run: Run, tmp_path: Path
     assert torch.equal(ensemble.score_tokens(tokens_BT, tokens_BT != 256), scores_MBK.min(dim=0).values)
 
 
+def test_lora_members_in_bfloat16_have_heads_in_float32(run: Run) -> None:
+    folder = run(
+        "data: p.jsonl, heldout: ph.jsonl, members: 2, lora: {rank: 2}, memory: {dtype: bfloat16}",
+        p=toy.pairs(24, 1),
+        ph=toy.pairs(20, 2),
+    )
+    assert len(load_ensemble(folder / "model", dtype="float32").members) == 2
+
+
 def test_frozen_layers_stay_bit_equal_and_the_others_learn(run: Run, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "tiny")
     make_tiny(tmp_path / "tiny", hidden=32, layers=3)

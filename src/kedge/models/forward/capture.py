@@ -127,7 +127,8 @@ class CapturedLayers(nn.Module):
         same = self._graphs.setdefault((hidden_states.requires_grad, torch.is_grad_enabled(), self._identity()), {})
         near = nearest(same, bucket)
         if near is None:
-            near, same[bucket] = bucket, self._captured(bucket, hidden_states, rotation, layout, pool, same)
+            other = next(iter(same.values()), None)
+            near, same[bucket] = bucket, self._captured(bucket, hidden_states, rotation, layout, other)
         return same[near]
 
     def _identity(self) -> Hashable:
@@ -138,22 +139,17 @@ class CapturedLayers(nn.Module):
         return tuple(places), tuple(learning), tuple(map(attrgetter("active"), self._adapted)), mode
 
     def _captured(
-        self,
-        bucket: Bucket,
-        hidden_states: Tensor,
-        rotation: Rotation,
-        layout: Layout,
-        pool: _Pool,
-        others: Mapping[Bucket, _Graphs | None],
+        self, bucket: Bucket, hidden_states: Tensor, rotation: Rotation, layout: Layout, other: _Graphs | None
     ) -> _Graphs | None:
-        """`others` compute the same for other sizes."""
+        """`other` computes the same for another size."""
+        pool = _pool(hidden_states.device)
         if any(_is_random_or_recomputed(module) for module in self.layers.modules() if module.training):
             return None
         if len({weight.dtype for weight in self._weights if weight.requires_grad}) > 1:
             return None
         try:
             inputs = _inputs(bucket, hidden_states, rotation, layout)
-            return self._capture(inputs, layout, pool, next(iter(others.values()), None))
+            return self._capture(inputs, layout, pool, other)
         except torch.OutOfMemoryError:
             self._graphs.clear()  # whoever cuts the pass smaller needs their memory
             raise
@@ -185,18 +181,14 @@ class CapturedLayers(nn.Module):
                 reached = [x for x in learning if x is inputs.hidden_ND or id(twins[x]) in known]
             with _capturing(forward, pool):
                 output_ND = run()
-            backward = self._capture_backward(inputs, output_ND, reached, twins, pool) if reached else None
+            weights: list[Tensor] = [twins[x] for x in reached if x is not inputs.hidden_ND]
+            backward = self._capture_backward(inputs, output_ND, reached, weights, pool) if reached else None
         return _Graphs(inputs=inputs, pool=pool, forward=forward, output_ND=output_ND.detach(), backward=backward)
 
     def _capture_backward(
-        self,
-        inputs: _Inputs,
-        output_ND: Tensor,
-        reached: list[Tensor],
-        twins: Mapping[Tensor, nn.Parameter],
-        pool: _Pool,
+        self, inputs: _Inputs, output_ND: Tensor, reached: list[Tensor], weights: list[Tensor], pool: _Pool
     ) -> _Backward:
-        weights: list[Tensor] = [twins[x] for x in reached if x is not inputs.hidden_ND]
+        """`weights` are those that are `reached`, as the model has them."""
         places = tuple(weight.data_ptr() for weight in weights)
         flat = self._flat.get(places) or _FlatGradients(weights)
         self._flat[places] = flat

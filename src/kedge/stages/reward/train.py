@@ -29,7 +29,7 @@ from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import freeze_lowest, prepare_layers, whole_folder
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.reward.reward_files import build, save
-from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser, head_of, scores
+from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser, scores
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import preference
 from kedge.models.training.passes import Cut, Passes
@@ -143,10 +143,10 @@ def _built(context: Context, settings: RewardSettings, chat_template: str, index
 
 
 def _trained_weights(context: Context, settings: RewardSettings, member: RewardModel) -> TrainedWeights:
-    """The weights of a member that learn; its head is computed in float32."""
+    """The weights of a member that learn; heads, also those of other members on the same base, stay in float32."""
     member.activate()
-    device = pick_device(context.device)
-    return trained_weights(member.model, dtype=dtype_for(settings.memory.dtype, device), head=head_of(member.model))
+    dtype = dtype_for(settings.memory.dtype, pick_device(context.device))
+    return trained_weights(member.model, dtype=dtype, head=cast(Any, member.model).score)
 
 
 def _train_member(
