@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 import kedge.data.encoding.pieces
 from kedge.core.chatml import CHATML
 from kedge.core.errors import ModelError
-from kedge.data.encoding.pieces import TextTokenizer, can_be_cut
+from kedge.data.encoding.pieces import TextTokenizer, id_table
+from kedge.data.encoding.cuts import cutter_for
 from kedge.data.examples import Message
 from kedge.data.template import encode_conversation
 from kedge.data.tokenizer import tokens_with_spans
@@ -62,17 +63,17 @@ def text(seed: int) -> str:
 @pytest.mark.parametrize("split", SPLITS)
 def test_pieces_have_the_tokens_and_places_of_the_whole_text(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = tokenizer(SPLITS[split])
-    assert can_be_cut(fast)
-    monkeypatch.setattr(kedge.data.encoding.pieces, "_MOST_WORDS", 50)  # several generations of words
+    assert cutter_for(fast)
+    monkeypatch.setattr(kedge.data.encoding.pieces, "_MOST_PIECES", 50)  # several generations of words
     tokenise = pickle.loads(pickle.dumps(TextTokenizer(fast, for_many=True)))
-    everything = range(len(fast))
+    everything = id_table(range(len(fast)))
     for seed in range(1000, 1400):
         tokens, spans = tokens_with_spans(fast, text(seed))
         tokenised = tokenise(text(seed))
-        assert tokenised.tokens == tokens
+        assert tokenised.tokens.tolist() == tokens
         assert tokenised.places(everything) == spans
         start, end = sorted(random.Random(seed).choices(range(len(text(seed))), k=2))
-        assert tokenised.mask([(start, end)]) == [start <= at < end for at, _ in spans]
+        assert tokenised.mask([(start, end)]).tolist() == [start <= at < end for at, _ in spans]
 
 
 def test_a_conversation_is_encoded_alike() -> None:
@@ -87,14 +88,14 @@ def test_a_conversation_is_encoded_alike() -> None:
 def test_tokenizers_that_may_join_over_a_cut_read_whole_texts() -> None:
     gpt2 = SPLITS["gpt2"]
     superwords = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\w+ \w+|\s|\S"), "isolated"), _BYTES])
-    assert not can_be_cut(tiny_tokenizer())  # it has no words
-    assert not can_be_cut(tokenizer(_BYTES))
-    assert not can_be_cut(tokenizer(superwords))
-    assert not can_be_cut(tokenizer(gpt2, AddedToken("two words", normalized=False)))
-    assert not can_be_cut(tokenizer(gpt2, AddedToken("<mask>", lstrip=True, normalized=False)))
+    assert not cutter_for(tiny_tokenizer())  # it has no words
+    assert not cutter_for(tokenizer(_BYTES))
+    assert not cutter_for(tokenizer(superwords))
+    assert not cutter_for(tokenizer(gpt2, AddedToken("two words", normalized=False)))
+    assert not cutter_for(tokenizer(gpt2, AddedToken("<mask>", lstrip=True, normalized=False)))
     joined = tokenizer(gpt2, AddedToken("two words", normalized=False))
     tokens, _ = tokens_with_spans(joined, "these two words.")
-    assert TextTokenizer(joined, for_many=True)("these two words.").tokens == tokens
+    assert TextTokenizer(joined, for_many=True)("these two words.").tokens.tolist() == tokens
 
 
 _DROPS_THOUGHTS = (

@@ -46,11 +46,11 @@ class LeftOut:
 
 
 class RowEncoder(Protocol[ItemT_contra]):
-    """From an example to the row that is kept of it, or to the reason why none is. It can be pickled."""
+    """From examples to the row that is kept of each, or to the reason why none is. It can be pickled."""
 
     columns: ClassVar[Columns]
 
-    def __call__(self, item: ItemT_contra, /) -> Mapping[str, Any] | LeftOut: ...
+    def __call__(self, items: Sequence[ItemT_contra], /) -> Sequence[Mapping[str, Any] | LeftOut]: ...
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class EncodedBatch:
 
 
 def encode_batch(encoder: RowEncoder[ItemT], items: Sequence[ItemT]) -> EncodedBatch:
-    results = [encoder(item) for item in items]
+    results = encoder(items)
     rows = [row for row in results if not isinstance(row, LeftOut)]
     return EncodedBatch(
         rows=record_batch(rows, encoder.columns), left_out=[row for row in results if isinstance(row, LeftOut)]

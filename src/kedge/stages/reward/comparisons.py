@@ -112,7 +112,10 @@ class ComparisonEncoder:
         "is_cut": "number",
     }
 
-    def __call__(self, example: Pair | Ranking) -> Mapping[str, Any] | LeftOut:
+    def __call__(self, examples: Sequence[Pair | Ranking]) -> list[Mapping[str, Any] | LeftOut]:
+        return [self._row(example) for example in examples]
+
+    def _row(self, example: Pair | Ranking) -> Mapping[str, Any] | LeftOut:
         is_pair = isinstance(example, Pair)
         answers = (example.chosen, example.rejected) if is_pair else example.answers
         lengths = [self.encoder.length(answer) for answer in answers]

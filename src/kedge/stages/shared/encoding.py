@@ -112,7 +112,7 @@ def refuse_long(
     total = 0
     for item in items:
         total += 1
-        row = encoder(item)
+        (row,) = encoder([item])
         if isinstance(row, LeftOut) and row.reason == TOO_LONG:
             places.append((Path(row.where).name, row.length))
     long = LongPrompts(places=tuple(places), total=total, limit=limit, limit_name="max_length", noun=noun)
