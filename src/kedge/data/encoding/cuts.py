@@ -31,6 +31,7 @@ _GAPS = ("\n", "\n\n", "\n\n\n", " \n", "\n \n", "\t\n", "\r\n", "\r\n\r\n", "  
 """What may stand between a sign and the beginning of a line."""
 _LINE_OPENINGS = ascii_letters + digits + "-*#"
 """Signs that many lines begin with."""
+_CLOSERS = ".,;:!?)"
 _SPACE, _NEW_LINE = ord(" "), ord("\n")
 _HARMLESS_NORMALISERS = {"NFC", "NFD", "NFKC", "NFKD", "Sequence"}
 """They change no sign of ASCII, and join nothing to a space."""
@@ -51,6 +52,7 @@ def _table(*ranges: str) -> NDArray[np.bool_]:
 
 
 _IS_SIGN = _table(*_SIGN_RANGES)
+_IS_LETTER = _table("az", "AZ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Cutter:
     """Before these signs of ASCII the last new line is a piece of its own: so with GPT-2."""
     line_ends: str = ""
     """Before these a piece ends with the new line: Llama 3 takes new lines with the signs before them."""
+    closers: str = ""
+    """Signs of ASCII that no word takes to a letter before them."""
     added: tuple[str, ...] = ()
     """Tokens that are looked for before anything else, and end the words beside them."""
 
@@ -80,6 +84,9 @@ class Cutter:
             alone = alone[_at(_IS_SIGN, codes, alone - 1) | (codes[alone - 1] == _NEW_LINE)]
             marks[alone] = marks[alone + 1] = True
             marks[lines[_at(_of_signs(self.line_ends), codes, lines + 1)] + 1] = True
+        if self.closers:
+            closers = np.flatnonzero(_of_signs(self.closers).take(codes[1:], mode="clip")) + 1
+            marks[closers[_at(_IS_LETTER, codes, closers - 1)]] = True
         if self.added:
             marks[[place for match in _pattern(self.added).finditer(text) for place in match.span()]] = True
         return marks
@@ -137,7 +144,8 @@ def _cutter_for(tokenizer: PreTrainedTokenizerBase, state: dict[str, Any] | None
     added = sorted((str(token["content"]) for token in tokens if not token["normalized"]), key=len, reverse=True)
     has_lines = any("\n" in str(token["content"]) for token in tokens)
     pieces, ends = ("", "") if has_lines else _line_signs(tokenizer)
-    cutter = Cutter(pieces, ends, tuple(added))
+    closers = "".join(sign for sign in _CLOSERS if _is_closer(tokenizer, sign, tokens))
+    cutter = Cutter(pieces, ends, closers, tuple(added))
     return cutter if all(_is_same(tokenizer, cutter, probe) for probe in _PROBES) else None
 
 
@@ -167,7 +175,7 @@ def _words_end_at_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _line_signs(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """The signs before which the last new line is a piece, and of the others those before which it ends one.
 
-    Each is tried behind every sign of ASCII, with what may stand between them.
+    Each is tried behind signs of all sorts, with what may stand between them.
     """
     pieces = "".join(sign for sign in _LINE_OPENINGS if _is_line_cut(tokenizer, sign, Cutter(line_pieces=sign)))
     others = (sign for sign in _LINE_OPENINGS if sign not in pieces)
@@ -175,11 +183,21 @@ def _line_signs(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 
 def _is_line_cut(tokenizer: PreTrainedTokenizerBase, sign: str, cutter: Cutter) -> bool:
+    lefts = _SIGNS if sign in "asZ5-*#" else "aZ5.,'\")/"
     cases = (
-        *(f"q{left}\n{sign}z" for left in _SIGNS),
-        *(f"q{left}\n\n{sign}{right}" for left in _SIGNS for right in "z5."),
-        *(f"q{left}{gap}{sign} z" for left in "a5.-" for gap in _GAPS),
+        *(f"q{left}{gap}{sign}z" for left in lefts for gap in ("\n", "\n\n")),
+        *(f"q{left}{gap}{sign}{right}" for left in "a5." for gap in _GAPS for right in (" z", ".", "5")),
     )
+    return all(_has_cuts(tokenizer, text, cutter.cuts(text).tolist()) for text in cases)
+
+
+def _is_closer(tokenizer: PreTrainedTokenizerBase, sign: str, tokens: list[dict[str, Any]]) -> bool:
+    """Whether a word always ends between a letter and this sign, and no added token goes over that place."""
+    cutter = Cutter(closers=sign)
+    if any(len(cutter.cuts(str(token["content"]))) > 1 for token in tokens):
+        return False
+    rights = (*_SIGNS, "", " ", " z", "  ", "\n", "\n\n", "\nz", "\r\n", "\t")
+    cases = (f"{left}{sign}{right}" for left in ("z", "Z", "qz", " z", "5z", "'s") for right in rights)
     return all(_has_cuts(tokenizer, text, cutter.cuts(text).tolist()) for text in cases)
 
 
