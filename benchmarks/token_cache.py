@@ -25,11 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from kedge.data.examples import Demonstration
@@ -111,18 +111,23 @@ def make_cache(data: str, model: str) -> None:
 
 
 def library_rate(data: str, model: str, rows: int = 2000) -> float:
-    """MB of text a CPU second that the tokenizers library alone does, in one thread, with the first rows as rendered."""
-    from kedge.data.reading import read
+    """MB of text a CPU second that the tokenizers library alone does in one thread, with the first rows as rendered."""
     from kedge.data.template import render
     from kedge.data.tokenizer import load_tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = load_tokenizer(model)
-    examples = list(islice(read(data, kind="demonstrations"), rows))
+    examples = list(islice(conversations(data), rows))
     texts = [render(tokenizer, example.messages, add_generation_prompt=False) for example in examples]
     since = cpu_seconds()
-    tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    cast(Any, tokenizer).backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     return num_bytes_of(examples) / 1e6 / (cpu_seconds() - since)
+
+
+def conversations(data: str) -> Iterator[Demonstration]:
+    from kedge.data.reading import read
+
+    return cast("Iterator[Demonstration]", iter(read(data, kind="demonstrations")))
 
 
 def num_bytes_of(examples: Sequence[Demonstration]) -> int:
@@ -134,11 +139,10 @@ def encode_file(data: str, model: str) -> None:
     from kedge.data.encoding.pieces import TextTokenizer
     from kedge.data.encoding.rows import DemonstrationEncoder
     from kedge.data.encoding.workers import CHUNK_ITEMS, encode_batch
-    from kedge.data.reading import read
     from kedge.data.tokenizer import load_tokenizer
 
     since = cpu_seconds()
-    examples = list(read(data, kind="demonstrations"))
+    examples = list(conversations(data))
     megabytes = num_bytes_of(examples) / 1e6
     rates = {"reading": megabytes / (cpu_seconds() - since)}
     encoder = DemonstrationEncoder(tokenise=TextTokenizer(load_tokenizer(model), for_many=True), max_length=1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from itertools import pairwise
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -12,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 import kedge.data.encoding.pieces
 from kedge.core.chatml import CHATML
 from kedge.core.errors import ModelError
-from kedge.data.encoding.pieces import TextTokenizer, id_table
 from kedge.data.encoding.cuts import cutter_for
+from kedge.data.encoding.pieces import TextTokenizer, id_table
 from kedge.data.examples import Message
 from kedge.data.template import encode_conversation
 from kedge.data.tokenizer import tokens_with_spans
@@ -74,6 +75,53 @@ def test_pieces_have_the_tokens_and_places_of_the_whole_text(split: str, monkeyp
         assert tokenised.places(everything) == spans
         start, end = sorted(random.Random(seed).choices(range(len(text(seed))), k=2))
         assert tokenised.mask([(start, end)]).tolist() == [start <= at < end for at, _ in spans]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_texts_that_are_cut_together_do_not_touch_each_other(split: str) -> None:
+    fast = tokenizer(SPLITS[split])
+    texts = [
+        "",
+        "ends in a space ",
+        " begins with one",
+        "\n",
+        "new line\n",
+        "Next.",
+        "\0",
+        "<|im_end|>",
+        "\n\n",
+        "1. a",
+    ]
+    for tokenised, own in zip(TextTokenizer(fast, for_many=True).many(texts), texts, strict=True):
+        tokens, spans = tokens_with_spans(fast, own)
+        assert tokenised.tokens.tolist() == tokens
+        assert tokenised.places(id_table(range(len(fast)))) == spans
+        assert tokenised.mask([(0, len(own))]).all()
+
+
+def test_text_is_cut_where_a_tokenizer_has_words_and_nowhere_else() -> None:
+    def pieces(split: str | pre_tokenizers.PreTokenizer, text: str) -> list[str]:
+        cutter = cutter_for(tokenizer(SPLITS[split] if isinstance(split, str) else split))
+        assert cutter is not None
+        return [text[start:end] for start, end in pairwise([*cutter.cuts(text).tolist(), len(text)])]
+
+    talk = "<|im_end|>\nIt is.\n\nSo\n1 e.g."
+    opening = ["<|im_end|>"]
+    assert pieces("gpt2", talk) == [*opening, "\n", "It", " is", ".\n", "\n", "So", "\n", "1", " e", ".g", "."]
+    assert pieces("smollm", talk) == [*opening, "\n", "It", " is", ".\n", "\n", "So\n", "1", " e", ".g", "."]
+    assert pieces("llama3", talk) == [*opening, "\n", "It", " is", ".\n\n", "So\n", "1", " e", ".g", "."]
+    assert pieces("o200k", talk) == pieces("llama3", talk)
+    assert pieces("roberta", talk) == [*opening, "\nIt", " is.\n\nSo\n1", " e.g."]
+    words = pre_tokenizers.Split(Regex(r" ?\w+[.]?(\n+\w+)*|\s|\S"), "isolated")
+    joining = pre_tokenizers.Sequence([words, _BYTES])
+    assert pieces(joining, "It is.\nSo, then") == ["It", " is.\nSo", ",", " then"]
+
+
+def test_a_token_over_the_end_of_a_word_is_not_cut() -> None:
+    fast = tokenizer(SPLITS["gpt2"], AddedToken("Mr.", normalized=False), AddedToken("a\nb", normalized=False))
+    tokenise = TextTokenizer(fast, for_many=True)
+    for own in ("Dear Mr. X.", "a\nb a\nc", "<|im_end|>Mr.<|im_end|>"):
+        assert tokenise(own).tokens.tolist() == tokens_with_spans(fast, own)[0]
 
 
 def test_a_conversation_is_encoded_alike() -> None:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +47,7 @@ class TokenisedText(Protocol):
         ...
 
     def places(self, wanted: Mask) -> list[Span]:
-        """The characters of each token whose id is wanted, in order; ids beyond the end of the table are as its last."""
+        """The characters of each token whose id is wanted, in order. `wanted` is a table of ids (`id_table`)."""
         ...
 
 

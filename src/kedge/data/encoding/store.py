@@ -51,10 +51,10 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if not pa.types.is_list(kind):
         return pa.array(values, type=kind)
     offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    if pa.types.is_list(kind.value_type) or not all(isinstance(value, np.ndarray) for value in values):
-        inner = _array(list(chain.from_iterable(values)), kind.value_type)
+    if values and all(isinstance(value, np.ndarray) for value in values):
+        inner = pa.array(np.concatenate(values), type=kind.value_type)
     else:
-        inner = pa.array(np.concatenate([np.empty(0, dtype=kind.value_type.to_pandas_dtype()), *values]), kind.value_type)
+        inner = _array(list(chain.from_iterable(values)), kind.value_type)
     return pa.ListArray.from_arrays(pa.array(offsets), inner, type=kind)
 
 
