@@ -93,14 +93,11 @@ class PiecedText:
     def places(self, wanted: Mask) -> list[Span]:
         indices = np.flatnonzero(wanted.take(self.tokens, mode="clip"))
         pieces = np.searchsorted(self._counts, indices, side="right") - 1
-        columns = (pieces, indices - self._counts[pieces], self._chars[pieces], self._chars[pieces + 1])
+        columns = (pieces, indices - self._counts[pieces], self._chars[pieces])
         spans: list[Span] = []
-        for piece, inside, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-            if self._counts[piece + 1] - self._counts[piece] == 1:
-                spans.append((begin, end))
-            else:
-                start, after = self._spans(piece)[inside]
-                spans.append((begin + start, begin + after))
+        for piece, inside, begin in zip(*(column.tolist() for column in columns), strict=True):
+            start, end = self._spans(piece)[inside]
+            spans.append((begin + start, begin + end))
         return spans
 
     def _spans(self, piece: int) -> list[Span]:
