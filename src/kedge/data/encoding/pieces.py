@@ -1,8 +1,8 @@
 """Text into tokens whose places in the text are known, and the fast way to do that with much text.
 
 Many texts are cut into pieces at once (`kedge.data.encoding.cuts`), and the tokenizer is asked once for the tokens of
-each piece that was not met before. Tokenizers for whose pieces this is not certain read whole texts. The tokenizers
-library spends most of its time on finding the words: on English text this is about ten times as fast.
+each piece that was not met before. Tokenizers for whose pieces this is not certain read whole texts. How much faster
+that is depends on how often pieces come again: docs/speed.md has the figures.
 """
 
 from __future__ import annotations
