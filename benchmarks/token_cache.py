@@ -3,8 +3,15 @@
     python benchmarks/token_cache.py --rows 1000000
 
 For 10,000 and for `--rows` conversations of about 500 tokens, each in a process of its own: how fast the cache is made
-(MB of text a second, by the clock and by the time of all processors), and the peak of anonymous memory (RssAnon: pages
-of mapped files do not count) while it is made, and of a `kedge run` that trains a very small model on it.
+(MB of text a second of the clock, and a CPU second: user and system time of the process and its workers, which other
+load on the machine hardly changes), beside what the tokenizers library alone does with the same text; and the peak of
+anonymous memory (RssAnon: pages of mapped files do not count) while the cache is made, and of a `kedge run` that trains
+a very small model on it.
+
+    python benchmarks/token_cache.py --data conversations.jsonl
+
+only encodes the conversations of a file, in one process: its first pass meets every word for the first time, the
+second none.
 """
 
 from __future__ import annotations
@@ -18,9 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from kedge.data.examples import Demonstration
 
 FEW = 10_000
 _SOUNDS = ("ba", "co", "di", "fu", "ga", "le", "mi", "no", "pra", "quo", "re", "sta", "ti", "un", "ver", "win", "ing")
@@ -83,7 +95,7 @@ def peak_of(process: subprocess.Popen[bytes]) -> tuple[int, int]:
 
 
 def make_cache(data: str, model: str) -> None:
-    """What a stage does before its first step; prints seconds by the clock and of all processors, and tokens a row."""
+    """What a stage does before its first step; prints seconds of the clock and of all processors, and tokens a row."""
     from kedge.data.tokenizer import load_tokenizer
     from kedge.stages.shared.encoding import encode_demonstrations
 
@@ -98,7 +110,55 @@ def make_cache(data: str, model: str) -> None:
     print(json.dumps([len(sequences), num_tokens / len(places), clock, cpu, seconds_a_row]))
 
 
+def library_rate(data: str, model: str, rows: int = 2000) -> float:
+    """MB of text a CPU second that the tokenizers library alone does in one thread, with the first rows as rendered."""
+    from kedge.data.template import render
+    from kedge.data.tokenizer import load_tokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = load_tokenizer(model)
+    examples = list(islice(conversations(data), rows))
+    texts = [render(tokenizer, example.messages, add_generation_prompt=False) for example in examples]
+    since = cpu_seconds()
+    cast(Any, tokenizer).backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return num_bytes_of(examples) / 1e6 / (cpu_seconds() - since)
+
+
+def conversations(data: str) -> Iterator[Demonstration]:
+    from kedge.data.reading import read
+
+    return cast("Iterator[Demonstration]", iter(read(data, kind="demonstrations")))
+
+
+def num_bytes_of(examples: Sequence[Demonstration]) -> int:
+    return sum(len(message.content.encode()) for example in examples for message in example.messages)
+
+
+def encode_file(data: str, model: str) -> None:
+    """Print how fast the conversations of a file are encoded in one process, without reading and writing them."""
+    from kedge.data.encoding.pieces import TextTokenizer
+    from kedge.data.encoding.rows import DemonstrationEncoder
+    from kedge.data.encoding.workers import CHUNK_ITEMS, encode_batch
+    from kedge.data.tokenizer import load_tokenizer
+
+    since = cpu_seconds()
+    examples = list(conversations(data))
+    megabytes = num_bytes_of(examples) / 1e6
+    rates = {"reading": megabytes / (cpu_seconds() - since)}
+    encoder = DemonstrationEncoder(tokenise=TextTokenizer(load_tokenizer(model), for_many=True), max_length=1024)
+    for name in ("encoding, first pass", "encoding, second pass"):
+        since = cpu_seconds()
+        for first in range(0, len(examples), CHUNK_ITEMS):
+            encode_batch(encoder, examples[first : first + CHUNK_ITEMS])
+        rates[name] = megabytes / (cpu_seconds() - since)
+    rates["the tokenizers library alone"] = library_rate(data, model)
+    print(f"{len(examples):,} conversations, {megabytes:.1f} MB of text; MB a CPU second:")
+    for name, rate in rates.items():
+        print(f"{name:>34} {rate:>10,.1f}")
+
+
 def cpu_seconds() -> float:
+    """User and system time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -146,14 +206,17 @@ def measure(folder: Path, rows: int, steps: int) -> dict[str, float]:
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
     command = [sys.executable, "-m", "kedge.cli", "run", "recipe.yaml", "--runs", f"runs-{rows}"]
     training, _ = peak_of(subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL))
+    alone = library_rate(str(data), str(model))
     data.unlink()
     return {
         "conversations": num_rows,
         "tokens a conversation": tokens,
         "text, MB": num_bytes / 1e6,
         "making, s": clock,
-        "making, MB/s": num_bytes / 1e6 / clock,
-        "making, MB/s a core": num_bytes / 1e6 / cpu,
+        "making, CPU s": cpu,
+        "making, MB a second": num_bytes / 1e6 / clock,
+        "making, MB a CPU second": num_bytes / 1e6 / cpu,
+        "the library alone, MB a CPU second": alone,
         "making, RssAnon MiB": making / 2**20,
         "its workers together, RssAnon MiB": workers / 2**20,
         "kedge run, RssAnon MiB": training / 2**20,
@@ -168,9 +231,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="optimiser steps of the training")
     parser.add_argument("--folder", type=Path, help="where data and cache are written (default: a temporary folder)")
     parser.add_argument("--make", nargs=2, metavar=("DATA", "MODEL"), help=argparse.SUPPRESS)
+    parser.add_argument("--data", help="only encode the conversations of this file")
     settings = parser.parse_args()
     if settings.make:
         make_cache(*settings.make)
+        return
+    if settings.data:
+        from kedge.models.loading.resolve import resolve
+
+        encode_file(settings.data, str(resolve(settings.model)))
         return
     with tempfile.TemporaryDirectory(dir=settings.folder) as name:
         write_model(Path(name) / "model", settings.model)

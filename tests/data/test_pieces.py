@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from itertools import pairwise
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -12,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 import kedge.data.encoding.pieces
 from kedge.core.chatml import CHATML
 from kedge.core.errors import ModelError
-from kedge.data.encoding.pieces import TextTokenizer, can_be_cut
+from kedge.data.encoding.cuts import cutter_for
+from kedge.data.encoding.pieces import TextTokenizer, id_table
 from kedge.data.examples import Message
 from kedge.data.template import encode_conversation
 from kedge.data.tokenizer import tokens_with_spans
@@ -62,17 +64,64 @@ def text(seed: int) -> str:
 @pytest.mark.parametrize("split", SPLITS)
 def test_pieces_have_the_tokens_and_places_of_the_whole_text(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = tokenizer(SPLITS[split])
-    assert can_be_cut(fast)
-    monkeypatch.setattr(kedge.data.encoding.pieces, "_MOST_WORDS", 50)  # several generations of words
+    assert cutter_for(fast)
+    monkeypatch.setattr(kedge.data.encoding.pieces, "_MOST_PIECES", 50)  # several generations of words
     tokenise = pickle.loads(pickle.dumps(TextTokenizer(fast, for_many=True)))
-    everything = range(len(fast))
+    everything = id_table(range(len(fast)))
     for seed in range(1000, 1400):
         tokens, spans = tokens_with_spans(fast, text(seed))
         tokenised = tokenise(text(seed))
-        assert tokenised.tokens == tokens
+        assert tokenised.tokens.tolist() == tokens
         assert tokenised.places(everything) == spans
         start, end = sorted(random.Random(seed).choices(range(len(text(seed))), k=2))
-        assert tokenised.mask([(start, end)]) == [start <= at < end for at, _ in spans]
+        assert tokenised.mask([(start, end)]).tolist() == [start <= at < end for at, _ in spans]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_texts_that_are_cut_together_do_not_touch_each_other(split: str) -> None:
+    fast = tokenizer(SPLITS[split])
+    texts = [
+        "",
+        "ends in a space ",
+        " begins with one",
+        "\n",
+        "line\n",
+        "Next.",
+        "\0",
+        "<|im_end|>",
+        "1. a",
+        " the\u0301",
+    ]
+    for tokenised, own in zip(TextTokenizer(fast, for_many=True).many(texts), texts, strict=True):
+        tokens, spans = tokens_with_spans(fast, own)
+        assert tokenised.tokens.tolist() == tokens
+        assert tokenised.places(id_table(range(len(fast)))) == spans
+        assert tokenised.mask([(0, len(own))]).all()
+
+
+def test_text_is_cut_where_a_tokenizer_has_words_and_nowhere_else() -> None:
+    def pieces(split: str | pre_tokenizers.PreTokenizer, text: str) -> list[str]:
+        cutter = cutter_for(tokenizer(SPLITS[split] if isinstance(split, str) else split))
+        assert cutter is not None
+        return [text[start:end] for start, end in pairwise([*cutter.cuts(text).tolist(), len(text)])]
+
+    talk = "<|im_end|>\nIt is.\n\nSo\n1 e.g."
+    opening = ["<|im_end|>"]
+    assert pieces("gpt2", talk) == [*opening, "\n", "It", " is", ".\n", "\n", "So", "\n", "1", " e", ".g", "."]
+    assert pieces("smollm", talk) == [*opening, "\n", "It", " is", ".\n", "\n", "So\n", "1", " e", ".g", "."]
+    assert pieces("llama3", talk) == [*opening, "\n", "It", " is", ".\n\n", "So\n", "1", " e", ".g", "."]
+    assert pieces("o200k", talk) == pieces("llama3", talk)
+    assert pieces("roberta", talk) == [*opening, "\nIt", " is.\n\nSo\n1", " e.g."]
+    words = pre_tokenizers.Split(Regex(r" ?\w+[.]?(\n+\w+)*|\s|\S"), "isolated")
+    joining = pre_tokenizers.Sequence([words, _BYTES])
+    assert pieces(joining, "It is.\nSo, then") == ["It", " is.\nSo", ",", " then"]
+
+
+def test_a_token_over_the_end_of_a_word_is_not_cut() -> None:
+    fast = tokenizer(SPLITS["gpt2"], AddedToken("Mr.", normalized=False), AddedToken("a\nb", normalized=False))
+    tokenise = TextTokenizer(fast, for_many=True)
+    for own in ("Dear Mr. X.", "a\nb a\nc", "<|im_end|>Mr.<|im_end|>"):
+        assert tokenise(own).tokens.tolist() == tokens_with_spans(fast, own)[0]
 
 
 def test_a_conversation_is_encoded_alike() -> None:
@@ -87,14 +136,14 @@ def test_a_conversation_is_encoded_alike() -> None:
 def test_tokenizers_that_may_join_over_a_cut_read_whole_texts() -> None:
     gpt2 = SPLITS["gpt2"]
     superwords = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\w+ \w+|\s|\S"), "isolated"), _BYTES])
-    assert not can_be_cut(tiny_tokenizer())  # it has no words
-    assert not can_be_cut(tokenizer(_BYTES))
-    assert not can_be_cut(tokenizer(superwords))
-    assert not can_be_cut(tokenizer(gpt2, AddedToken("two words", normalized=False)))
-    assert not can_be_cut(tokenizer(gpt2, AddedToken("<mask>", lstrip=True, normalized=False)))
+    assert not cutter_for(tiny_tokenizer())  # it has no words
+    assert not cutter_for(tokenizer(_BYTES))
+    assert not cutter_for(tokenizer(superwords))
+    assert not cutter_for(tokenizer(gpt2, AddedToken("two words", normalized=False)))
+    assert not cutter_for(tokenizer(gpt2, AddedToken("<mask>", lstrip=True, normalized=False)))
     joined = tokenizer(gpt2, AddedToken("two words", normalized=False))
     tokens, _ = tokens_with_spans(joined, "these two words.")
-    assert TextTokenizer(joined, for_many=True)("these two words.").tokens == tokens
+    assert TextTokenizer(joined, for_many=True)("these two words.").tokens.tolist() == tokens
 
 
 _DROPS_THOUGHTS = (

@@ -132,7 +132,7 @@ def preferences(answers: Answers, scores_MN: Tensor, encoder: Encoder) -> list[S
     found: list[ScoredPair] = []
     for example, own in answers.by_example():
         texts = [answer for _, answer in answers_of(example)]
-        lengths = [encoder.length(answer) for answer in texts]
+        lengths = encoder.lengths(texts)
         scores_AM: list[list[float]] = scores_MN[:, own].T.tolist()
         for better, worse in _strict(example):
             found.append(

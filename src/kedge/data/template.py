@@ -7,7 +7,7 @@ conversation and checking that each is a prefix of the whole. The whole text is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -21,7 +21,7 @@ from kedge.core.chatml import CHATML
 from kedge.core.errors import DataError, ModelError
 from kedge.core.files import hash_json
 from kedge.core.suggest import did_you_mean
-from kedge.data.encoding.pieces import TextTokenizer
+from kedge.data.encoding.pieces import Mask, TextTokenizer, TokenisedText, Tokens
 from kedge.data.examples import Message, Messages
 from kedge.data.tokenizer import Span, render_template, special_ids, tokens_of
 
@@ -48,6 +48,14 @@ class Encoded:
 
     tokens: list[int]
     assistant_mask: list[bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncodedArrays:
+    """The same as arrays, as they are written to a table."""
+
+    tokens: Tokens
+    assistant_mask: Mask
 
 
 def apply_template(tokenizer: PreTrainedTokenizerBase, name_or_path: str) -> PreTrainedTokenizerBase:
@@ -109,21 +117,53 @@ def encode_conversation(
     for many conversations in a row: it knows what the tokenizer said of earlier ones.
     """
     tokenise = TextTokenizer(tokenizer) if tokenise is None else tokenise
-    text, marks = _render_marked(tokenizer, messages, add_generation_prompt=False)
-    _check_contents(text, messages)
-    tokenised = tokenise(text)
+    (encoded,) = encode_conversations(tokenise, [(messages, trained_from)])
+    return Encoded(tokens=encoded.tokens.tolist(), assistant_mask=encoded.assistant_mask.tolist())
+
+
+def encode_conversations(
+    tokenise: TextTokenizer, conversations: Sequence[tuple[Messages, int]]
+) -> Iterator[EncodedArrays]:
+    """Many conversations, each with the message that it is `trained_from`, as `encode_conversation` encodes one.
+
+    An error comes in the place of the conversation that has it.
+    """
+    rendered: list[tuple[str, list[Span] | None]] = []
+    problem: Exception | None = None
+    for messages, _ in conversations:
+        try:
+            text, marks = _render_marked(tokenise.tokenizer, messages, add_generation_prompt=False)
+            _check_contents(text, messages)
+        except Exception as error:  # what is wrong with a conversation before it comes first
+            problem = error
+            break
+        rendered.append((text, marks))
+    texts = tokenise.many([text for text, _ in rendered])
+    for (messages, trained_from), (text, marks), tokenised in zip(conversations, rendered, texts, strict=False):
+        trained = _trained_spans(tokenise, messages, trained_from, text, marks, tokenised)
+        # A token that starts before the turn is partly the prompt's, and the prompt is not trained.
+        yield EncodedArrays(tokens=tokenised.tokens, assistant_mask=tokenised.mask(trained))
+    if problem is not None:
+        raise problem
+
+
+def _trained_spans(
+    tokenise: TextTokenizer,
+    messages: Messages,
+    trained_from: int,
+    text: str,
+    marks: list[Span] | None,
+    tokenised: TokenisedText,
+) -> list[Span]:
+    if messages[0].role == "text":
+        return [(0, len(text))]
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
     learnt = [turn for turn in turns if turn >= trained_from and messages[turn].is_trained]
-    if messages[0].role == "text":
-        trained = [(0, len(text))]
-    elif marks is None:
-        stops = tokenised.places(tokenise.control)
-        scaffold = _scaffold(tokenise, messages, text)
-        trained = [_turn_span(tokenizer, messages, turn, text, stops, scaffold) for turn in learnt]
-    else:
-        trained = _marks_of(marks, turns, learnt)
-    # A token that starts before the turn is partly the prompt's, and the prompt is not trained.
-    return Encoded(tokens=tokenised.tokens, assistant_mask=tokenised.mask(trained))
+    if marks is not None:
+        return _marks_of(marks, turns, learnt)
+    stops = tokenised.places(tokenise.is_control)
+    scaffold = _scaffold(tokenise, messages, text)
+    return [_turn_span(tokenise.tokenizer, messages, turn, text, stops, scaffold) for turn in learnt]
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

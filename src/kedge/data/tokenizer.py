@@ -23,7 +23,7 @@ from kedge.core.files import hash_json
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Span = tuple[int, int]
-BackendEncode = Callable[[list[str]], list[tuple[list[int], list[Span]]]]
+BackendEncode = Callable[[list[str]], list[list[int]]]
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
@@ -75,23 +75,23 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def backend_encoder(tokenizer: PreTrainedTokenizerBase) -> BackendEncode:
-    """A function that tokenises many short texts at once, as `tokens_with_spans` does one.
+    """A function that tokenises many short texts at once, as `tokens_of` does one.
 
     It asks the tokenizers library itself: transformers takes longer to prepare a call than a word takes.
     """
     tokenizer("", add_special_tokens=False)  # switches off the cutting and padding that a tokenizer.json may ask for
     backend: Any = cast(PreTrainedTokenizerFast, tokenizer).backend_tokenizer
 
-    def encode(texts: list[str]) -> list[tuple[list[int], list[Span]]]:
-        return [(row.ids, row.offsets) for row in backend.encode_batch(texts, add_special_tokens=False)]
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [row.ids for row in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     return encode
 
 
-def word_starts(tokenizer: PreTrainedTokenizerBase, text: str) -> set[int]:
-    """Where the tokenizer cuts a text before it looks for tokens."""
+def words_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[tuple[str, Span]]:
+    """The words into which the tokenizer cuts a text before it looks for tokens, and where they are."""
     backend: Any = cast(PreTrainedTokenizerFast, tokenizer).backend_tokenizer
-    return {start for _, (start, _) in backend.pre_tokenizer.pre_tokenize_str(text)}
+    return backend.pre_tokenizer.pre_tokenize_str(text)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

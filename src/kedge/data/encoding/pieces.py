@@ -1,138 +1,158 @@
 """Text into tokens whose places in the text are known, and the fast way to do that with much text.
 
-A byte-level BPE tokenizer cuts text into words before it looks for tokens, and never joins tokens over such a cut. Text
-is cut here at places that are certain to be among its cuts, before a single space between two signs, and the tokens of
-each piece are asked of the tokenizer once. Tokenizers of which this is not certain read the whole text.
-The tokenizers library spends most of its time on finding the words: on English text this is about ten times as fast.
+Many texts are cut into pieces at once (`kedge.data.encoding.cuts`), and the tokenizer is asked once for the tokens of
+each piece that was not met before. Tokenizers for whose pieces this is not certain read whole texts. How much faster
+that is depends on how often pieces come again: docs/speed.md has the figures.
 """
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kedge.core.files import hash_json
-from kedge.data.tokenizer import (
-    BackendEncode,
-    Span,
-    backend_encoder,
-    backend_state,
-    special_ids,
-    tokens_with_spans,
-    word_starts,
-)
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kedge.data.encoding.cuts import Cutter, Places, codes_of, cutter_for
+from kedge.data.tokenizer import BackendEncode, Span, backend_encoder, special_ids, tokens_with_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SIGN = "[!-~\u00a1-\u024f\u0370-\u04ff\u2010-\u2027\u2030-\u205e\u4e00-\u9fff]"
-"""Signs that nobody takes for space."""
-_CUT = re.compile(rf" (?<={_SIGN} )(?={_SIGN})")
-"""The space that a piece begins with: a single one between two signs. No pattern of a byte-level tokenizer matches over
-the place before it, and none looks over it either."""
-_MOST_WORDS = 120_000
-"""Pieces of a generation that are remembered; one that was not met in the last two is forgotten. About 40 MB each."""
-_LONGEST_WORD = 64
+Tokens = NDArray[np.int32]
+Mask = NDArray[np.bool_]
+
+_MOST_PIECES = 120_000
+"""Pieces of a generation that are remembered; one that was not met in the last two is forgotten. About 30 MB each."""
+_MOST_TOKENS = 20 * _MOST_PIECES
+"""Tokens of a generation, those of pieces that are not remembered among them."""
+_LONGEST_PIECE = 64
 """Characters of a piece that may come again; longer ones are not remembered."""
-_HARMLESS_NORMALISERS = {"NFC", "NFD", "NFKC", "NFKD", "Sequence"}
-"""They change no sign of ASCII, and join nothing to a space."""
-_PROBES = (
-    "It is, as they say: a test. Isn't it? I'd say so; you'll see! We've e.g. 1,234.5 of 42 (x.y) things.",
-    "<b>Tabs\tand  two spaces .\n\nNew lines, \r\n and ... dots. Yes!! No?! a.b,c;d:e!f?g 'quoted' \"text\" end.",
-    "Na\u00efve caf\u00e9s \u2014 \u201cquotes\u201d, e\u0301, \u4f60\u597d, \U0001f642 yes. f(x): x+1; CamelCase",
-)
+_BETWEEN = "\0"
+"""Stands between two texts: no sign, so that none of them looks over its end."""
 
 
 class TokenisedText(Protocol):
     """The tokens of a text; each begins at one of its characters, and several may share one."""
 
     @property
-    def tokens(self) -> list[int]: ...
+    def tokens(self) -> Tokens: ...
 
-    def mask(self, spans: Sequence[Span]) -> list[bool]:
+    def mask(self, spans: Sequence[Span]) -> Mask:
         """True for the tokens that begin inside one of these parts of the text, which are in order."""
         ...
 
-    def places(self, ids: Collection[int]) -> list[Span]:
-        """The characters of each token that is one of `ids`, in order."""
+    def places(self, wanted: Mask) -> list[Span]:
+        """The characters of each token whose id is wanted, in order. `wanted` is a table of ids (`id_table`)."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WholeText:
     """As the tokenizer itself says it."""
 
-    tokens: list[int]
+    tokens: Tokens
     spans: list[Span]
 
-    def mask(self, spans: Sequence[Span]) -> list[bool]:
-        return [any(start <= at < end for start, end in spans) for at, _ in self.spans]
+    def mask(self, spans: Sequence[Span]) -> Mask:
+        return np.array([any(start <= at < end for start, end in spans) for at, _ in self.spans], dtype=np.bool_)
 
-    def places(self, ids: Collection[int]) -> list[Span]:
-        return [span for token, span in zip(self.tokens, self.spans, strict=True) if token in ids]
-
-
-class Piece(NamedTuple):
-    """The tokens of a piece of text, where in it each of them begins and ends, and its length."""
-
-    tokens: tuple[int, ...]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    length: int
+    def places(self, wanted: Mask) -> list[Span]:
+        return [self.spans[index] for index in np.flatnonzero(wanted.take(self.tokens, mode="clip")).tolist()]
 
 
 class PiecedText:
-    """Put together from pieces; places are looked up piece by piece, since few of them are asked for."""
+    """Put together from pieces; what is inside of a piece is asked of the tokenizer, since that is rarely wanted.
 
-    def __init__(self, pieces: list[Piece]) -> None:
-        self._pieces = pieces
-        tokens_of_pieces = [piece.tokens for piece in pieces]
-        self._tokens: list[int] = list(chain.from_iterable(tokens_of_pieces))
-        self._chars = list(accumulate([piece.length for piece in pieces], initial=0))
-        self._counts = list(accumulate(map(len, tokens_of_pieces), initial=0))
+    `chars` and `counts` have where each piece begins, in characters of the text and in tokens, and where the last ends.
+    """
 
-    @property
-    def tokens(self) -> list[int]:
-        return self._tokens
+    def __init__(self, text: str, tokens: Tokens, chars: Places, counts: Places, tokenise: TextTokenizer) -> None:
+        self._text = text
+        self.tokens = tokens
+        self._chars = chars
+        self._counts = counts
+        self._tokenise = tokenise
 
-    def mask(self, spans: Sequence[Span]) -> list[bool]:
-        mask = [False] * len(self._tokens)
-        for start, end in spans:
-            first, after = self._num_before(start), self._num_before(end)
-            mask[first:after] = [True] * (after - first)
+    def mask(self, spans: Sequence[Span]) -> Mask:
+        mask = np.zeros(len(self.tokens), dtype=np.bool_)
+        bounds = np.array(spans, dtype=np.int64).reshape(-1)
+        pieces = np.searchsorted(self._chars, bounds, side="right") - 1
+        firsts = self._counts[pieces].tolist()
+        for at, inside in enumerate((bounds - self._chars[pieces]).tolist()):
+            if inside:  # the tokens of the piece that begin before it
+                firsts[at] += bisect_left(self._spans(int(pieces[at])), (inside,))
+        for first, after in zip(firsts[::2], firsts[1::2], strict=True):
+            mask[first:after] = True
         return mask
 
-    def places(self, ids: Collection[int]) -> list[Span]:
-        return [self._span(index) for index, token in enumerate(self._tokens) if token in ids]
+    def places(self, wanted: Mask) -> list[Span]:
+        indices = np.flatnonzero(wanted.take(self.tokens, mode="clip"))
+        pieces = np.searchsorted(self._counts, indices, side="right") - 1
+        columns = (pieces, indices - self._counts[pieces], self._chars[pieces])
+        spans: list[Span] = []
+        for piece, inside, begin in zip(*(column.tolist() for column in columns), strict=True):
+            start, end = self._spans(piece)[inside]
+            spans.append((begin + start, begin + end))
+        return spans
 
-    def _num_before(self, char: int) -> int:
-        """How many tokens begin before this character."""
-        at = bisect_right(self._chars, char) - 1
-        if at >= len(self._pieces):
-            return len(self._tokens)
-        return self._counts[at] + bisect_left(self._pieces[at].starts, char - self._chars[at])
+    def _spans(self, piece: int) -> list[Span]:
+        """The characters of the tokens of a piece, as counted from its own beginning."""
+        return self._tokenise.spans(self._text[int(self._chars[piece]) : int(self._chars[piece + 1])])
 
-    def _span(self, index: int) -> Span:
-        at = bisect_right(self._counts, index) - 1
-        piece, own, offset = self._pieces[at], index - self._counts[at], self._chars[at]
-        return offset + piece.starts[own], offset + piece.ends[own]
+
+class _PieceMemory:
+    """The tokens of pieces, one after the other; a piece is known by its number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self._num_pieces = self._num_tokens = 0
+        self.starts: Places = np.zeros(1024, dtype=np.int64)
+        """Where the tokens of a piece begin among all, and with the next number where they end."""
+        self.tokens: Tokens = np.zeros(4096, dtype=np.int32)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.numbers) > _MOST_PIECES or self._num_tokens > _MOST_TOKENS
+
+    def tokens_of(self, number: int) -> list[int]:
+        return self.tokens[self.starts[number] : self.starts[number + 1]].tolist()
+
+    def add(self, pieces: Sequence[str], tokens: Sequence[Sequence[int]]) -> range:
+        """Put pieces in and return their numbers; those that will not come again are not remembered by their text."""
+        first, start = self._num_pieces, self._num_tokens
+        ends = start + np.cumsum([len(row) for row in tokens], dtype=np.int64)
+        self._num_pieces, self._num_tokens = first + len(pieces), int(ends[-1])
+        self.starts = _with_room(self.starts, self._num_pieces + 1)
+        self.starts[first + 1 : self._num_pieces + 1] = ends
+        self.tokens = _with_room(self.tokens, self._num_tokens)
+        self.tokens[start : self._num_tokens] = list(chain.from_iterable(tokens))
+        numbers = range(first, self._num_pieces)
+        pairs = zip(pieces, numbers, strict=True)
+        self.numbers.update(pair for pair in pairs if len(pair[0]) <= _LONGEST_PIECE)
+        return numbers
+
+
+def _with_room(array: NDArray[Any], size: int) -> NDArray[Any]:
+    if size <= len(array):
+        return array
+    return np.concatenate([array, np.zeros(max(size, 2 * len(array)) - len(array), dtype=array.dtype)])
 
 
 class TextTokenizer:
     """Tokenises text; one that is `for_many` texts does it fast. Pickled without what it remembers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, for_many: bool = False) -> None:
-        is_cutting = for_many and can_be_cut(tokenizer)
         self.__setstate__(
             {
                 "tokenizer": tokenizer,
                 "control": special_ids(tokenizer),
                 "is_for_many": for_many,
-                "is_cutting": is_cutting,
+                "cutter": cutter_for(tokenizer) if for_many else None,
             }
         )
 
@@ -141,104 +161,110 @@ class TextTokenizer:
             "tokenizer": self.tokenizer,
             "control": self.control,
             "is_for_many": self.is_for_many,
-            "is_cutting": self._encode is not None,
+            "cutter": self._cutter,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.tokenizer: PreTrainedTokenizerBase = state["tokenizer"]
         self.control: frozenset[int] = state["control"]
-        self._encode = backend_encoder(self.tokenizer) if state["is_cutting"] else None
+        self.is_control = id_table(self.control)
         self.is_for_many: bool = state["is_for_many"]
+        self._cutter: Cutter | None = state["cutter"]
+        self._encode: BackendEncode = backend_encoder(self.tokenizer) if self._cutter is not None else _no_encode
         self.memory: dict[Any, Any] = {}
         """For what a template does with every conversation alike."""
-        self._words: dict[str, Piece] = {}
-        self._older: dict[str, Piece] = {}
+        self._pieces, self._older = _PieceMemory(), _PieceMemory()
+        self._spans: dict[str, list[Span]] = {}
 
     def __call__(self, text: str) -> TokenisedText:
-        if self._encode is None:
-            return WholeText(*tokens_with_spans(self.tokenizer, text))
-        # A piece has its space in front, but for the first, which is marked so that it is not taken for another.
-        first, *rest = cast("list[str]", _CUT.split(text))
-        words = [f"\0{first}", *rest]
-        pieces = list(map(self._words.get, words))
-        if None in pieces:
-            self._fill(pieces, words, self._encode)
-        return PiecedText(cast("list[Piece]", pieces))
+        return self.many([text])[0]
 
-    def _fill(self, pieces: list[Piece | None], words: list[str], encode: BackendEncode) -> None:
-        """Put in the pieces of words that are not remembered from this generation."""
-        if len(self._words) > _MOST_WORDS:
-            self._older, self._words = self._words, {}
-        places = [place for place, piece in enumerate(pieces) if piece is None]
-        fresh = {word: self._older.get(word) for word in dict.fromkeys(words[place] for place in places)}
-        unknown = [word for word, piece in fresh.items() if piece is None]
-        texts = [word[1:] if word[:1] == "\0" else f" {word}" for word in unknown]
-        for word, text, (ids, spans) in zip(unknown, texts, encode(texts), strict=True):
-            starts, ends = tuple(start for start, _ in spans), tuple(end for _, end in spans)
-            fresh[word] = Piece(tuple(ids), starts, ends, len(text))
-        for place in places:
-            pieces[place] = fresh[words[place]]
-        self._words.update(
-            (word, piece) for word, piece in fresh.items() if piece is not None and len(word) <= _LONGEST_WORD
-        )
+    def many(self, texts: Sequence[str]) -> Sequence[TokenisedText]:
+        """All texts at once: most of the time goes to looking words up, and they share them."""
+        if self._cutter is None:
+            return [_whole(self.tokenizer, text) for text in texts]
+        if self._pieces.is_full:
+            self._older, self._pieces = self._pieces, _PieceMemory()
+        joined = _BETWEEN.join(("", *texts, ""))
+        lengths = np.array([len(text) for text in texts], dtype=np.int64)
+        ends = np.cumsum(lengths + 1)
+        begins = ends - lengths
+        codes = codes_of(joined)
+        marks = self._cutter.marks(joined, codes)
+        marks[begins] = marks[ends] = True
+        bounds = np.flatnonzero(marks)
+        tokens, counts = self._tokens_at(_pieces(joined, codes, bounds))
+        firsts, lasts = np.searchsorted(bounds, begins).tolist(), np.searchsorted(bounds, ends).tolist()
+        return [
+            PiecedText(
+                text,
+                tokens[counts[first] : counts[last]],
+                bounds[first : last + 1] - bounds[first],
+                counts[first : last + 1] - counts[first],
+                self,
+            )
+            for text, first, last in zip(texts, firsts, lasts, strict=True)
+        ]
 
+    def _tokens_at(self, pieces: pa.Array) -> tuple[Tokens, Places]:
+        """The tokens of all pieces, and how many are before each piece and after the last."""
+        encoded = pieces.dictionary_encode()
+        numbers = self._numbers(encoded.dictionary.to_pylist())[encoded.indices.to_numpy(zero_copy_only=False)]
+        starts = self._pieces.starts[numbers]
+        lengths = self._pieces.starts[numbers + 1] - starts
+        counts = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.repeat(starts - counts[:-1], lengths) + np.arange(counts[-1])
+        return self._pieces.tokens[places], counts
 
-def can_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokens of a text are those of its pieces: a byte-level BPE tokenizer whose words end at the cuts."""
-    state = backend_state(tokenizer)
-    key = hash_json(state)
-    if key not in _verdicts:
-        _verdicts[key] = _can_be_cut(tokenizer, state)
-    return _verdicts[key]
+    def _numbers(self, pieces: list[str]) -> Places:
+        """The numbers of different pieces; those that are not known are asked for."""
+        numbers: list[int | None] = list(map(self._pieces.numbers.get, pieces))
+        places = [place for place, number in enumerate(numbers) if number is None]
+        if places:
+            fresh = [pieces[place] for place in places]
+            older = list(map(self._older.numbers.get, fresh))
+            unknown = iter(self._encode([piece for piece, number in zip(fresh, older, strict=True) if number is None]))
+            rows = [next(unknown) if number is None else self._older.tokens_of(number) for number in older]
+            for place, number in zip(places, self._pieces.add(fresh, rows), strict=True):
+                numbers[place] = number
+        return np.array(numbers, dtype=np.int64)
 
-
-_verdicts: dict[str, bool] = {}
-"""By the hash of how a tokenizer works: to find out takes a second with a large vocabulary."""
-
-
-def _can_be_cut(tokenizer: PreTrainedTokenizerBase, state: dict[str, Any] | None) -> bool:
-    if state is None or state["model"]["type"] != "BPE" or state["model"].get("dropout"):
-        return False
-    if "ByteLevel" not in _types(state["pre_tokenizer"]) or _types(state["normalizer"]) - _HARMLESS_NORMALISERS:
-        return False
-    if any(_is_cut_through(token) for token in state["added_tokens"]):
-        return False
-    return _words_end_at_cuts(tokenizer) and all(_is_same(tokenizer, probe) for probe in _PROBES)
-
-
-def _types(part: dict[str, Any] | None) -> set[str]:
-    """The types of a part of the tokenizer and of the parts that it is a sequence of."""
-    if part is None:
-        return set()
-    inner: list[dict[str, Any]] = [*part.get("pretokenizers", ()), *part.get("normalizers", ())]
-    return {str(part["type"])}.union(*(_types(step) for step in inner))
-
-
-def _is_cut_through(token: dict[str, Any]) -> bool:
-    """Whether a cut could go through this added token, or through the spaces that it swallows beside it."""
-    text = str(token["content"])
-    is_greedy = any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word"))
-    return is_greedy or _CUT.search(text) is not None
+    def spans(self, piece: str) -> list[Span]:
+        """The characters of each token of a piece."""
+        if piece not in self._spans:
+            if len(self._spans) > _MOST_PIECES // 10:
+                self._spans.clear()
+            self._spans[piece] = tokens_with_spans(self.tokenizer, piece)[1]
+        return self._spans[piece]
 
 
-def _words_end_at_cuts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Every sign of ASCII is tried on both sides of a cut: a word must begin there."""
-    signs = [chr(code) for code in range(ord("!"), ord("~") + 1)]
-    cases = [
-        *((f"q{left}", f" {right}z") for left in signs for right in "aZ5.(\"<'"),
-        *((f"q{left}", f" {right}z") for left in "aZ5.)\">'" for right in signs),
-    ]
-    return all(len(left) in word_starts(tokenizer, left + right) for left, right in cases)
+def id_table(ids: Iterable[int]) -> Mask:
+    """True at these ids; the last place is always False."""
+    places = sorted(ids)
+    table = np.zeros(max(places, default=-1) + 2, dtype=np.bool_)
+    table[places] = True
+    return table
 
 
-def _is_same(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    tokens: list[int] = []
-    spans: list[Span] = []
-    at = 0
-    for number, word in enumerate(cast("list[str]", _CUT.split(text))):
-        piece = f" {word}" if number else word
-        own_tokens, own_spans = tokens_with_spans(tokenizer, piece)
-        tokens += own_tokens
-        spans += [(at + start, at + end) for start, end in own_spans]
-        at += len(piece)
-    return (tokens, spans) == tokens_with_spans(tokenizer, text)
+def _whole(tokenizer: PreTrainedTokenizerBase, text: str) -> WholeText:
+    tokens, spans = tokens_with_spans(tokenizer, text)
+    return WholeText(np.array(tokens, dtype=np.int32), spans)
+
+
+def _no_encode(_: list[str]) -> list[list[int]]:
+    raise RuntimeError("this tokenizer reads whole texts")
+
+
+def _pieces(text: str, codes: NDArray[np.uint32], bounds: Places) -> pa.Array:
+    """The pieces of a text as an array of texts that shares its bytes."""
+    encoded = text.encode()
+    if len(encoded) == len(text):
+        offsets = bounds
+    else:
+        widths = np.ones(len(codes) + 1, dtype=np.int64)
+        widths[0] = 0
+        for first in (0x80, 0x800, 0x10000):
+            widths[1:] += codes >= first
+        offsets = np.cumsum(widths)[bounds]
+    buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(encoded)]
+    return pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)

@@ -5,10 +5,11 @@ They run in the processes that fill the cache, and stand here by themselves so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import orjson
 
 from kedge.core.errors import DataError
@@ -19,7 +20,7 @@ from kedge.data.encoding.workers import LeftOut
 from kedge.data.examples import Demonstration, Message, Messages, Origin, Pair, Prompt, Thumb
 from kedge.data.long_prompts import prompt_before
 from kedge.data.reading import prompt_key
-from kedge.data.template import Encoded, encode_conversation, render
+from kedge.data.template import EncodedArrays, encode_conversations, render
 from kedge.data.writing import encode as as_json
 
 TOO_LONG, IDENTICAL = "too_long", "identical"
@@ -71,7 +72,8 @@ def shortened(
 
     It is left out where cutting is not asked for, or not enough.
     """
-    length = len(encode_conversation(tokenise.tokenizer, messages, tokenise=tokenise).tokens)
+    (encoded,) = encode_conversations(tokenise, [(messages, 0)])
+    length = len(encoded.tokens)
     if length <= max_length or (too_long == "cut" and len(messages) == 1):  # plain text has no prompt: it is cut itself
         return messages
     prompt, answer = messages[:-1], messages[-1:]
@@ -91,8 +93,11 @@ class DemonstrationEncoder:
 
     columns: ClassVar[Columns] = {"tokens": "tokens", "counted": "mask", "num_counted": "number", "is_cut": "number"}
 
-    def __call__(self, example: Demonstration) -> Mapping[str, Any] | LeftOut:
-        encoded = encode_conversation(self.tokenise.tokenizer, example.messages, tokenise=self.tokenise)
+    def __call__(self, examples: Sequence[Demonstration]) -> list[Mapping[str, Any] | LeftOut]:
+        encoded = encode_conversations(self.tokenise, [(example.messages, 0) for example in examples])
+        return [self._row(example, conversation) for example, conversation in zip(examples, encoded, strict=True)]
+
+    def _row(self, example: Demonstration, encoded: EncodedArrays) -> Mapping[str, Any] | LeftOut:
         is_cut = len(encoded.tokens) > self.max_length
         if is_cut:
             messages = shortened(
@@ -100,9 +105,9 @@ class DemonstrationEncoder:
             )
             if isinstance(messages, LeftOut):
                 return messages
-            encoded = encode_conversation(self.tokenise.tokenizer, messages, tokenise=self.tokenise)
+            (encoded,) = encode_conversations(self.tokenise, [(messages, 0)])
         tokens, mask = encoded.tokens[-self.max_length :], encoded.assistant_mask[-self.max_length :]
-        return {"tokens": tokens, "counted": mask, "num_counted": sum(mask), "is_cut": int(is_cut)}
+        return {"tokens": tokens, "counted": mask, "num_counted": int(mask.sum()), "is_cut": int(is_cut)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +130,13 @@ class PreferenceEncoder:
         "is_cut": "number",
     }
 
-    def __call__(self, example: Pair | Thumb) -> Mapping[str, Any] | LeftOut:
-        is_thumb = isinstance(example, Thumb)
-        answers = (example.answer,) if is_thumb else (example.chosen, example.rejected)
-        prompt, origin = example.prompt, example.origin
-        encoded = [self._encode(prompt, answer, str(origin)) for answer in answers]
+    def __call__(self, examples: Sequence[Pair | Thumb]) -> list[Mapping[str, Any] | LeftOut]:
+        encoded = self._encode((example.prompt, answer) for example in examples for answer in _judged(example))
+        return [self._row(example, [next(encoded) for _ in _judged(example)]) for example in examples]
+
+    def _row(self, example: Pair | Thumb, encoded: list[EncodedArrays]) -> Mapping[str, Any] | LeftOut:
+        prompt, answers, origin = example.prompt, _judged(example), example.origin
+        _refuse_untrained(encoded, origin)
         longest = max(len(answer.tokens) for answer in encoded)
         is_cut = longest > self.max_length
         if is_cut:
@@ -137,13 +144,14 @@ class PreferenceEncoder:
             if shorter is None:
                 return LeftOut(TOO_LONG, str(origin), longest)
             prompt = shorter
-            encoded = [self._encode(prompt, answer, str(origin)) for answer in answers]
-        if len(encoded) == 2 and encoded[0].tokens == encoded[1].tokens:
+            encoded = list(self._encode((prompt, answer) for answer in answers))
+            _refuse_untrained(encoded, origin)
+        if len(encoded) == 2 and np.array_equal(encoded[0].tokens, encoded[1].tokens):
             return LeftOut(IDENTICAL, str(example.origin))
         return {
             "tokens": [answer.tokens for answer in encoded],
             "counted": [answer.assistant_mask for answer in encoded],
-            "is_good": [example.is_good] if is_thumb else [True, False],
+            "is_good": [example.is_good] if isinstance(example, Thumb) else [True, False],
             "prompt_key": prompt_key(example),
             "prompt": messages_as_text(prompt),
             "is_cut": int(is_cut),
@@ -155,13 +163,17 @@ class PreferenceEncoder:
         tokenizer = self.tokenise.tokenizer
         return prompt_before(tokenizer, prompt, list(answers), max_length=self.max_length, origin=origin)
 
-    def _encode(self, prompt: Messages, answer: Messages, where: str) -> Encoded:
-        encoded = encode_conversation(
-            self.tokenise.tokenizer, prompt + answer, trained_from=len(prompt), tokenise=self.tokenise
-        )
-        if not any(encoded.assistant_mask[1:]):
-            raise DataError(f"{where}: an answer has no token of the assistant's, so there is nothing to learn from it")
-        return encoded
+    def _encode(self, texts: Iterable[tuple[Messages, Messages]]) -> Iterator[EncodedArrays]:
+        return encode_conversations(self.tokenise, [(prompt + answer, len(prompt)) for prompt, answer in texts])
+
+
+def _judged(example: Pair | Thumb) -> tuple[Messages, ...]:
+    return (example.answer,) if isinstance(example, Thumb) else (example.chosen, example.rejected)
+
+
+def _refuse_untrained(encoded: Iterable[EncodedArrays], origin: Origin) -> None:
+    if not all(answer.assistant_mask[1:].any() for answer in encoded):
+        raise DataError(f"{origin}: an answer has no token of the assistant's, so there is nothing to learn from it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +184,6 @@ class PromptEncoder:
 
     columns: ClassVar[Columns] = {"tokens": "tokens"}
 
-    def __call__(self, example: Prompt) -> Mapping[str, Any]:
-        text = render(self.tokenise.tokenizer, example.prompt, add_generation_prompt=True)
-        return {"tokens": self.tokenise(text).tokens}
+    def __call__(self, examples: Sequence[Prompt]) -> list[Mapping[str, Any]]:
+        texts = [render(self.tokenise.tokenizer, example.prompt, add_generation_prompt=True) for example in examples]
+        return [{"tokens": tokenised.tokens} for tokenised in self.tokenise.many(texts)]

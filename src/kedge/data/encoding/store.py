@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -42,8 +42,20 @@ Columns = Mapping[str, str]
 
 def record_batch(rows: Sequence[Mapping[str, Any]], columns: Columns) -> pa.RecordBatch:
     """Rows as one record batch."""
-    arrays = [pa.array([row[name] for row in rows], type=TYPES[kind]) for name, kind in columns.items()]
+    arrays = [_array([row[name] for row in rows], TYPES[kind]) for name, kind in columns.items()]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values as an Arrow array; lists of numbers by way of numpy, which is far faster than number by number."""
+    if not pa.types.is_list(kind):
+        return pa.array(values, type=kind)
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    if values and all(isinstance(value, np.ndarray) for value in values):
+        inner = pa.array(np.concatenate(values), type=kind.value_type)
+    else:
+        inner = _array(list(chain.from_iterable(values)), kind.value_type)
+    return pa.ListArray.from_arrays(pa.array(offsets), inner, type=kind)
 
 
 def write_table(path: Path, batches: Iterable[pa.RecordBatch], columns: Columns) -> int:

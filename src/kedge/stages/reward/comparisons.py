@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from kedge.data.batching import RankedAnswers
 from kedge.data.encoding.rows import TOO_LONG, absolute_place, relative_place
 from kedge.data.encoding.store import Columns, LazyRows, TokenTable, joined
 from kedge.data.encoding.workers import LeftOut
-from kedge.data.examples import Pair, Ranking, text_of
+from kedge.data.examples import Messages, Pair, Ranking, answers_of, text_of
 from kedge.data.reading import prompt_key, read
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.stages.reward.settings import LengthControl
@@ -112,11 +113,20 @@ class ComparisonEncoder:
         "is_cut": "number",
     }
 
-    def __call__(self, example: Pair | Ranking) -> Mapping[str, Any] | LeftOut:
+    def __call__(self, examples: Sequence[Pair | Ranking]) -> list[Mapping[str, Any] | LeftOut]:
+        lengths = iter(self.encoder.lengths([answer for example in examples for answer in answers_of(example)]))
+        whole = self.encoder.whole([(example.prompt, answer) for example in examples for answer in answers_of(example)])
+        return [self._row(example, answers_of(example), lengths, whole) for example in examples]
+
+    def _row(
+        self,
+        example: Pair | Ranking,
+        answers: Sequence[Messages],
+        all_lengths: Iterator[int],
+        all_tokens: Iterator[list[int]],
+    ) -> Mapping[str, Any] | LeftOut:
         is_pair = isinstance(example, Pair)
-        answers = (example.chosen, example.rejected) if is_pair else example.answers
-        lengths = [self.encoder.length(answer) for answer in answers]
-        whole = [self.encoder.whole(example.prompt, answer) for answer in answers]
+        lengths, whole = list(islice(all_lengths, len(answers))), list(islice(all_tokens, len(answers)))
         longest, limit = max(map(len, whole)), self.encoder.max_length
         if longest > limit and self.too_long != "cut":
             return LeftOut(TOO_LONG, str(example.origin), longest)

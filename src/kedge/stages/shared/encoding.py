@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,7 +20,7 @@ from kedge.data.encoding.workers import LeftOut, RowEncoder
 from kedge.data.examples import Demonstration, Messages
 from kedge.data.long_prompts import LongPrompts
 from kedge.data.reading import read
-from kedge.data.template import encode_conversation, encode_prompt
+from kedge.data.template import encode_conversations, encode_prompt
 from kedge.data.tokenizer import tokens_of
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.models.settings import Truncate
@@ -112,7 +112,7 @@ def refuse_long(
     total = 0
     for item in items:
         total += 1
-        row = encoder(item)
+        (row,) = encoder([item])
         if isinstance(row, LeftOut) and row.reason == TOO_LONG:
             places.append((Path(row.where).name, row.length))
     long = LongPrompts(places=tuple(places), total=total, limit=limit, limit_name="max_length", noun=noun)
@@ -143,22 +143,28 @@ class Encoder:
     """For many texts in a row (`kedge.data.encoding.pieces`)."""
 
     def tokens(self, prompt: Messages, answer: Messages) -> list[int]:
-        return self._tokens(prompt, answer, self.max_length)
+        (tokens,) = self._encode([(prompt, answer)], self.max_length)
+        return tokens
 
-    def whole(self, prompt: Messages, answer: Messages) -> list[int]:
-        """The tokens, however many they are."""
-        return self._tokens(prompt, answer, sys.maxsize)
+    def whole(self, texts: Sequence[tuple[Messages, Messages]]) -> Iterator[list[int]]:
+        """The tokens of each prompt with its answer, however many they are."""
+        return self._encode(texts, sys.maxsize)
 
-    def _tokens(self, prompt: Messages, answer: Messages, max_length: int) -> list[int]:
+    def _encode(self, texts: Sequence[tuple[Messages, Messages]], max_length: int) -> Iterator[list[int]]:
         tokenise = self.tokenise or TextTokenizer(self.tokenizer)
-        return reward_tokens(
-            encode_conversation(self.tokenizer, prompt + answer, tokenise=tokenise).tokens,
-            stop_ids=tokenise.control,
-            blank_ids={*tokens_of(self.tokenizer, "\n"), *tokens_of(self.tokenizer, " ")},
-            max_length=max_length,
-            truncate=self.truncate,
-        )
+        blank_ids = {*tokens_of(self.tokenizer, "\n"), *tokens_of(self.tokenizer, " ")}
+        for encoded in encode_conversations(tokenise, [(prompt + answer, 0) for prompt, answer in texts]):
+            yield reward_tokens(
+                encoded.tokens.tolist(),
+                stop_ids=tokenise.control,
+                blank_ids=blank_ids,
+                max_length=max_length,
+                truncate=self.truncate,
+            )
 
-    def length(self, answer: Messages) -> int:
-        text = "\n".join(message.content for message in answer)
-        return len(tokens_of(self.tokenizer, text) if self.tokenise is None else self.tokenise(text).tokens)
+    def lengths(self, answers: Sequence[Messages]) -> list[int]:
+        """The tokens of each answer by itself."""
+        texts = ["\n".join(message.content for message in answer) for answer in answers]
+        if self.tokenise is None:
+            return [len(tokens_of(self.tokenizer, text)) for text in texts]
+        return [len(tokenised.tokens) for tokenised in self.tokenise.many(texts)]
