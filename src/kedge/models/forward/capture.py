@@ -11,7 +11,7 @@ Shape letters: N tokens of packed rows, D width, S sequences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import getLogger
