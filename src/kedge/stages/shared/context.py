@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedge.core.world import ALONE, World
 from kedge.stages.shared.interrupt import StopRequest
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Context:
     say: Say
     stop: StopRequest = field(default_factory=StopRequest)
     """Asked to stop, a loop saves and ends after the step that is under way."""
+    world: World = ALONE
+    """The processes that run this stage together."""
 
     @property
     def folder(self) -> Path:
