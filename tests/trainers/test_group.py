@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from kedge.algorithms import RunningMoments
 from kedge.core.errors import NumericsError
 from kedge.core.loss import ItemLoss
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.plugins import names
 from kedge.core.protocols import Metrics, PolicyLoss
 from kedge.core.records import Experience, Rollouts, take

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from kedge.core.errors import NumericsError
 from kedge.core.loss import ItemLoss
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.protocols import Metrics, PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.trainers.ppo import PPORoles, actor_loss, iteration

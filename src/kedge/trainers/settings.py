@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.settings import Section
 from kedge.core.stage import MayChange
 

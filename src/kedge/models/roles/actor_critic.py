@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError
 from kedge.core.loss import masked, stat_sums, weight_of, weighted_sum, widen
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.models.forward import heads
