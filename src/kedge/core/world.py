@@ -6,10 +6,13 @@ made from it is made alike. Alone there is nothing to add.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from torch import Tensor
+from kedge.core.errors import KedgeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ class World(Protocol):
         ...
 
     def highest(self, *tensors: Tensor) -> None:
-        """The largest of each entry over all processes, in place."""
+        """The largest of each entry over all processes, in place; what is not a number may be lost."""
         ...
 
     def gather(self, value: T) -> list[T]:
@@ -69,6 +72,27 @@ class Alone:
 
 
 ALONE: World = Alone()
+
+
+def told(world: World, ask: Callable[[], T]) -> T:
+    """What process 0 finds, told to all: for what is read from files, which may change between two looks at them."""
+    return world.same(ask() if world.rank == 0 else cast(T, None))
+
+
+def together(world: World, compute: Callable[[], T]) -> list[T]:
+    """What each process computes, by rank. What one of them refuses with an error of ours, all refuse."""
+    if world.size == 1:
+        return [compute()]
+    try:
+        own = compute()
+    except KedgeError as error:
+        own = error
+    results: list[T] = []
+    for result in world.gather(own):
+        if isinstance(result, KedgeError):
+            raise result
+        results.append(result)
+    return results
 
 
 def share(parts: Sequence[T], rank: int, size: int) -> list[T]:

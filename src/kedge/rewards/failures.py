@@ -18,7 +18,9 @@ from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import KedgeError, RewardError
 from kedge.core.protocols import RewardSource
 from kedge.core.urls import redacted
+from kedge.core.world import ALONE, World
 from kedge.rewards.settings import FailureSettings
+from kedge.rewards.shared import judged_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,20 +135,26 @@ def _source_failed(counters: Sequence[FailureCounter], rows: int) -> RewardError
 
 
 class CountedSource:
-    """A source whose failures are counted: a row that cannot be scored gets NaN and a reason, never an exception."""
+    """A source whose failures are counted: a row that cannot be scored gets NaN and a reason, never an exception.
 
-    def __init__(self, source: TextSource, counter: FailureCounter) -> None:
-        self._source = source
-        self._counter = counter
+    The processes of `world` ask it about their share of the answers, and count the failures of all.
+    """
+
+    def __init__(self, source: TextSource, counter: FailureCounter, *, world: World = ALONE) -> None:
+        self._source, self._counter, self._world = source, counter, world
 
     def judge(self, answers: Sequence[Answer]) -> list[ScoreResult]:
+        results = judged_together(self._world, answers, self._ask)
+        self._counter.add(results)
+        return results
+
+    def _ask(self, answers: Sequence[Answer]) -> list[ScoreResult]:
         results = results_of(self._source, answers, name=f"reward '{self._counter.source}'")
         if len(results) != len(answers):
             raise RewardError(
                 f"reward '{self._counter.source}' gave {len(results)} scores for {len(answers)} answers; one for each "
                 "is needed"
             )
-        self._counter.add(results)
         return results
 
     def score(self, answers: Sequence[Answer]) -> list[float]:

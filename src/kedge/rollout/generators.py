@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kedge.core import plugins
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
+from kedge.core.world import ALONE, World
 from kedge.rollout.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -56,8 +57,13 @@ class LocalSettings(Section):
 LOCAL = GeneratorKind(settings=LocalSettings, make="kedge.rollout.local:make")
 
 
-def open_generator(settings: Section, parts: GeneratorParts) -> Generator:
-    """The generator that `settings`, checked by its plugin, asks for."""
+def open_generator(settings: Section, parts: GeneratorParts, *, world: World = ALONE) -> Generator:
+    """The generator that `settings`, checked by its plugin, asks for; the processes of `world` share the rows."""
     kind: GeneratorKind = plugins.find("generators", kind_of(settings))
     make = resolve_name(kind.make) if isinstance(kind.make, str) else kind.make
-    return make(settings, parts)
+    generator = make(settings, parts)
+    if world.size == 1:
+        return generator
+    from kedge.rollout.shared import SharedGenerator  # late: it needs torch
+
+    return SharedGenerator(generator, world, pad=parts.pad, device=parts.model.device)

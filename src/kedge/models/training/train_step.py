@@ -1,16 +1,18 @@
 """One exact optimiser step over some parameters, from any number of loss terms and micro-batches.
 
 Every micro-batch is divided by the weight of the whole step, so that cutting the step differently changes nothing. A
-step whose loss or gradient is not finite is refused before it reaches the weights. On a GPU parameters are bfloat16,
-and a float32 master of each takes the updates, which bfloat16 would round away; masters are what is saved. In float32,
-as on the CPU, a parameter is its own master.
+step whose loss or gradient is not finite is refused before it reaches the weights. Processes that learn together
+compute a share of the micro-batches each, and add up gradients and totals before the step.
+
+On a GPU parameters are bfloat16, and a float32 master of each takes the updates, which bfloat16 would round away;
+masters are what is saved. In float32, as on the CPU, a parameter is its own master.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -26,6 +28,7 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 _GRADIENT_BYTES = 4
 """Of a float32 gradient."""
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +148,7 @@ class TrainStep:
         self.step = 0
         self.named = list(named)
         self._device = device = self.named[0][1].device
-        self.inference = InferenceSize(device)
+        self.inference = InferenceSize(device, world=self.passes.world)
         parameters = [parameter for _, parameter in self.named]
         self._masters = list(masters or (_master(parameter, parameter.dtype) for parameter in parameters))
         self._optimiser = make_adamw(self._masters, settings, device)
@@ -157,9 +160,12 @@ class TrainStep:
         self._allocate()
         if self.passes.size is None:
             self._choose_passes(terms)
-        totals, norm = self.passes.run(
-            self._device, lambda size: self._totals(terms, size), lambda size: _all(terms, size)
-        )
+        shares = self.passes.run(self._device, lambda size: self._share(terms, size), lambda size: _all(terms, size))
+        norm = self._norm(shares)
+        totals = [
+            (term, _added(parts, self._device))
+            for term, *parts in zip(terms, *(share.totals for share in shares), strict=True)
+        ]
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
         means = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
         clip_scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
@@ -194,12 +200,32 @@ class TrainStep:
                 "memory.recompute: true"
             ) from error
 
-    def _totals(self, terms: Sequence[Term[Any]], size: PassSize) -> tuple[list[tuple[Term[Any], _Totals]], Tensor]:
-        """The gradients of all terms, from nothing; what they add up to, and the norm of the gradient."""
+    def _share(self, terms: Sequence[Term[Any]], size: PassSize) -> _Share:
+        """The gradients of this process's share of all terms, from nothing; and what else it adds to the step."""
+        world = self.passes.world
         self._backend.clear()
-        cut = [(term, list(term.batches(size))) for term in terms]  # they are read twice
-        totals = [(term, self._accumulate(term, batches, self._weight(term, batches))) for term, batches in cut]
-        return totals, self._backend.norm()
+        cut = [list(term.batches(size)) for term in terms]  # they are read twice
+        weights = [self._weight(term, batches) for term, batches in zip(terms, cut, strict=True)]
+        own = world.mine([(number, batch) for number, batches in enumerate(cut) for batch in batches])
+        totals = [
+            self._accumulate(term, [batch for place, batch in own if place == number], weights[number])
+            for number, term in enumerate(terms)
+        ]
+        if world.size == 1:
+            return _Share(totals=totals, norm=self._backend.norm())
+        self._backend.widen()
+        return _Share(
+            totals=[total.on(_HOST) for total in totals],
+            reached=[gradient is not None for gradient in self._backend.gradients()],
+        )
+
+    def _norm(self, shares: Sequence[_Share]) -> Tensor:
+        """The norm of the whole gradient, which is added up over the processes before."""
+        if (norm := shares[0].norm) is not None:
+            return norm
+        reached = [any(reaches) for reaches in zip(*(share.reached for share in shares), strict=True)]
+        self._backend.add_up(self.passes.world, reached)
+        return self._backend.norm()
 
     def _weight(self, term: Term[Any], batches: Sequence[Any]) -> float:
         weight = sum(term.objective.weight(batch) for batch in batches)
@@ -243,10 +269,12 @@ class TrainStep:
         """The same means, without gradients and without a step."""
         with torch.no_grad():
             parts = self.inference.each(batches, lambda batch: (objective.weight(batch), objective.sums(batch)))
-        totals = _Totals(weight=sum(weight for weight, _ in parts))
+        own = _Totals(weight=sum(weight for weight, _ in parts))
         for _, sums in parts:
-            totals.add(sums)
-        means = totals.means()
+            own.add(sums)
+        world = self.passes.world
+        shares = [own] if world.size == 1 else world.gather(own.on(_HOST))
+        means = replace(_added(shares, self._device), weight=sum(share.weight for share in shares)).means()
         return dict(zip(means, _read(list(means.values())), strict=True))
 
     def weights(self) -> dict[str, Tensor]:
@@ -303,7 +331,7 @@ class _Totals:
     items: Tensor | None = None
     peaks: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: Sums | _Totals) -> None:
         self.loss = sums.loss.detach().float() + self.loss  # a number from the host makes nobody wait
         for name, value in sums.facts.items():
             fact = value.detach().float()
@@ -314,10 +342,41 @@ class _Totals:
         if sums.items is not None:
             self.items = sums.items if self.items is None else self.items + sums.items
 
+    def on(self, device: torch.device) -> _Totals:
+        return replace(
+            self,
+            loss=self.loss.to(device),
+            facts={name: fact.to(device) for name, fact in self.facts.items()},
+            items=None if self.items is None else self.items.to(device),
+            peaks={name: peak.to(device) for name, peak in self.peaks.items()},
+        )
+
     def means(self) -> dict[str, Tensor]:
         items = self.weight if self.items is None else self.items
         facts = {name: value / items for name, value in self.facts.items()}
         return {"loss": self.loss / self.weight, **facts, **self.peaks}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """What one process tells the others about its share of a step, on the host; one alone keeps it on its device."""
+
+    totals: Sequence[_Totals]
+    """Of each term."""
+    reached: Sequence[bool] = ()
+    """Which weights have a gradient."""
+    norm: Tensor | None = None
+    """Of the gradient, where a single process computes all of it."""
+
+
+def _added(shares: Sequence[_Totals], device: torch.device) -> _Totals:
+    """The sums of all processes, whose weight is that of the first; a single one is left as it is."""
+    if len(shares) == 1:
+        return shares[0]
+    totals = _Totals(weight=shares[0].weight)
+    for share in shares:
+        totals.add(share)
+    return totals.on(device)
 
 
 def _read(numbers: Sequence[Tensor]) -> list[float]:

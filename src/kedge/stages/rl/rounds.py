@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
+from kedge.core.world import told
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import has_adapters
@@ -29,6 +30,7 @@ from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.rows import rows_at_once
+from kedge.rollout.shared import SharedGenerator
 from kedge.runs.state import load_state, save_state
 from kedge.stages.rl.answers import (
     AnswerSampler,
@@ -91,12 +93,18 @@ def open_sampler(
     )
     answers = max(settings.answers * len(dataset.prompts), settings.step_answers * settings.batch)
     longest_prompt = max(map(len, dataset.tokens))
-    rows = rows_at_once(model, settings.rows, longest=longest_prompt + settings.sampling.max_new_tokens, total=answers)
+    rows = rows_at_once(
+        model,
+        settings.rows,
+        longest=longest_prompt + settings.sampling.max_new_tokens,
+        total=-(-answers // context.world.size),
+    )
+    pad = padding_id(tokenizer)
     generator = LocalGenerator(
         model,
         settings.sampling,
         stop_ids=stop_ids(tokenizer),
-        pad=padding_id(tokenizer),
+        pad=pad,
         max_rows=rows,
         decode=partial(decoded, tokenizer),
     )
@@ -107,7 +115,7 @@ def open_sampler(
         round_metric=round_metric,
         dataset=dataset,
         tokenizer=tokenizer,
-        generator=generator,
+        generator=SharedGenerator(generator, context.world, pad=pad, device=model.device),
         rows=rows,
         reward=source(settings.reward, f"{under}reward"),
         gold=source(settings.gold, f"{under}gold") if settings.gold else None,
@@ -175,6 +183,8 @@ def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[
 
 def save_round(context: Context, learner: Learner[Any], number: int, *, step: int) -> None:
     """Keep the weights of a round that is done, which ended at `step`."""
+    if context.world.rank:
+        return
     finished = context.folder / "finished"
     with whole_folder(finished / f"round-{number}") as beside:
         passes = learner.train_step.passes.state()
@@ -185,7 +195,7 @@ def save_round(context: Context, learner: Learner[Any], number: int, *, step: in
 def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> tuple[int, int]:
     """How many rounds are done, and at which step; the model gets the weights of the last one, `passes` their size."""
     finished = context.folder / "finished"
-    numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
+    numbers = told(context.world, lambda: [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")])
     if not numbers:
         return 0, 0
     state = load_state(finished / f"round-{max(numbers)}")
@@ -195,14 +205,16 @@ def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> 
 
 
 def _draw(sampler: AnswerSampler, number: int, *, answers: int, name: str) -> Round:
-    file = sampler.context.folder / name
-    if file.exists():
-        return Round(number=number, groups=read_answers(file), seconds=None)
+    file, world = sampler.context.folder / name, sampler.context.world
+    drawn = told(world, lambda: read_answers(file) if file.exists() else None)
+    if drawn is not None:
+        return Round(number=number, groups=drawn, seconds=None)
     since = time.perf_counter()
     seed = seed_for(sampler.context.seed, "answers", number)
     groups = sampler.draw(answers, seed=seed, is_start=number == 0)
     _refuse_unscored_round(sampler, groups)  # before the answers are kept: a resumed run draws and scores them again
-    write_answers(file, groups)
+    if world.rank == 0:
+        write_answers(file, groups)
     return Round(number=number, groups=groups, seconds=time.perf_counter() - since)
 
 
