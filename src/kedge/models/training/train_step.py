@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -22,27 +22,13 @@ from kedge.core.errors import CheckpointError, ModelError, NumericsError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.training.adamw import adamw_backend, load_state_of, make_adamw, state_of
 from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
+from kedge.models.training.totals import HOST, Share, Sums, Totals, added, read
 
 BatchT = TypeVar("BatchT")
 Named = Sequence[tuple[str, nn.Parameter]]
 
 _GRADIENT_BYTES = 4
 """Of a float32 gradient."""
-_HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
-    """What a micro-batch adds to a step: its loss and each fact to log, as sums over its items, not means.
-
-    `items` is how many items the facts are sums over, where that is not the weight of the loss. Of `peaks`, the largest
-    over the micro-batches is logged.
-    """
-
-    loss: Tensor
-    facts: Mapping[str, Tensor]
-    items: Tensor | None = None
-    peaks: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +149,13 @@ class TrainStep:
         shares = self.passes.run(self._device, lambda size: self._share(terms, size), lambda size: _all(terms, size))
         norm = self._norm(shares)
         totals = [
-            (term, _added(parts, self._device))
+            (term, added(parts, self._device))
             for term, *parts in zip(terms, *(share.totals for share in shares), strict=True)
         ]
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
         means = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
         clip_scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
-        *metrics, loss_and_norm, scale = _read([*means.values(), norm, loss + norm, clip_scale])
+        *metrics, loss_and_norm, scale = read([*means.values(), norm, loss + norm, clip_scale])
         if not math.isfinite(loss_and_norm):
             raise NumericsError(f"step {self.step}: {self._non_finite(loss)}; the weights are unchanged")
         rate = learning_rate(self.settings, self.step, self.total_steps)
@@ -200,7 +186,7 @@ class TrainStep:
                 "memory.recompute: true"
             ) from error
 
-    def _share(self, terms: Sequence[Term[Any]], size: PassSize) -> _Share:
+    def _share(self, terms: Sequence[Term[Any]], size: PassSize) -> Share:
         """The gradients of this process's share of all terms, from nothing; and what else it adds to the step."""
         world = self.passes.world
         self._backend.clear()
@@ -212,14 +198,14 @@ class TrainStep:
             for number, term in enumerate(terms)
         ]
         if world.size == 1:
-            return _Share(totals=totals, norm=self._backend.norm())
+            return Share(totals=totals, norm=self._backend.norm())
         self._backend.widen()
-        return _Share(
-            totals=[total.on(_HOST) for total in totals],
+        return Share(
+            totals=[total.on(HOST) for total in totals],
             reached=[gradient is not None for gradient in self._backend.gradients()],
         )
 
-    def _norm(self, shares: Sequence[_Share]) -> Tensor:
+    def _norm(self, shares: Sequence[Share]) -> Tensor:
         """The norm of the whole gradient, which is added up over the processes before."""
         if (norm := shares[0].norm) is not None:
             return norm
@@ -256,9 +242,9 @@ class TrainStep:
             reserved_bytes=num_weights * (self.moment_bytes * is_fresh + _GRADIENT_BYTES),
         )
 
-    def _accumulate(self, term: Term[Any], batches: Sequence[Any], weight: float) -> _Totals:
+    def _accumulate(self, term: Term[Any], batches: Sequence[Any], weight: float) -> Totals:
         """Add the gradients of these batches of a term; `weight` is that of the whole step."""
-        totals = _Totals(weight=weight)
+        totals = Totals(weight=weight)
         for batch in batches:
             sums = term.objective.sums(batch)
             self._backend.add(sums.loss * (term.coef / weight))
@@ -269,13 +255,13 @@ class TrainStep:
         """The same means, without gradients and without a step."""
         with torch.no_grad():
             parts = self.inference.each(batches, lambda batch: (objective.weight(batch), objective.sums(batch)))
-        own = _Totals(weight=sum(weight for weight, _ in parts))
+        own = Totals(weight=sum(weight for weight, _ in parts))
         for _, sums in parts:
             own.add(sums)
         world = self.passes.world
-        shares = [own] if world.size == 1 else world.gather(own.on(_HOST))
-        means = replace(_added(shares, self._device), weight=sum(share.weight for share in shares)).means()
-        return dict(zip(means, _read(list(means.values())), strict=True))
+        shares = [own] if world.size == 1 else world.gather(own.on(HOST))
+        means = replace(added(shares, self._device), weight=sum(share.weight for share in shares)).means()
+        return dict(zip(means, read(list(means.values())), strict=True))
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights by the names of their parameters, in full precision."""
@@ -319,69 +305,6 @@ class TrainStep:
 
 def _all(terms: Sequence[Term[Any]], size: PassSize) -> list[Any]:
     return [batch for term in terms for batch in term.batches(size)]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Totals:
-    """Sums over the micro-batches of one term, kept on the device until the step is over."""
-
-    weight: float
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
-    facts: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    items: Tensor | None = None
-    peaks: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-    def add(self, sums: Sums | _Totals) -> None:
-        self.loss = sums.loss.detach().float() + self.loss  # a number from the host makes nobody wait
-        for name, value in sums.facts.items():
-            fact = value.detach().float()
-            self.facts[name] = self.facts[name] + fact if name in self.facts else fact
-        for name, value in sums.peaks.items():
-            peak = value.detach().float()
-            self.peaks[name] = torch.maximum(self.peaks[name], peak) if name in self.peaks else peak
-        if sums.items is not None:
-            self.items = sums.items if self.items is None else self.items + sums.items
-
-    def on(self, device: torch.device) -> _Totals:
-        return replace(
-            self,
-            loss=self.loss.to(device),
-            facts={name: fact.to(device) for name, fact in self.facts.items()},
-            items=None if self.items is None else self.items.to(device),
-            peaks={name: peak.to(device) for name, peak in self.peaks.items()},
-        )
-
-    def means(self) -> dict[str, Tensor]:
-        items = self.weight if self.items is None else self.items
-        facts = {name: value / items for name, value in self.facts.items()}
-        return {"loss": self.loss / self.weight, **facts, **self.peaks}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """What one process tells the others about its share of a step, on the host; one alone keeps it on its device."""
-
-    totals: Sequence[_Totals]
-    """Of each term."""
-    reached: Sequence[bool] = ()
-    """Which weights have a gradient."""
-    norm: Tensor | None = None
-    """Of the gradient, where a single process computes all of it."""
-
-
-def _added(shares: Sequence[_Totals], device: torch.device) -> _Totals:
-    """The sums of all processes, whose weight is that of the first; a single one is left as it is."""
-    if len(shares) == 1:
-        return shares[0]
-    totals = _Totals(weight=shares[0].weight)
-    for share in shares:
-        totals.add(share)
-    return totals.on(device)
-
-
-def _read(numbers: Sequence[Tensor]) -> list[float]:
-    """All numbers with a single wait for the device."""
-    return torch.stack(list(numbers)).tolist()
 
 
 def learning_rate(settings: OptimiserSettings, step: int, total: int) -> float:
