@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from kedge.core.world import ALONE
-from kedge.testing.contracts.roles import assert_same_state
 from tests.processes import stages
 from tests.processes.pool import Pool
 from tests.processes.test_training import assert_near
+
+from kedge.core.world import ALONE
+from kedge.testing.contracts.roles import assert_same_state
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.processes import training
+from tests.processes.pool import Pool
 from torch import Tensor
 from torch.testing import assert_close
 
 from kedge.core.world import ALONE
 from kedge.testing.contracts.roles import assert_same_state, tiny_base
-from tests.processes import training
-from tests.processes.pool import Pool
 
 
 @pytest.fixture(scope="session")

@@ -74,11 +74,6 @@ class Alone:
 ALONE: World = Alone()
 
 
-def told(world: World, ask: Callable[[], T]) -> T:
-    """What process 0 finds, told to all: for what is read from files, which may change between two looks at them."""
-    return world.same(ask() if world.rank == 0 else cast(T, None))
-
-
 def together(world: World, compute: Callable[[], T]) -> list[T]:
     """What each process computes, by rank. What one of them refuses with an error of ours, all refuse."""
     if world.size == 1:
@@ -93,6 +88,14 @@ def together(world: World, compute: Callable[[], T]) -> list[T]:
             raise result
         results.append(result)
     return results
+
+
+def told(world: World, ask: Callable[[], T]) -> T:
+    """What process 0 finds, told to all: for what is read from files, which may change between two looks at them.
+
+    Nobody goes on before all have come here.
+    """
+    return together(world, lambda: ask() if world.rank == 0 else cast(T, None))[0]
 
 
 def share(parts: Sequence[T], rank: int, size: int) -> list[T]:

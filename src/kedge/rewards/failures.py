@@ -8,8 +8,8 @@ run's state, so that a resumed run stops where an uninterrupted one would.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from collections import ChainMap, Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -18,9 +18,8 @@ from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import KedgeError, RewardError
 from kedge.core.protocols import RewardSource
 from kedge.core.urls import redacted
-from kedge.core.world import ALONE, World
+from kedge.core.world import ALONE, World, together
 from kedge.rewards.settings import FailureSettings
-from kedge.rewards.shared import judged_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,7 +143,7 @@ class CountedSource:
         self._source, self._counter, self._world = source, counter, world
 
     def judge(self, answers: Sequence[Answer]) -> list[ScoreResult]:
-        results = judged_together(self._world, answers, self._ask)
+        results = _judged_together(self._world, answers, self._ask)
         self._counter.add(results)
         return results
 
@@ -159,6 +158,25 @@ class CountedSource:
 
     def score(self, answers: Sequence[Answer]) -> list[float]:
         return [result.score for result in self.judge(answers)]
+
+
+def _judged_together(
+    world: World, answers: Sequence[Answer], judge: Callable[[Sequence[Answer]], list[ScoreResult]]
+) -> list[ScoreResult]:
+    """`judge` on this process's share; the results of all processes, in the order of the answers.
+
+    Every answer is asked about once in all, beside the others to its prompt. What `judge` refuses on one process is
+    refused on all.
+    """
+    if world.size == 1:
+        return judge(answers)
+    rows_of: dict[Hashable, list[int]] = {}
+    for row, answer in enumerate(answers):
+        rows_of.setdefault(answer.prompt, []).append(row)
+    own = [row for rows in world.mine(list(rows_of.values())) for row in rows]
+    shares = together(world, lambda: dict(zip(own, judge([answers[row] for row in own]), strict=True)))
+    results = ChainMap(*shares)
+    return [results[row] for row in range(len(answers))]
 
 
 @dataclass(frozen=True, slots=True)

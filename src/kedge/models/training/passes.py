@@ -23,7 +23,7 @@ import torch
 from kedge.core.errors import ModelError
 from kedge.core.records import cut, send
 from kedge.core.seeds import seed_for
-from kedge.core.world import ALONE, World
+from kedge.core.world import ALONE, World, together
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT")
@@ -183,7 +183,7 @@ class Passes:
             random_state = _random_state(device)
             while True:
                 size = replace(self._decided(), shares=self.world.size)
-                results = self.world.gather(_unless_full(partial(attempt, size)))
+                results = together(self.world, partial(_unless_full, partial(attempt, size)))
                 fitting = [result for result in results if result is not None]
                 if len(fitting) == self.world.size:
                     return fitting
@@ -233,8 +233,8 @@ class InferenceSize:
         """`compute` on this process's share of the parts of a cut, which are not kept: a lazy cut has one of them in
         memory at a time. What the processes computed is for the caller to bring together."""
         while True:
-            results = _unless_full(lambda: self._compute(cut, compute))
-            if all(self.world.gather(results is not None)) and results is not None:
+            results = list[ResultT]()
+            if all(together(self.world, lambda: self._fits(cut, compute, results))):
                 return results
             smaller = next_smaller(self.size, cut, shares=self.world.size)
             if smaller is None:
@@ -242,9 +242,14 @@ class InferenceSize:
             self.size = smaller
             _release(self._device)
 
-    def _compute(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[ResultT]:
+    def _fits(self, cut: Cut[T], compute: Callable[[T], ResultT], results: list[ResultT]) -> bool:
+        """Compute this process's share into `results`; False where memory runs out."""
         parts = cut(replace(self.size, shares=self.world.size))
-        return [compute(parts[place]) for place in self.world.mine(range(len(parts)))]
+        try:
+            results += [compute(parts[place]) for place in self.world.mine(range(len(parts)))]
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def by_length(self, lengths: Sequence[int], compute: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
         """`compute` on all rows, the longest first so that rows of similar length share a pass, in their own order.
