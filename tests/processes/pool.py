@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 PATIENCE_S = 120.0
 PRELOADED = ["tests.processes.training", "tests.processes.stages", "kedge.runtime.processes"]
@@ -26,16 +26,16 @@ PRELOADED = ["tests.processes.training", "tests.processes.stages", "kedge.runtim
 
 class Pool:
     def __init__(self, size: int) -> None:
-        self._size = size
+        self._number = 0
         self._folder = TemporaryDirectory(prefix="kedge-processes-")
         # A server imports everything once, and forks: a fork of this process would have its threads' locks.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        self._lines: list[Connection] = []
+        self._lines: list[Any] = []
         self._processes: list[Any] = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, self._folder.name), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank), daemon=True)
             process.start()
             theirs.close()
             self._lines.append(ours)
@@ -45,8 +45,10 @@ class Pool:
         """What each of the first `size` processes gives, by rank."""
         lines = self._lines[:size]
         assert len(lines) == size, "the pool has fewer processes, or has ended"
+        self._number += 1
+        store = Path(self._folder.name) / f"store-{self._number}"
         for line in lines:
-            line.send((function, arguments, size))
+            line.send((function, arguments, size, store.as_uri()))
         results: dict[int, Any] = {}
         while len(results) < size:
             waiting = [line for rank, line in enumerate(lines) if rank not in results]
@@ -54,8 +56,7 @@ class Pool:
             if not ready:
                 self.close()
                 raise AssertionError(f"no answer from some of {size} processes within {PATIENCE_S:g} s")
-            for line in ready:
-                assert isinstance(line, Connection)
+            for line in cast("list[Any]", ready):
                 result, error = line.recv()
                 if error:
                     self.close()
@@ -78,7 +79,7 @@ class Pool:
         self._folder.cleanup()
 
 
-def _serve(line: Connection, rank: int, size: int, folder: str) -> None:
+def _serve(line: Connection, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -86,17 +87,15 @@ def _serve(line: Connection, rank: int, size: int, folder: str) -> None:
 
     torch.set_num_threads(1)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    store = Path(folder) / "store"
-    dist.init_process_group(
-        "gloo", init_method=store.as_uri(), rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE_S)
-    )
-    groups = {count: dist.new_group(list(range(count))) for count in range(2, size + 1)}
+    timeout = timedelta(seconds=PATIENCE_S)
     while True:
         try:
-            function, arguments, count = line.recv()
+            function, arguments, size, store = line.recv()
         except EOFError:
             return
         try:
-            line.send((function(ProcessWorld(groups[count]), *arguments), ""))
+            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timeout)
+            line.send((function(ProcessWorld(), *arguments), ""))
+            dist.destroy_process_group()
         except BaseException:
-            line.send((None, f"process {rank} of {count}:\n{traceback.format_exc()}"))
+            line.send((None, f"process {rank} of {size}:\n{traceback.format_exc()}"))

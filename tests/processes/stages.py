@@ -133,7 +133,7 @@ def _moved(reward: RewardModel) -> RewardModel:
 
 
 def run_stage(world: World, home: Path, name: str, folder: Path) -> dict[str, Any]:
-    """One stage, and what it wrote: metrics and samples without times, weights, answers; in a folder of this process."""
+    """One stage in a folder of this process, and what it wrote: metrics, samples, weights and answers, untimed."""
     settings, place = STAGES[name], folder / f"process-{world.rank}"
     kind: Stage = plugins.find("stages", settings["kind"])
     parsed, run = kind.settings.model_validate(settings), kind.load_run()

@@ -7,7 +7,7 @@ made from it is made alike. Alone there is nothing to add.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kedge.core.errors import KedgeError
 
@@ -88,14 +88,6 @@ def together(world: World, compute: Callable[[], T]) -> list[T]:
             raise result
         results.append(result)
     return results
-
-
-def told(world: World, ask: Callable[[], T]) -> T:
-    """What process 0 finds, told to all: for what is read from files, which may change between two looks at them.
-
-    Nobody goes on before all have come here.
-    """
-    return together(world, lambda: ask() if world.rank == 0 else cast(T, None))[0]
 
 
 def share(parts: Sequence[T], rank: int, size: int) -> list[T]:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from kedge.core import plugins
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
-from kedge.core.world import ALONE, World
 from kedge.rollout.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kedge.core.protocols import Generator
+    from kedge.core.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,9 @@ class GeneratorParts:
     """Answers to sample at once; it changes speed and memory, never an answer."""
     decode: Callable[[list[int]], str]
     """From the tokens of an answer to the text in which stop strings are looked for."""
+    world: World | None = None
+    """The processes that run the stage together; None is this one alone. Every process asks for all rows: a generator
+    either gives the same answers on each, or shares the rows (`kedge.rollout.shared`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +60,8 @@ class LocalSettings(Section):
 LOCAL = GeneratorKind(settings=LocalSettings, make="kedge.rollout.local:make")
 
 
-def open_generator(settings: Section, parts: GeneratorParts, *, world: World = ALONE) -> Generator:
-    """The generator that `settings`, checked by its plugin, asks for; the processes of `world` share the rows."""
+def open_generator(settings: Section, parts: GeneratorParts) -> Generator:
+    """The generator that `settings`, checked by its plugin, asks for."""
     kind: GeneratorKind = plugins.find("generators", kind_of(settings))
     make = resolve_name(kind.make) if isinstance(kind.make, str) else kind.make
-    generator = make(settings, parts)
-    if world.size == 1:
-        return generator
-    from kedge.rollout.shared import SharedGenerator  # late: it needs torch
-
-    return SharedGenerator(generator, world, pad=parts.pad, device=parts.model.device)
+    return make(settings, parts)

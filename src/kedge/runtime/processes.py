@@ -18,44 +18,40 @@ _BUCKET_BYTES = 256 * 2**20
 
 
 class ProcessWorld:
-    """The processes of a group that has been joined (`torch.distributed.init_process_group`): all, or those of `group`.
+    """The processes of a group that has been joined (`torch.distributed.init_process_group`)."""
 
-    Tensors on the host meet through gloo, those on GPUs through NCCL: the group must know both (`cpu:gloo,cuda:nccl`).
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def mine(self, parts: Sequence[T]) -> list[T]:
         return share(parts, self.rank, self.size)
 
     def add(self, *tensors: Tensor) -> None:
-        self._reduce(tensors, dist.ReduceOp.SUM)
+        _reduce(tensors, dist.ReduceOp.SUM)
 
     def highest(self, *tensors: Tensor) -> None:
-        self._reduce(tensors, dist.ReduceOp.MAX)
+        _reduce(tensors, dist.ReduceOp.MAX)
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
+        dist.all_gather_object(values, value)
         return values
 
     def same(self, value: T) -> T:
         values: list[Any] = [value]
-        dist.broadcast_object_list(values, group=self._group, group_src=0)
+        dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    @torch.no_grad()
-    def _reduce(self, tensors: Sequence[Tensor], operation: Any) -> None:
-        """In place; tensors of two bytes meet in float32, in which sums lose nothing that counts."""
-        for bucket in _buckets(tensors):
-            is_real = bucket[0].is_floating_point()
-            dtype = torch.promote_types(bucket[0].dtype, torch.float32) if is_real else torch.int64
-            flat = torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in bucket])
-            cast(Any, dist).all_reduce(flat, op=operation, group=self._group)
-            for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-                tensor.copy_(part.view(tensor.shape))
+
+@torch.no_grad()
+def _reduce(tensors: Sequence[Tensor], operation: Any) -> None:
+    """In place; tensors of two bytes meet in float32, in which sums lose nothing that counts."""
+    for bucket in _buckets(tensors):
+        dtype = torch.promote_types(bucket[0].dtype, torch.float32) if bucket[0].is_floating_point() else torch.int64
+        flat = torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in bucket])
+        cast(Any, dist).all_reduce(flat, op=operation)
+        for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -234,7 +234,7 @@ class InferenceSize:
         memory at a time. What the processes computed is for the caller to bring together."""
         while True:
             results = list[ResultT]()
-            if all(together(self.world, lambda: self._fits(cut, compute, results))):
+            if all(together(self.world, partial(self._fits, cut, compute, results))):
                 return results
             smaller = next_smaller(self.size, cut, shares=self.world.size)
             if smaller is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
-from kedge.core.world import World, told
+from kedge.core.world import World
 from kedge.data.batching import TokenSequence, token_batch
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.loading.cache import cache_root
@@ -53,14 +53,12 @@ def reference_logprobs(
         key = _key(opened.model, sequences, has_adapters=has_adapters)
         shared = cache_root() / "reference-logprobs" / f"{hash_json(key)}.safetensors"
         _refuse_another_reference(file, key)
-        world, count = context.world, len(sequences)
-        own = told(world, lambda: _read(context, file, key, count))
-        logp_S = own if own is not None else told(world, lambda: _read(context, shared, key, count))
+        logp_S = _read(context, file, key, len(sequences))
         if logp_S is None:
-            logp_S = _compute(opened.language_model, sequences, pad, world)
-            if world.rank == 0:
+            logp_S = _read(context, shared, key, len(sequences))
+            if logp_S is None:
+                logp_S = _compute(opened.language_model, sequences, pad, context.world)
                 _write(shared, logp_S, key)
-        if own is None and world.rank == 0:
             _write(file, logp_S, key)
     return logp_S.tolist()
 

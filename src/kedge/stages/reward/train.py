@@ -19,7 +19,7 @@ from kedge.core.batches import Comparisons
 from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
-from kedge.core.world import World, told
+from kedge.core.world import World
 from kedge.data.batching import comparison_batches, num_steps, step_rows
 from kedge.data.encoding.store import LazyRows, lazy_map
 from kedge.data.examples import Demonstration
@@ -168,13 +168,14 @@ def _train_member(
     objective = preference(partial(scores, member), ranking=settings.loss.ranking, centre=settings.loss.centre)
     learner = Learner(trained, member.backbone, objective, settings.optimiser, total_steps=total, passes=passes)
     finished = context.folder / "finished" / f"member-{index}"
-    if told(context.world, finished.is_dir):
+    if finished.is_dir():
         state = load_state(finished)
         trained.load(state["weights"])
         passes.load(state["passes"])
         return
 
-    first_step = told(context.world, lambda: _steps_before(context.folder / "finished", index))
+    # Process 0 has written it.
+    first_step = context.world.same(0 if context.world.rank else _steps_before(context.folder / "finished", index))
     stop_if_asked(context, first_step)
     loop = TrainLoop(
         context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval, first_step=first_step
@@ -198,9 +199,8 @@ def _train_member(
             metrics |= held_out_metrics(learner, _batches(held_out, pad))
         loop.finish(metrics)
     loop.take_best()
-    if context.world.rank == 0:
-        with whole_folder(finished) as beside:
-            save_state(beside, {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()})
+    with whole_folder(finished) as beside:
+        save_state(beside, {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()})
 
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:

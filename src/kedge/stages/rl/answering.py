@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kedge.core.files import hash_folder, hash_json, write_json
 from kedge.core.records import Prompts, Rollouts, joined, repeated, to_device
-from kedge.core.world import ALONE, World, told
+from kedge.core.world import ALONE, World
 from kedge.data.examples import Messages
 from kedge.data.template import encode_prompt, stop_ids, template_hash
 from kedge.data.tokenizer import padding_id
@@ -100,7 +100,8 @@ def answer(
         return Answered(rollouts=sampled, tokenizer=tokenizer, is_cached=False)
     folder = cache_root() / "answers" / hash_json(facts)
     about = {**facts, "prompts": len(prompts), "model": request.model}
-    if (cached := told(world, lambda: _read(folder, rows) if folder.is_dir() else None)) is not None:
+    cached = world.same(_read(folder, rows) if world.rank == 0 and folder.is_dir() else None)
+    if cached is not None:
         return Answered(rollouts=cached, tokenizer=tokenizer, is_cached=True)
     sampled = _sampled(request, tokenizer, rows, progress, world)
     if world.rank == 0:

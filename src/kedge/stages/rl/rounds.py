@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
-from kedge.core.world import told
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import has_adapters
@@ -183,8 +182,6 @@ def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[
 
 def save_round(context: Context, learner: Learner[Any], number: int, *, step: int) -> None:
     """Keep the weights of a round that is done, which ended at `step`."""
-    if context.world.rank:
-        return
     finished = context.folder / "finished"
     with whole_folder(finished / f"round-{number}") as beside:
         passes = learner.train_step.passes.state()
@@ -195,7 +192,7 @@ def save_round(context: Context, learner: Learner[Any], number: int, *, step: in
 def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> tuple[int, int]:
     """How many rounds are done, and at which step; the model gets the weights of the last one, `passes` their size."""
     finished = context.folder / "finished"
-    numbers = told(context.world, lambda: [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")])
+    numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
     if not numbers:
         return 0, 0
     state = load_state(finished / f"round-{max(numbers)}")
@@ -205,16 +202,14 @@ def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> 
 
 
 def _draw(sampler: AnswerSampler, number: int, *, answers: int, name: str) -> Round:
-    file, world = sampler.context.folder / name, sampler.context.world
-    drawn = told(world, lambda: read_answers(file) if file.exists() else None)
-    if drawn is not None:
-        return Round(number=number, groups=drawn, seconds=None)
+    file = sampler.context.folder / name
+    if file.exists():
+        return Round(number=number, groups=read_answers(file), seconds=None)
     since = time.perf_counter()
     seed = seed_for(sampler.context.seed, "answers", number)
     groups = sampler.draw(answers, seed=seed, is_start=number == 0)
     _refuse_unscored_round(sampler, groups)  # before the answers are kept: a resumed run draws and scores them again
-    if world.rank == 0:
-        write_answers(file, groups)
+    write_answers(file, groups)
     return Round(number=number, groups=groups, seconds=time.perf_counter() - since)
 
 

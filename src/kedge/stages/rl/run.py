@@ -21,7 +21,6 @@ from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
-from kedge.core.world import told
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.roles.actor_critic import RoleSet
@@ -156,8 +155,9 @@ class RLRun:
                 total=-(-self.settings.batch * self.settings.answers // self.context.world.size),
             ),
             decode=partial(decoded, self.tokenizer),
+            world=self.context.world,
         )
-        return open_generator(self.settings.generator, parts, world=self.context.world)
+        return open_generator(self.settings.generator, parts)
 
     # The iterations
 
@@ -222,7 +222,7 @@ class RLRun:
                 f"{exceeded}; everything is saved as it is at step {self.step}. To go on: --resume "
                 f"--set stages.{self.context.name}.kl.limit=HIGHER (or kl.on_limit=rollback)"
             )
-        good, coef = told(self.context.world, lambda: run.checkpoints.pins().get(_GOOD, 0)), self.kl.coef
+        good, coef = run.checkpoints.pins().get(_GOOD, 0), self.kl.coef
         self._load(run.checkpoints.read(good, check_hashes=True).folder)
         if kl.on_limit == "rollback" and self.rollbacks < kl.max_rollbacks:
             self.rollbacks += 1
@@ -264,7 +264,6 @@ class RLRun:
         """Take up the newest checkpoint; else save step 0, to which a broken budget may lead back."""
         run = self.context.run
         latest = run.checkpoints.latest()
-        self.context.world.gather(None)  # all have looked before one of them saves
         if latest is None:
             if run.read_metrics() or run.read_samples():
                 run.resume_at(None)
@@ -335,7 +334,7 @@ class RLRun:
 
     def _stop_at_peak(self, step: int) -> None:
         """End the run where the gold score is at or past its predicted peak, or has fallen from one."""
-        peak = told(self.context.world, lambda: passed_peak(self.context.run.read_metrics()))
+        peak = passed_peak(self.context.run.read_metrics())
         if peak is None:
             return
         self.save()
