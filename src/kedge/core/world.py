@@ -6,10 +6,13 @@ made from it is made alike. Alone there is nothing to add.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from torch import Tensor
+from kedge.core.errors import KedgeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ class World(Protocol):
         ...
 
     def highest(self, *tensors: Tensor) -> None:
-        """The largest of each entry over all processes, in place."""
+        """The largest of each entry over all processes, in place; what is not a number may be lost."""
         ...
 
     def gather(self, value: T) -> list[T]:
@@ -69,6 +72,22 @@ class Alone:
 
 
 ALONE: World = Alone()
+
+
+def together(world: World, compute: Callable[[], T]) -> list[T]:
+    """What each process computes, by rank. What one of them refuses with an error of ours, all refuse."""
+    if world.size == 1:
+        return [compute()]
+    try:
+        own = compute()
+    except KedgeError as error:
+        own = error
+    results: list[T] = []
+    for result in world.gather(own):
+        if isinstance(result, KedgeError):
+            raise result
+        results.append(result)
+    return results
 
 
 def share(parts: Sequence[T], rank: int, size: int) -> list[T]:

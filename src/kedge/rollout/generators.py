@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kedge.core.protocols import Generator
+    from kedge.core.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,9 @@ class GeneratorParts:
     """Answers to sample at once; it changes speed and memory, never an answer."""
     decode: Callable[[list[int]], str]
     """From the tokens of an answer to the text in which stop strings are looked for."""
+    world: World | None = None
+    """The processes that run the stage together; None is this one alone. Every process asks for all rows: a generator
+    either gives the same answers on each, or shares the rows (`kedge.rollout.shared`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

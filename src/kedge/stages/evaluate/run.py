@@ -133,7 +133,8 @@ def _answer(
         rows=settings.rows,
     )
     progress = _Progress(context, name, len(prompts) * settings.answers)
-    answered = answer(request, [prompt.prompt for prompt in prompts], progress=progress.show)
+    texts = [prompt.prompt for prompt in prompts]
+    answered = answer(request, texts, progress=progress.show, world=context.world)
     where = ", read from the cache" if answered.is_cached else ""
     context.say(f"  {name}: {len(answered.rollouts.tokens_BT):,} answers{where}")
     return Candidate(name=name, request=request, answered=answered)
@@ -211,7 +212,9 @@ def _divergences(
     )
     with model.active():
         return {
-            candidate.name: log_ratios(model, candidate.answered.rollouts, temperature=settings.temperature).tolist()
+            candidate.name: log_ratios(
+                model, candidate.answered.rollouts, temperature=settings.temperature, world=context.world
+            ).tolist()
             for candidate in alike
         }
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
+from kedge.core.world import World
 from kedge.data.batching import TokenSequence, token_batch
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.loading.cache import cache_root
@@ -56,7 +57,7 @@ def reference_logprobs(
         if logp_S is None:
             logp_S = _read(context, shared, key, len(sequences))
             if logp_S is None:
-                logp_S = _compute(opened.language_model, sequences, pad)
+                logp_S = _compute(opened.language_model, sequences, pad, context.world)
                 _write(shared, logp_S, key)
             _write(file, logp_S, key)
     return logp_S.tolist()
@@ -80,13 +81,13 @@ def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_
     }
 
 
-def _compute(model: LanguageModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
+def _compute(model: LanguageModel, sequences: Sequence[TokenSequence], pad: int, world: World) -> Tensor:
     def compute(rows: list[int]) -> Tensor:
         batch = token_batch([sequences[row] for row in rows], pad=pad)
         return model.logprobs(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT).sum(dim=1)
 
     lengths = [sequence.num_tokens for sequence in sequences]
-    return InferenceSize(model.device).by_length(lengths, compute).float().cpu()
+    return InferenceSize(model.device, world=world).by_length(lengths, compute).float().cpu()
 
 
 def _refuse_another_reference(own: Path, key: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from kedge.core.batches import Comparisons
 from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
+from kedge.core.world import World
 from kedge.data.batching import comparison_batches, num_steps, step_rows
 from kedge.data.encoding.store import LazyRows, lazy_map
 from kedge.data.examples import Demonstration
@@ -74,7 +75,7 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
         "truncate": truncation(settings.too_long),
     }
     others = [list(answer) for item in data[:MOST_DEMONSTRATIONS] for answer in item.ranked.answers]
-    members = [_normalised(member, demonstrations, others, about) for member in members]
+    members = [_normalised(member, demonstrations, others, about, context.world) for member in members]
     folder = context.folder / "model"
     weights, dtype = [weights_of_member.weights() for weights_of_member in trained], settings.memory.save_dtype
     for member, weights_of_member in zip(members, weights, strict=True):
@@ -173,7 +174,8 @@ def _train_member(
         passes.load(state["passes"])
         return
 
-    first_step = _steps_before(context.folder / "finished", index)
+    # Process 0 has written it.
+    first_step = context.world.same(0 if context.world.rank else _steps_before(context.folder / "finished", index))
     stop_if_asked(context, first_step)
     loop = TrainLoop(
         context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval, first_step=first_step
@@ -203,7 +205,7 @@ def _train_member(
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
     ranked = lazy_map(lambda item: item.ranked, items)
-    return lambda size: comparison_batches(ranked, rows=size.rows, tokens=size.tokens, pad=pad)
+    return lambda size: comparison_batches(ranked, rows=size.rows, tokens=size.tokens, shares=size.shares, pad=pad)
 
 
 def _steps_before(finished: Path, index: int) -> int:
@@ -226,14 +228,15 @@ def _normalised(
     demonstrations: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]],
     about: Mapping[str, Any],
+    world: World,
 ) -> RewardModel:
     """Demonstrations average 0. The scale stays: a score difference is a log-odds, and calibration is about that.
 
     The range of the scores of `others`, which were trained on, is where scores can be trusted.
     """
-    mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False)[0]).mean
+    mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False, world=world)[0]).mean
     normaliser = Normaliser(mean=mean, std=(1.0,) * len(mean))
-    scores_NK = normaliser(score_sequences([member], others, normalised=False)[0])
+    scores_NK = normaliser(score_sequences([member], others, normalised=False, world=world)[0])
     score_ranges = tuple(zip(scores_NK.amin(dim=0).tolist(), scores_NK.amax(dim=0).tolist(), strict=True))
     return replace(member, facts=replace(member.facts, normaliser=normaliser, score_ranges=score_ranges, **about))
 
@@ -250,7 +253,7 @@ def _report(
     facts = {"trained on": f"{len(data):,} comparisons", "objectives": ", ".join(settings.objectives), **cost}
     if len(members) > 1:
         facts["out of fold"] = _out_of_fold(context, members, data)
-    report = report_on(members, held_out, trained=data, combine=settings.combine, facts=facts)
+    report = report_on(members, held_out, trained=data, combine=settings.combine, facts=facts, world=context.world)
     write_json(context.folder / "reward-report.json", report.as_dict())
     write_text(context.folder / "reward-report.html", render_html(report))
     for finding in report.findings:
@@ -264,7 +267,7 @@ def _report(
 
 def _out_of_fold(context: Context, members: Sequence[RewardModel], data: LazyRows[EncodedComparison]) -> str:
     """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
-    report = report_out_of_fold(members, data, seed=context.seed)
+    report = report_out_of_fold(members, data, seed=context.seed, world=context.world)
     write_json(context.folder / "out-of-fold.json", report.as_dict())
     accuracy = report.accuracy
     interval = f"95 % interval {100 * accuracy.low:.1f} to {100 * accuracy.high:.1f} %"

@@ -29,6 +29,7 @@ from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.rows import rows_at_once
+from kedge.rollout.shared import SharedGenerator
 from kedge.runs.state import load_state, save_state
 from kedge.stages.rl.answers import (
     AnswerSampler,
@@ -91,12 +92,18 @@ def open_sampler(
     )
     answers = max(settings.answers * len(dataset.prompts), settings.step_answers * settings.batch)
     longest_prompt = max(map(len, dataset.tokens))
-    rows = rows_at_once(model, settings.rows, longest=longest_prompt + settings.sampling.max_new_tokens, total=answers)
+    rows = rows_at_once(
+        model,
+        settings.rows,
+        longest=longest_prompt + settings.sampling.max_new_tokens,
+        total=-(-answers // context.world.size),
+    )
+    pad = padding_id(tokenizer)
     generator = LocalGenerator(
         model,
         settings.sampling,
         stop_ids=stop_ids(tokenizer),
-        pad=padding_id(tokenizer),
+        pad=pad,
         max_rows=rows,
         decode=partial(decoded, tokenizer),
     )
@@ -107,7 +114,7 @@ def open_sampler(
         round_metric=round_metric,
         dataset=dataset,
         tokenizer=tokenizer,
-        generator=generator,
+        generator=SharedGenerator(generator, context.world, pad=pad, device=model.device),
         rows=rows,
         reward=source(settings.reward, f"{under}reward"),
         gold=source(settings.gold, f"{under}gold") if settings.gold else None,

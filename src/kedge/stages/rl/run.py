@@ -152,9 +152,10 @@ class RLRun:
                 self.roles.model,
                 self.settings.memory.generate_rows,
                 longest=max(map(len, self.prompts.tokens)) + sampling.max_new_tokens,
-                total=self.settings.batch * self.settings.answers,
+                total=-(-self.settings.batch * self.settings.answers // self.context.world.size),
             ),
             decode=partial(decoded, self.tokenizer),
+            world=self.context.world,
         )
         return open_generator(self.settings.generator, parts)
 

@@ -211,12 +211,12 @@ class _Recorded(Generic[BatchT]):
 
 def passes_for(context: Context, micro_batch: AutoSize) -> Passes:
     """The size of a stage's passes, which says as an event what it is and when it changes."""
-    return Passes(micro_batch, report=context.event)
+    return Passes(micro_batch, report=context.event, world=context.world)
 
 
 def batches_of(sequences: Sequence[TokenSequence], pad: int) -> Cut[Batch]:
     """Sequences, a row each, in batches of a size of passes."""
-    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
+    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, shares=size.shares, pad=pad)
 
 
 def steps_left(max_steps: int | None, step: int) -> int | None:
