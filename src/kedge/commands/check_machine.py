@@ -38,9 +38,11 @@ def device_findings(device: str) -> Iterator[Finding]:
 
 def gpus_of(device: str) -> int | None:
     """How many GPUs a recipe with this device has here; None where it computes on the CPU."""
+    if device == "cpu":
+        return None
     import torch
 
-    return torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else None
+    return torch.cuda.device_count() if torch.cuda.is_available() else None
 
 
 def placement_findings(recipe: Recipe) -> Iterator[Finding]:
