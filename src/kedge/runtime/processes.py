@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kedge.core.errors import ConfigError, ProcessLost
+from kedge.core.errors import ConfigError, ProcessError, ProcessLost
 from kedge.core.world import share
 from kedge.runtime.watch import Watch
 
@@ -78,7 +78,7 @@ class ProcessWorld:
             self._compare(purpose)
             yield
         except RuntimeError as error:
-            if isinstance(error, ProcessLost) or self.watch is None:
+            if isinstance(error, ProcessError) or self.watch is None:
                 raise
             is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
             if (heard := self.watch.heard(wait_s=0.5 if is_late else 5.0)) is not None:
@@ -96,9 +96,8 @@ class ProcessWorld:
         cast(Any, dist).all_gather(purposes, own)
         if any(int(other) != purpose for other in purposes):
             said = ", ".join(f"process {rank} {_PURPOSES[int(other)]}" for rank, other in enumerate(purposes))
-            lost = ProcessLost(f"the processes of this run have come apart: {said}")
             heard = self.watch.heard() if self.watch and not _is_handling() else None
-            raise heard or lost
+            raise heard or ProcessError(f"the processes of this run have come apart: {said}")
 
 
 def _is_handling() -> bool:

@@ -23,11 +23,13 @@ _PAUSE_S: Final = 0.5
 _ANSWER_S: Final = 5.0
 """How long a process waits for what the others say of themselves."""
 _GRACE_S: Final = 20.0
-"""How long a process may go on after another one has ended the run: a report may have to be written."""
+"""How long process 0 may go on after another one has ended the run: a report may have to be written."""
+_OTHERS_GRACE_S: Final = 2.0
+"""The same for the others, who write nothing."""
 
 
 class Watch:
-    """Of one process. `store` is one of torch's; `stacks` the folder for what its threads are doing, once there is one."""
+    """Of one process. `store` is one of torch's, `stacks` the folder for what its threads are doing."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -112,7 +114,7 @@ class Watch:
             except RuntimeError:
                 is_ending = True
             if is_ending:
-                ends_at = min(ends_at, time.monotonic() + _GRACE_S)
+                ends_at = min(ends_at, time.monotonic() + (_OTHERS_GRACE_S if self.rank else _GRACE_S))
             if time.monotonic() > ends_at:
                 os._exit(ProcessLost.exit_code)
 
@@ -131,7 +133,7 @@ def _own_error(error: BaseException) -> BaseException | None:
     An error may be in the midst of being handled when the process finds the others gone: then that error is the cause.
     """
     current: BaseException | None = error
-    while isinstance(current, ProcessLost):
+    while isinstance(current, ProcessLost | ProcessError):
         behind = current.__cause__ or current
         current = behind.__context__
-    return current
+    return current or (error if isinstance(error, ProcessError) else None)
