@@ -78,10 +78,15 @@ def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
-    atexit.register(server.kill)
+    atexit.register(_end, server)
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
     return server
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.kill()
+    server.communicate()
 
 
 def start(members: Sequence[Member], home: Path) -> list[int]:

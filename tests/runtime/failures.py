@@ -6,7 +6,6 @@ The recipe's reward function breaks the process, by the rank that the launcher g
 from __future__ import annotations
 
 import json
-import os
 import signal
 import tempfile
 import time
@@ -178,12 +177,12 @@ def broken(self, *arguments):
 
 IterationJournal.write = broken
 """
-_SUICIDE = "os.kill(os.getpid(), signal.SIGKILL)"
+SUICIDE = "os.kill(os.getpid(), signal.SIGKILL)"
 CASES = [
     Case("raises", "pass", _raised, before=_RAISING.format(error="DataError")),
     Case("raises what others save for", "pass", _raised_reward, before=_RAISING.format(error="RewardError")),
     Case("hangs", "time.sleep(3600)", _hung, ("placement.timeout=3",)),
-    Case("is killed", f'Path("done").exists() or (Path("done").touch(), {_SUICIDE})', _killed),
+    Case("is killed", f'Path("done").exists() or (Path("done").touch(), {SUICIDE})', _killed),
     Case("is asked to stop", "os.kill(os.getpid(), signal.SIGTERM)", _stopped),
 ]
 

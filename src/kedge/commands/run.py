@@ -106,7 +106,7 @@ def _exit_quietly(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, KedgeError):
-        if _is_launched():
+        if _is_launched() and not isinstance(error, ProcessLost):
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     traceback.print_exception(error)

@@ -122,8 +122,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> set[int]:
     """Until all have ended. Those that had to be killed because another one is gone are given."""
     killed, ends_at = set[int](), float("inf")
     try:
-        while any(process.poll() is None for process in processes):
-            codes = [process.returncode for process in processes]
+        while None in (codes := [process.poll() for process in processes]):
             if any(code is not None and code < 0 for code in codes):
                 ends_at = 0.0
             elif any(code not in (None, 0, _INTERRUPTED) for code in codes):
