@@ -5,7 +5,9 @@ The recipe's reward function breaks the process, by the rank that the launcher g
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import signal
 import tempfile
 import time
@@ -90,22 +92,22 @@ def difference(left: list[dict[str, float]], right: list[dict[str, float]]) -> s
 
 
 @cache
-def undisturbed() -> list[dict[str, float]]:
-    """What a single process gives that nothing happens to."""
+def alone() -> Path:
+    """Where a single process ran the recipe, and nothing happened to it."""
     home = Path(tempfile.mkdtemp(prefix="kedge-alone-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     write_recipe(home)
     ended = crew.run(members(home, 1), home)
     assert ended.codes == [0], ended
-    return metrics(home)
+    return home
 
 
 def resumed_equals(home: Path, size: int) -> str | None:
     """Go on with the run on so many processes; what differs from the run that nothing happened to."""
-    (home / "reward.py").write_text((home / "reward.py").read_text())
     ended = crew.run(members(home, size, "--resume"), home)
     if set(ended.codes) != {0}:
         return f"resumed on {size}: {ended}"
-    return difference(undisturbed(), metrics(home))
+    return difference(metrics(alone()), metrics(home))
 
 
 @dataclass(frozen=True, slots=True)

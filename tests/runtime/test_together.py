@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,26 +36,24 @@ def test_a_run_of_two_that_loses_one_goes_on_by_itself_and_gives_the_numbers_of_
     events = [json.loads(line) for line in (tmp_path / "runs/pair/events.jsonl").read_text().splitlines()]
     (lost,) = [event for event in events if event["code"] == "process.lost"]
     assert (lost["level"], lost["evidence"]["rank"], lost["evidence"]["signal"]) == ("warning", 1, "SIGKILL")
-    assert failures.difference(failures.undisturbed(), failures.metrics(tmp_path)) is None
+    assert failures.difference(failures.metrics(failures.alone()), failures.metrics(tmp_path)) is None
     assert status_of(tmp_path / "runs/pair") == "done"
 
 
 def test_two_under_srun_leave_what_one_leaves(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        failures.write_recipe(tmp_path / name)
-    alone = crew.run(failures.members(tmp_path / "one", 1), tmp_path)
+    failures.write_recipe(tmp_path)
     arguments = ["run", "r.yaml", "--no-check"]
-    pair = crew.run([Member(tmp_path / "two", arguments, place) for place in crew.by_srun(2)], tmp_path)
-    assert (alone.codes, pair.codes) == ([0], [0, 0]), pair
-    assert pair.err == ["", ""]
-    assert pair.out[1] == ""
-    assert files_of(tmp_path / "one/runs") == files_of(tmp_path / "two/runs")
-    for journal in ("metrics", "events", "samples"):
-        lines = [
-            (tmp_path / name / f"runs/pair/ppo/{journal}.jsonl").read_text().splitlines() for name in ("one", "two")
-        ]
-        assert len(lines[0]) == len(lines[1]) > 0
-    assert failures.difference(failures.metrics(tmp_path / "one"), failures.metrics(tmp_path / "two")) is None
+    pair = crew.run([Member(tmp_path, arguments, place) for place in crew.by_srun(2)], tmp_path)
+    assert pair.codes == [0, 0], pair
+    assert (pair.err, pair.out[1]) == (["", ""], "")
+    one, two = failures.alone() / "runs/pair", tmp_path / "runs/pair"
+    assert files_of(one) == files_of(two)
+    assert len((one / "ppo/samples.jsonl").read_text().splitlines()) == len(
+        (two / "ppo/samples.jsonl").read_text().splitlines()
+    )
+    events = [json.loads(line)["message"] for line in (two / "ppo/events.jsonl").read_text().splitlines()]
+    assert len(events) == len(set(events))
+    assert failures.difference(failures.metrics(failures.alone()), failures.metrics(tmp_path)) is None
 
 
 _KILLED_IN_SAVE = """
@@ -163,4 +165,37 @@ def test_torchrun_starts_a_run(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("done: runs/pair") == 1
-    assert failures.difference(failures.undisturbed(), failures.metrics(tmp_path)) is None
+    assert failures.difference(failures.metrics(failures.alone()), failures.metrics(tmp_path)) is None
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    failures.write_recipe(tmp_path, "time.sleep(3600)")
+    command = [sys.executable, "-m", "kedge.cli", "run", "r.yaml", "--no-check", "--set", "placement.processes=2"]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "run folder: runs/pair\n"
+    launcher.kill()
+    launcher.wait()
+    until = time.monotonic() + 60
+    while status_of(tmp_path / "runs/pair") == "running" and time.monotonic() < until:
+        time.sleep(0.5)
+    launcher.stdout.close()
+    assert status_of(tmp_path / "runs/pair") == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", range(20))
+def test_killed_at_random_a_run_is_resumed_on_any_number_of_processes(tmp_path: Path, number: int) -> None:
+    draw = random.Random(number)
+    size, resumed_size = draw.choice((2, 3)), (1, 2, 3)[number % 3]
+    failures.write_recipe(tmp_path)
+    processes = crew.start(failures.members(tmp_path, size), tmp_path)
+    time.sleep(draw.uniform(0.2, 8))
+    with suppress(ProcessLookupError):
+        os.kill(draw.choice(processes), signal.SIGKILL)
+    crew.wait(size, tmp_path)
+    if not (tmp_path / "runs/pair/run.json").exists():
+        assert crew.run(failures.members(tmp_path, resumed_size), tmp_path).codes == [0] * resumed_size
+    assert failures.resumed_equals(tmp_path, resumed_size) is None
