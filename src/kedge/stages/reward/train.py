@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from kedge.core.batches import Comparisons
 from kedge.core.errors import ContractStop
@@ -81,12 +82,19 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     for member, weights_of_member in zip(members, weights, strict=True):
         member.activate()
         tell_rounding(context, member.model, weights_of_member, dtype)
+    context.once(lambda: _save(members, folder, weights, settings))
+    _report(context, settings, members, data, held_out, cost)
+    return {"model": folder}
+
+
+def _save(
+    members: Sequence[RewardModel], folder: Path, weights: Sequence[Mapping[str, Tensor]], settings: RewardSettings
+) -> None:
+    dtype = settings.memory.save_dtype
     if len(members) == 1:
         save(members[0], folder, weights=weights[0], dtype=dtype)
     else:
         save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder, weights=weights, dtype=dtype)
-    _report(context, settings, members, data, held_out, cost)
-    return {"model": folder}
 
 
 def _data(
@@ -168,7 +176,7 @@ def _train_member(
     objective = preference(partial(scores, member), ranking=settings.loss.ranking, centre=settings.loss.centre)
     learner = Learner(trained, member.backbone, objective, settings.optimiser, total_steps=total, passes=passes)
     finished = context.folder / "finished" / f"member-{index}"
-    if finished.is_dir():
+    if context.once(finished.is_dir):
         state = load_state(finished)
         trained.load(state["weights"])
         passes.load(state["passes"])
@@ -199,8 +207,13 @@ def _train_member(
             metrics |= held_out_metrics(learner, _batches(held_out, pad))
         loop.finish(metrics)
     loop.take_best()
-    with whole_folder(finished) as beside:
-        save_state(beside, {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()})
+    done = {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()}
+    context.once(lambda: _save_finished(finished, done))
+
+
+def _save_finished(folder: Path, state: Mapping[str, Any]) -> None:
+    with whole_folder(folder) as beside:
+        save_state(beside, state)
 
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
@@ -254,8 +267,8 @@ def _report(
     if len(members) > 1:
         facts["out of fold"] = _out_of_fold(context, members, data)
     report = report_on(members, held_out, trained=data, combine=settings.combine, facts=facts, world=context.world)
-    write_json(context.folder / "reward-report.json", report.as_dict())
-    write_text(context.folder / "reward-report.html", render_html(report))
+    context.once(lambda: write_json(context.folder / "reward-report.json", report.as_dict()))
+    context.once(lambda: write_text(context.folder / "reward-report.html", render_html(report)))
     for finding in report.findings:
         context.event(finding.level, finding.code, finding.message, fix=finding.fix)
     if not report.is_fit and settings.if_unfit == "stop":
@@ -268,7 +281,7 @@ def _report(
 def _out_of_fold(context: Context, members: Sequence[RewardModel], data: LazyRows[EncodedComparison]) -> str:
     """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
     report = report_out_of_fold(members, data, seed=context.seed, world=context.world)
-    write_json(context.folder / "out-of-fold.json", report.as_dict())
+    context.once(lambda: write_json(context.folder / "out-of-fold.json", report.as_dict()))
     accuracy = report.accuracy
     interval = f"95 % interval {100 * accuracy.low:.1f} to {100 * accuracy.high:.1f} %"
     right = f"{100 * accuracy.value:.1f} % right ({interval})"

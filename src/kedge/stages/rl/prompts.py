@@ -124,7 +124,7 @@ def read_prompts(
     answers: int,
     max_tokens: int,
     seed: int,
-    set_aside: Path,
+    set_aside: Path | None,
     limit_name: str = "max_prompt_tokens",
     too_long: TooLong = "refuse",
     report: Callable[[LongPrompts], None] = lambda long: None,

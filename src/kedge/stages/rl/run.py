@@ -71,7 +71,7 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         max_tokens=longest,
         limit_name=limit_name,
         seed=context.seed,
-        set_aside=context.folder / "prompts.broken.jsonl",
+        set_aside=context.set_aside("prompts.broken.jsonl"),
         too_long=settings.too_long,
         report=partial(report_long_prompts, context, settings.too_long),
     )
@@ -201,7 +201,7 @@ class RLRun:
         step = number + 1
         self.num_bad += 1
         self.clock.take()
-        place = keep_bad(self.context.run, step, [rollouts])
+        place = self.context.once(lambda: keep_bad(self.context.run, step, [rollouts]))
         message = f"iteration {step}: dropped: {error}; its batch is kept in {place}"
         self.context.event("warning", "step.not_finite", message, step=step)
         if self.num_bad >= MAX_BAD_STEPS:

@@ -168,7 +168,8 @@ class TrainLoop(Generic[BatchT]):
     def _note_refusal(self, batches: Sequence[BatchT], error: NumericsError) -> None:
         self.step = self._first_step + self._learner.step
         self._num_refused += 1
-        message = f"dropped: {error}; its batch is kept in {keep_bad(self._context.run, self.step, batches)}"
+        place = self._context.once(lambda: keep_bad(self._context.run, self.step, batches))
+        message = f"dropped: {error}; its batch is kept in {place}"
         event = {"level": "warning", "code": "step.not_finite", "message": message, "step": self.step}
         self._context.tracker.event(event)
 
