@@ -21,7 +21,7 @@ from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runtime.local import Clock, LocalRuntime
-from kedge.stages.rl.prompts import stream
+from kedge.stages.rl.prompts import RolloutStream
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.settings import CreditSettings, KLSettings, PPOConfig
 from kedge.trainers.shared import RewardShaper, kl_controller
@@ -96,11 +96,14 @@ def test_ppo_reaches_the_optimum_of_reward_minus_kl(
     generator = LocalGenerator(
         held.model, SamplingSettings(max_new_tokens=1), stop_ids=[258], pad=256, max_rows=ANSWERS
     )
-    batches = (repeated([PROMPT], ids=[number], answers=ANSWERS) for number in range(STEPS // 4))
+    iterations = STEPS // 4
+    stream = RolloutStream(
+        generator, lambda number: repeated([PROMPT], ids=[number], answers=ANSWERS), lag=0, seed=0, end=iterations
+    )
     roles = PPORoles(policy=held.policy, critic=held.critic, reference=held.reference, reward=reward)
     kl_coef, shaper, runtime = kl_controller(cfg.kl), RewardShaper(), LocalRuntime(Clock())
-    for number, rollouts in enumerate(stream(generator, batches, lag=0, seed=0)):
-        iteration(rollouts, roles, cfg, kl_coef, shaper, runtime, number=number, seed=number)
+    for number in range(iterations):
+        iteration(stream.take(number), roles, cfg, kl_coef, shaper, runtime, number=number, seed=number)
 
     def distance(log_V: Tensor) -> float:
         return 0.5 * (log_V.exp() - best_V).abs().sum().item()
