@@ -128,8 +128,10 @@ def sequence_importance(old_logp_BT: Tensor, behaviour_logp_BT: Tensor, mask_BT:
 
 
 def mean_ratio(old_logp_BT: Tensor, behaviour_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """e^(mean over the response of old_logp - behaviour_logp) of each answer, without gradient: the geometric mean of
-    the ratios of its tokens, 1 where it has none.
+    """e^(mean over the response of old_logp - behaviour_logp) of each answer, without gradient.
+
+    It is the geometric mean of the ratios of its tokens, 1 where it has none: how near whoever sampled an answer is to
+    the policy, whatever its length.
 
     Ratios 4 and 1/2 have the geometric mean sqrt(2).
 
