@@ -84,9 +84,13 @@ class Experience:
     ref_logp_BT: Tensor
     """Log-probs under the reference."""
     advantages_BT: Tensor
+    weight_BT: Tensor | None = None
+    """What the loss of each token counts for, where other weights sampled it; None counts all alike."""
 
     def __post_init__(self) -> None:
         kinds = {"old_logp_BT": _REAL, "ref_logp_BT": _REAL, "advantages_BT": _REAL}
+        if self.weight_BT is not None:
+            kinds["weight_BT"] = _REAL
         _check(self, kinds, shape=self.rollouts.tokens_BT.shape)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kedge.core import plugins
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.settings import SamplingSettings, StreamSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +51,7 @@ class GeneratorKind:
     make: Callable[[Any, GeneratorParts], Generator] | str
 
 
-class LocalSettings(Section):
+class LocalSettings(StreamSettings):
     """Samples in this process, with the policy's own weights."""
 
     kind: Literal["local"] = "local"

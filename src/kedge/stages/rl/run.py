@@ -28,19 +28,29 @@ from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import GeneratorParts, open_generator
 from kedge.rollout.rows import rows_at_once
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
 from kedge.stages.rl.journal import IterationJournal
-from kedge.stages.rl.prompts import PromptDataset, prompt_limit, read_prompts, report_long_prompts, stream
+from kedge.stages.rl.prompts import (
+    PromptDataset,
+    RolloutStream,
+    UnderWay,
+    batches_of,
+    prompt_limit,
+    read_prompts,
+    report_long_prompts,
+    state_of,
+)
 from kedge.stages.rl.reward import decoded
 from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
-from kedge.stages.rl.settings import RLSettings, num_iterations
+from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad
 from kedge.stages.shared.policy import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
+from kedge.trainers.correction import AllDropped
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.supervised import MAX_BAD_STEPS
 
@@ -113,11 +123,15 @@ class RLRun:
     tokenizer: PreTrainedTokenizerBase
     clock: Clock
     generator: AnswerGenerator = field(init=False)
+    stream: RolloutStream = field(init=False)
+    """Rollouts of the iterations by their numbers, sampled ahead where the generator has a lag."""
     journal: IterationJournal = field(init=False)
     stateful: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
     """What else changes while a batch is sampled, by its name in a checkpoint."""
     iterations: int = field(init=False)
     """How many there are in all."""
+    is_always_new: bool = field(init=False)
+    """Whether all answers are of the policy as it is."""
     step: int = field(default=0, init=False)
     """How many iterations the weights have behind them."""
     rollbacks: int = field(default=0, init=False)
@@ -126,10 +140,19 @@ class RLRun:
     state_at_step: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     """Failure counts, random state, journal and `stateful` as they were at `step`: sampling the next batch changes
     them, and a checkpoint must not hold half of an iteration."""
+    under_way_at_step: UnderWay = field(default=(), init=False)
+    """The batches that were under way at `step`: a checkpoint waits for them."""
 
     def __post_init__(self) -> None:
-        self.iterations = num_iterations(self.settings)
+        self.iterations, self.is_always_new = num_iterations(self.settings), is_always_new(self.settings)
         self.generator = self.make_generator(self.settings.sampling)
+        self.stream = RolloutStream(
+            self.generator,
+            self.prompts.prompts_in,
+            lag=lag_of(self.settings.generator),
+            seed=self.context.seed,
+            end=self.iterations,
+        )
         self.journal = IterationJournal(
             context=self.context,
             settings=self.settings,
@@ -163,14 +186,10 @@ class RLRun:
 
     def rollouts(self) -> Iterator[tuple[int, Rollouts]]:
         """Number and rollouts of each iteration, from where the run was, or where a rollback led back to."""
-        for start in self.numbers():
-            batches = self.prompts.batches(start, self.iterations)
-            sampled = stream(self.generator, batches, lag=0, seed=self.context.seed, start=start)
-            for number, rollouts in enumerate(self.clock.each(sampled, "generate"), start=start):
-                yield number, rollouts
-                if self.step != number + 1:
-                    break  # a broken KL budget led back
-                self._publish_weights()
+        for number in self.numbers():
+            with self.clock.lap("generate"):
+                rollouts = self.stream.take(number)
+            yield number, rollouts
 
     def numbers(self) -> Iterator[int]:
         """The number of the next iteration, until all are done and the last policy is within the KL budget too."""
@@ -178,6 +197,11 @@ class RLRun:
         while self.step < self.iterations or not self._last_policy_is_within_budget():
             self._publish_weights()
             yield self.step
+
+    def age(self, number: int, rollouts: Rollouts) -> int | None:
+        """How many versions older than the policy of iteration `number` the one is that sampled; None where it is
+        always the same one."""
+        return None if self.is_always_new else number - rollouts.version
 
     def finish(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> None:
         """After an iteration: journal, detectors, samples, checkpoint; and whether it was the last one for now."""
@@ -198,16 +222,23 @@ class RLRun:
         A reward source that has not scored a single answer so far ends it at once, before anything is lost.
         """
         refuse_never_scored(self.reward.failure_counters)
+        place = self.context.once(lambda: keep_bad(self.context.run, number + 1, [rollouts]))
+        self._end_without_learning(number, "step.not_finite", f"dropped: {error}; its batch is kept in {place}", error)
+
+    def skip(self, number: int, error: AllDropped) -> None:
+        """A batch of which no answer is near enough to the policy: reported; too many in a row end the run."""
+        self._end_without_learning(number, "step.all_dropped", f"skipped: {error}", error)
+
+    def _end_without_learning(self, number: int, code: str, what: str, error: NumericsError | AllDropped) -> None:
         step = number + 1
         self.num_bad += 1
         self.clock.take()
-        place = self.context.once(lambda: keep_bad(self.context.run, step, [rollouts]))
-        message = f"iteration {step}: dropped: {error}; its batch is kept in {place}"
-        self.context.event("warning", "step.not_finite", message, step=step)
-        if self.num_bad >= MAX_BAD_STEPS:
+        self.context.event("warning", code, f"iteration {step}: {what}", step=step)
+        # Batches under way were sampled before: those behind them are of the policy as it now stays.
+        if self.num_bad >= MAX_BAD_STEPS + lag_of(self.settings.generator):
             self._note_state(step)
             self.save()
-            raise NumericsError(f"{self.num_bad} iterations in a row were dropped; the last one: {error}") from error
+            raise type(error)(f"{self.num_bad} iterations in a row were dropped; the last one: {error}") from error
         self._end_step(step)
 
     def exceed_budget(self, exceeded: KLExceeded) -> None:
@@ -256,6 +287,7 @@ class RLRun:
             "shaper": self.shaper.state(),
             "rollbacks": self.rollbacks,
             "num_bad": self.num_bad,
+            "under_way": state_of(self.under_way_at_step),
             **self.state_at_step,
         }
         self.context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state))
@@ -288,10 +320,12 @@ class RLRun:
         self.rollbacks, self.num_bad = max(self.rollbacks, state["rollbacks"]), state["num_bad"]
         self.journal.load(state["journal"])
         restore_rng(state["rng"])
+        self.stream.replace(batches_of(state.get("under_way", ()), self.roles.model.device))
         self._note_state(state["step"])
 
     def _note_state(self, step: int) -> None:
         self.step = step
+        self.under_way_at_step = self.stream.under_way
         self.state_at_step = {
             "failures": [[counter.state() for counter in source.failure_counters] for source in self.journal.sources],
             "rng": capture_rng(),
@@ -321,7 +355,8 @@ class RLRun:
         limit = self.settings.kl.limit
         if limit is None:
             return True
-        (prompts,) = self.prompts.batches(self.iterations, self.iterations + 1)
+        self._publish_weights()
+        prompts = self.prompts.prompts_in(self.iterations)
         rollouts = self.generator.submit(prompts, seed_for(self.context.seed, "last")).result()
         gap_BT = self.roles.policy.logprobs(rollouts) - self.roles.reference.logprobs(rollouts)
         kl = masked(gap_BT, rollouts.response_mask_BT).sum(dim=1).mean().item()
