@@ -104,6 +104,23 @@ def test_what_is_under_way_goes_through_a_checkpoint_and_comes_first(lag: int, t
     assert before.seeds + after.seeds == whole.seeds
 
 
+def test_what_is_under_way_is_given_up_where_a_run_goes_back() -> None:
+    pending = list[Future[Rollouts]]()
+
+    class Slow(_Recorder):
+        def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:
+            if prompts.group[0] == 100:
+                return super().submit(prompts, seed)
+            pending.append(Future())
+            return pending[-1]
+
+    stream = _stream(Slow(), lag=2)
+    stream.take(0)
+    stream.replace(())
+    assert [future.cancelled() for future in pending] == [True, True]
+    assert stream.under_way == ()
+
+
 def test_batches_before_one_that_failed_are_kept_and_the_error_comes_to_light_in_its_turn() -> None:
     generator = _Recorder(broken=2)
     stream = _stream(generator, lag=2)

@@ -342,3 +342,17 @@ def test_rounds_that_depend_on_scores_are_refused_under_a_lag() -> None:
     assert "group.lag_rounds" not in codes(method="dapo", max_rounds=1)
     assert "group.uncorrected_lag" in codes(loss={"correct": None})
     assert "versions old" in explain(GroupSettings.model_validate(given))[-1]
+
+
+def test_the_last_policy_is_measured_with_its_own_weights(
+    run_group: RunGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    versions, load = list[int](), LocalGenerator.load_weights
+
+    def load_and_note(generator: LocalGenerator, weights: Any, version: int) -> None:
+        versions.append(version)
+        load(generator, weights, version)
+
+    monkeypatch.setattr(LocalGenerator, "load_weights", load_and_note)
+    run_group(tmp_path, method="grpo", kl={"limit": 1000.0})
+    assert versions == [0, 1, 2]
