@@ -17,15 +17,16 @@ stages:
   reward:
     {kind: reward, from: sft, data: prepare.train, heldout: prepare.heldout, members: 2, epochs: 1, batch: 4,
      max_length: 64, if_unfit: go_on}
-  dpo: {kind: preference, from: sft, data: prepare.train, epochs: 1, batch: 4, max_length: 64, samples: 1, sample_tokens: 4}
+  dpo: {kind: preference, from: sft, data: prepare.train, epochs: 1, batch: 4, max_length: 64, samples: 1}
   online:
     kind: preference
     from: sft
     batch: 4
     max_length: 64
-    online: {rounds: 2, prompts: prompts.jsonl, reward: {kind: function, path: "reward.py:score"}, answers: 2, finished: false,
-             max_prompt_tokens: 40, sampling: {max_new_tokens: 6}}
-  best: {kind: best_of_n, from: sft, prompts: prompts.jsonl, reward: reward, n: 2, batch: 4, sampling: {max_new_tokens: 6}}
+    online: {rounds: 2, prompts: prompts.jsonl, reward: {kind: function, path: "reward.py:score"}, answers: 2,
+             finished: false, max_prompt_tokens: 40, sampling: {max_new_tokens: 6}}
+  best:
+    {kind: best_of_n, from: sft, prompts: prompts.jsonl, reward: reward, n: 2, batch: 4, sampling: {max_new_tokens: 6}}
   group:
     {kind: group, from: sft, prompts: prompts.jsonl, reward: reward, iterations: 2, batch: 4, answers: 2,
      max_prompt_tokens: 32, sampling: {max_new_tokens: 6}, kl: {limit: 100}}
