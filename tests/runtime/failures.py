@@ -32,7 +32,7 @@ stages:
     kind: ppo
     reward: {kind: function, path: "reward.py:score"}
     prompts: prompts.jsonl
-    iterations: 4
+    iterations: 3
     batch: 4
     answers: 2
     minibatches: 2
@@ -49,7 +49,7 @@ calls = 0
 def score(answers):
     global calls
     calls += 1
-    if os.environ.get("RANK") == "1" and calls == 3:
+    if os.environ.get("RANK") == "1" and calls == 2:
         PLANTED
     return [float(len(set(answer.text))) for answer in answers]
 """
@@ -72,8 +72,12 @@ def members(home: Path, size: int, *more: str, before: str = "") -> list[Member]
 
 
 def metrics(home: Path) -> list[dict[str, float]]:
-    """The lines of the run without what a clock says."""
-    lines = [json.loads(line) for line in (home / "runs/pair/ppo/metrics.jsonl").read_text().splitlines()]
+    return lines_of(home / "runs/pair/ppo/metrics.jsonl")
+
+
+def lines_of(journal: Path) -> list[dict[str, float]]:
+    """The metrics of a stage without what a clock says."""
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
     timed = ("time/", "tokens/per_second", "at")
     return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
 
@@ -114,7 +118,7 @@ def resumed_equals(home: Path, size: int) -> str | None:
 class Case:
     name: str
     planted: str
-    """What process 1 does in its third call of the reward function."""
+    """What process 1 does in its second call of the reward function."""
     held: Callable[[Ended, Path], str | None]
     """What is not as it must be, after all have ended."""
     settings: tuple[str, ...] = ()
@@ -159,9 +163,9 @@ def _killed(ended: Ended, home: Path) -> str | None:
 
 
 def _stopped(ended: Ended, home: Path) -> str | None:
-    if ended.codes != [130, 130] or "stopped at step 3, which is saved" not in ended.out[0]:
+    if ended.codes != [130, 130] or "stopped at step 2, which is saved" not in ended.out[0]:
         return f"{ended}"
-    if [line["step"] for line in metrics(home)] != [1, 2, 3]:
+    if [line["step"] for line in metrics(home)] != [1, 2]:
         return f"steps {[line['step'] for line in metrics(home)]}"
     return resumed_equals(home, 2)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import crew
+import every_stage
 import failures
 import pytest
 from crew import Member
@@ -199,3 +200,18 @@ def test_killed_at_random_a_run_is_resumed_on_any_number_of_processes(tmp_path: 
     if not (tmp_path / "runs/pair/run.json").exists():
         assert crew.run(failures.members(tmp_path, resumed_size), tmp_path).codes == [0] * resumed_size
     assert failures.resumed_equals(tmp_path, resumed_size) is None
+
+
+@pytest.mark.slow
+def test_every_kind_of_stage_leaves_the_same_files_and_numbers_on_two_processes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        every_stage.write_recipe(tmp_path / name)
+    arguments = ["run", "r.yaml", "--no-check"]
+    assert crew.run([Member(tmp_path / "one", arguments)], tmp_path).codes == [0]
+    pair = crew.run([Member(tmp_path / "two", arguments, place) for place in crew.by_torchrun(2)], tmp_path)
+    assert (pair.codes, pair.err) == ([0, 0], ["", ""])
+    one, two = tmp_path / "one/runs/all", tmp_path / "two/runs/all"
+    assert files_of(one) == files_of(two)
+    for journal in sorted(one.glob("*/metrics.jsonl")):
+        stage = journal.parent.name
+        assert failures.difference(failures.lines_of(journal), failures.lines_of(two / stage / journal.name)) is None

@@ -54,7 +54,9 @@ def ask(
     folder: Path, model: Any, wanted: list[TokenSequence] | None = None, warned: list[str] | None = None
 ) -> list[float]:
     messages: list[str] = [] if warned is None else warned
-    context: Any = SimpleNamespace(event=lambda level, code, message: messages.append(f"{level} {code}: {message}"))
+    context: Any = SimpleNamespace(
+        event=lambda level, code, message: messages.append(f"{level} {code}: {message}"), once=lambda action: action()
+    )
     return reference_logprobs(
         context,
         adapters_off(model),
