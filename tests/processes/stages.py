@@ -69,7 +69,6 @@ STAGES: dict[str, dict[str, Any]] = {
     },
     "dpo": {**PREFERENCE, "method": "dpo", "lora": {"rank": 2}},
     "kto": {**PREFERENCE, "method": "kto"},
-    "tdpo": {**PREFERENCE, "method": "tdpo"},
     "online": {
         **PREFERENCE, "method": "dpo", "data": None, "heldout": None,
         "online": {**SAMPLED, "rounds": 2, "reward": SIZE, "answers": 3, "finished": False, "rows": 16},
