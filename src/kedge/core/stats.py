@@ -6,7 +6,7 @@ Intervals are 95 %. Shape letters: N observations, G groups, K inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,15 +44,31 @@ def student_quantile(share: float, dof: int) -> float:
     >>> round(student_quantile(0.975, 9), 6), round(student_quantile(0.95, 1), 6)
     (2.262157, 6.313752)
     """
-    low, high = 0.0, 1.0
+    high = 1.0
     while _student_cdf(high, dof) < share:
         high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if _student_cdf(middle, dof) < share else (low, middle)
-    return (low + high) / 2
+    return falling_root(lambda t: share - _student_cdf(t, dof), 0.0, high)
+
+
+def falling_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function crosses 0 between two numbers, by halving.
+
+    >>> round(falling_root(lambda x: 2 - x * x, 0.0, 2.0), 9)
+    1.414213562
+    """
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if function(middle) > 0 else (low, middle)
+    return middle
+
+
+def places_of(names: Sequence[Hashable]) -> Ints:
+    """The number of each name among the different ones, in the order in which they come.
+
+    >>> places_of(["b", "a", "b"]).tolist()
+    [0, 1, 0]
+    """
+    place: dict[Hashable, int] = {}
+    return np.array([place.setdefault(name, len(place)) for name in names], dtype=np.int64)
 
 
 def _student_cdf(t: float, dof: int) -> float:

@@ -149,8 +149,12 @@ def equal_length_rates(
         model: [_prompt_result(own[prompt], theirs[prompt], source, tie=tie) for prompt in prompts]
         for model, own in ours.items()
     }
-    told = {model: rows for model, rows in results.items() if len({own - other for _, own, other in rows} - {0.0}) != 1}
-    return length_controlled_estimates(told) if prompts else {}
+    return length_controlled_estimates({model: rows for model, rows in results.items() if _tells_length(rows)})
+
+
+def _tells_length(rows: Sequence[PromptResult]) -> bool:
+    gaps = {length - other for _, length, other in rows}
+    return len(gaps) > 1 or gaps == {0.0}
 
 
 def _prompt_result(

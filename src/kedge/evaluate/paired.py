@@ -8,14 +8,14 @@ right, n all items.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-from kedge.core.stats import Floats, student_quantile
+from kedge.core.stats import Floats, falling_root, places_of, student_quantile
 
 Verdict = Literal["pass", "fail", "undecided"]
 POWER = 0.8
@@ -48,8 +48,8 @@ def tango(b: int, c: int, n: int, *, level: float = 0.95) -> tuple[float, float]
     z = _NORMAL.inv_cdf((1 + level) / 2)
     observed = (b - c) / n
     return (
-        _root(lambda difference: _tango_score(b, c, n, difference) - z, -1.0, observed),
-        _root(lambda difference: _tango_score(b, c, n, difference) + z, observed, 1.0),
+        falling_root(lambda difference: _tango_score(b, c, n, difference) - z, -1.0, observed),
+        falling_root(lambda difference: _tango_score(b, c, n, difference) + z, observed, 1.0),
     )
 
 
@@ -65,19 +65,6 @@ def _tango_score(b: int, c: int, n: int, difference: float) -> float:
     if variance <= 0:
         return 0.0 if gap == 0 else math.copysign(math.inf, gap)
     return gap / math.sqrt(variance)
-
-
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses 0 between two numbers, by halving."""
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if falling(middle) > 0:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -163,8 +150,7 @@ def non_inferiority(
 
 def _clustered_variance(gap_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
     """The variance of the mean where clusters are independent (Miller 2024), and how many clusters there are."""
-    place: dict[Hashable, int] = {}
-    group_N = np.array([place.setdefault(name, len(place)) for name in (clusters or range(len(gap_N)))])
+    group_N = places_of(range(len(gap_N)) if clusters is None else clusters)
     total_G = np.bincount(group_N, weights=gap_N - gap_N.mean())
     groups = len(total_G)
     if groups < 2:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from kedge.core.stats import Floats, Ints
+from kedge.core.stats import Floats, places_of
 
 Match = tuple[str, str, float]
 """Two models, and 1 where the first won, ½ where they tied, 0 where the second won."""
@@ -134,15 +134,10 @@ def _covariance(score_MP: Floats, information_PP: Floats, clusters: Sequence[Has
     if clusters is None:
         return centred_PP @ inverse_PP @ centred_PP.T
     total_GP = np.zeros((len(set(clusters)), score_MP.shape[1]))
-    np.add.at(total_GP, _places(clusters), score_MP)
+    np.add.at(total_GP, places_of(clusters), score_MP)
     groups = len(total_GP)
     scale = groups / (groups - 1) if groups > 1 else math.inf
     return centred_PP @ inverse_PP @ (scale * total_GP.T @ total_GP) @ inverse_PP @ centred_PP.T
-
-
-def _places(clusters: Sequence[Hashable]) -> Ints:
-    place: dict[Hashable, int] = {}
-    return np.array([place.setdefault(name, len(place)) for name in clusters])
 
 
 def _refuse(matches: Sequence[Match], names: Sequence[str]) -> None:
