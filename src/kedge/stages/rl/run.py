@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from kedge.core.errors import ContractStop, NumericsError, RewardError
+from kedge.core.errors import ContractStop, GeneratorError, NumericsError, RewardError, SyncError
 from kedge.core.loss import masked
 from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
@@ -26,7 +26,7 @@ from kedge.data.tokenizer import padding_id
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
-from kedge.rollout.generators import GeneratorParts, open_generator
+from kedge.rollout.generators import GeneratorParts, close_generator, max_mismatch, open_generator, with_sampling
 from kedge.rollout.rows import rows_at_once
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
@@ -93,9 +93,12 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         )
         try:
             yield run
-        except RewardError:
-            run.save()  # a source that fails too often may be mended, and nothing need be done twice
+        except (RewardError, GeneratorError):
+            if not run.is_misled:
+                run.save()  # what fails may be mended, and nothing need be done twice
             raise
+        finally:
+            close_generator(run.generator)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,13 +126,16 @@ class RLRun:
     rollbacks: int = field(default=0, init=False)
     num_bad: int = field(default=0, init=False)
     """Iterations in a row that were dropped."""
+    published: int | None = field(default=None, init=False)
+    """The step whose weights the generator has."""
+    is_misled: bool = field(default=False, init=False)
+    """The policy has learnt from answers of other weights than its own: it must not be saved."""
     state_at_step: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     """Failure counts, random state, journal and `stateful` as they were at `step`: sampling the next batch changes
     them, and a checkpoint must not hold half of an iteration."""
 
     def __post_init__(self) -> None:
         self.iterations = num_iterations(self.settings)
-        self.generator = self.make_generator(self.settings.sampling)
         self.journal = IterationJournal(
             context=self.context,
             settings=self.settings,
@@ -140,6 +146,7 @@ class RLRun:
             clock=self.clock,
             precision=str(self.roles.model.dtype).removeprefix("torch."),
         )
+        self.generator = self.make_generator(self.settings.sampling)  # last: it may start what has to be ended
 
     def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
         """The generator that the recipe names, sampling from this run's policy."""
@@ -155,8 +162,18 @@ class RLRun:
                 total=self.settings.batch * self.settings.answers,
             ),
             decode=partial(decoded, self.tokenizer),
+            source=self.context.input("from"),
+            folder=self.context.folder,
+            longest=max(map(len, self.prompts.tokens)) + sampling.max_new_tokens,
+            probe=max((self.prompts.tokens[at] for at in range(min(8, len(self.prompts.tokens)))), key=len),
+            report=self.context.event,
+            world=self.context.world,
         )
         return open_generator(self.settings.generator, parts)
+
+    def sibling_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
+        """A generator with the weights of the run's own that samples in another way."""
+        return with_sampling(self.generator, sampling) or self.make_generator(sampling)
 
     # The iterations
 
@@ -183,6 +200,7 @@ class RLRun:
         step, run = number + 1, self.context.run
         self.num_bad = 0
         has_gold, gold_error = self.journal.write(number, evaluated, metrics)
+        self._refuse_other_weights(evaluated.rollouts.version, metrics.get("policy/mismatch"))
         if number in run.checkpoints.steps():
             run.checkpoints.pin(number, _GOOD)
         self._end_step(step)
@@ -190,6 +208,20 @@ class RLRun:
             raise gold_error
         if self.settings.stop.overoptimisation and has_gold:
             self._stop_at_peak(step)
+
+    def _refuse_other_weights(self, version: int, mismatch: float | None) -> None:
+        """Stop where answers of the policy's own weights have other log-probs than it gives them itself: the weights
+        did not arrive at the generator. Of older weights that is no sign."""
+        limit = max_mismatch(self.generator)
+        if limit is None or mismatch is None or version != self.step or mismatch <= limit:
+            return
+        self.is_misled = True
+        raise SyncError(
+            f"policy/mismatch is {mismatch:.3g} nats a token between generator and trainer with the same weights, and "
+            f"generator.mismatch allows {limit:g}: the weights did not arrive, or the two do not compute alike. Look at "
+            "the log of the generator for weights that were not loaded, at the precision of both sides, and at its mode "
+            "of log-probs (docs/vllm.md). What was learnt from these answers is not saved: --resume goes on before them"
+        )
 
     def drop(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
         """A batch with numbers that are not finite: kept for study and reported; too many in a row end the run.
@@ -276,6 +308,7 @@ class RLRun:
 
     def _load(self, folder: Path) -> None:
         state = load_state(folder)
+        self.published = None
         self.roles.load(state["roles"])
         self.kl.load(state["kl"])
         self.shaper.load(state["shaper"])
@@ -310,7 +343,9 @@ class RLRun:
 
     def _publish_weights(self) -> None:
         """The generator samples with the weights as they are now; rollouts carry their version."""
-        self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+        if self.published != self.step:
+            self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+            self.published = self.step
 
     # Ends
 
@@ -320,6 +355,7 @@ class RLRun:
         limit = self.settings.kl.limit
         if limit is None:
             return True
+        self._publish_weights()
         (prompts,) = self.prompts.batches(self.iterations, self.iterations + 1)
         rollouts = self.generator.submit(prompts, seed_for(self.context.seed, "last")).result()
         gap_BT = self.roles.policy.logprobs(rollouts) - self.roles.reference.logprobs(rollouts)

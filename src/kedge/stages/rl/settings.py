@@ -15,6 +15,7 @@ from kedge.core.stage import Input, MayChange, PartName, PromptUse, TooLong
 from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
+from kedge.rollout.generators import GeneratorUse, check_generator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.trainers.settings import KLSettings, ScoreSettings
@@ -150,8 +151,15 @@ def prompt_use(settings: RLSettings) -> PromptUse:
     )
 
 
-def check_rl(settings: RLSettings) -> Iterator[Finding]:
-    """What is wrong with the settings that all RL stages have."""
+def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iterator[Finding]:
+    """What is wrong with the settings that all RL stages have. `is_mismatch_measured`: whether the trainer computes the
+    log-probs of the answers itself too."""
+    use = GeneratorUse(
+        sampling=settings.sampling,
+        base_bits=settings.memory.lora.base_bits if settings.roles == "lora" else 16,
+        is_mismatch_measured=is_mismatch_measured,
+    )
+    yield from check_generator(settings.generator, use)
     responses = settings.batch * settings.answers
     if settings.minibatches > responses:
         yield Finding(
