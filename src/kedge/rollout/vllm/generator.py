@@ -169,7 +169,7 @@ def make(settings: VllmSettings, parts: GeneratorParts) -> VllmGenerator:
             f"generator vllm: this run has {parts.world.size} processes, and vLLM samples beside one; "
             "set placement.processes: 1, or generator: local"
         )
-    report = parts.report or _silent
+    report = _silent if parts.report is None else parts.report
     servers = _started(settings, parts, report) if settings.python else [GivenServer(url) for url in settings.servers]
     queue = Queue(Engines(servers, settings, report))
     return VllmGenerator(queue, parts, parts.sampling, max_mismatch=settings.mismatch)

@@ -1,0 +1,194 @@
+"""Whole runs whose answers come from a stand-in for vLLM: started, synced, stopped by what went wrong, taken up again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "rollout"))
+
+from fake_vllm import interpreter
+
+from kedge.rollout.vllm import generator as vllm
+from kedge.runs.folder import Run, status_of
+from kedge.stages.ppo.settings import STAGE, PPOSettings
+from kedge.stages.rl import run as rl_run
+
+Recipe = Callable[..., Path]
+Kedge = Callable[..., int]
+Records = Callable[[Path], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> dict[str, Any]:
+    return {"kind": "vllm", "python": str(interpreter(tmp_path)), "gpus": 0, "mismatch": 1e-4}
+
+
+def test_a_run_samples_from_vllm_with_its_own_weights_and_ends_it(
+    ppo_recipe: Recipe, kedge: Kedge, records: Records, generator: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = ppo_recipe(
+        tmp_path, generator=generator, roles="lora", sampling={"temperature": 0.7}, kl={"limit": 100.0}
+    )
+    assert kedge("run", recipe, "--runs", tmp_path / "runs") == 0
+    stage = tmp_path / "runs/short/ppo"
+    lines = records(stage / "metrics.jsonl")
+    assert len(lines) == 2
+    assert max(line["policy/mismatch"] for line in lines) < 1e-5
+    assert "vllm.servers" in [event["code"] for event in records(stage / "events.jsonl")]
+    assert not (stage / "vllm/weights").exists()
+    assert "exit code -15" in (stage / "vllm/server-0.log").read_text()  # ended with the run
+
+
+def test_answers_of_other_weights_stop_a_run_which_goes_on_before_them(
+    ppo_recipe: Recipe,
+    kedge: Kedge,
+    records: Records,
+    generator: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = ppo_recipe(tmp_path, generator=generator)
+    load, check = vllm.weights_of, vllm.score
+
+    def frozen(model: Any, trained: Any) -> Any:
+        """The first weights each time, and a probe that does not see it: the answers themselves have to."""
+        return first.setdefault("weights", {name: weight.clone() for name, weight in load(model, trained).items()})
+
+    first: dict[str, Any] = {}
+    with monkeypatch.context() as patched:
+        patched.setattr(vllm, "weights_of", frozen)
+        patched.setattr(vllm, "score", lambda model, probe: first.setdefault("score", check(model, probe)))
+        assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 1
+    assert "policy/mismatch is" in (told := "".join(capsys.readouterr()))
+    assert "the weights did not arrive" in told
+    stage = tmp_path / "runs/short/ppo"
+    assert status_of(stage) == "failed"
+    assert Run.open(stage, for_writing=False).checkpoints.steps() == [0, 1]  # the second update is not among them
+    assert kedge("run", recipe, "--runs", tmp_path / "runs", "--resume") == 0
+    lines = records(stage / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert max(line["policy/mismatch"] for line in lines) < 1e-5
+
+
+def test_without_a_server_left_everything_is_saved_and_the_run_goes_on_later(
+    ppo_recipe: Recipe,
+    kedge: Kedge,
+    records: Records,
+    generator: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"checkpoints": {"every": 100}}
+    recipe = ppo_recipe(tmp_path, generator={**generator, "restarts": 0}, **settings)
+    finish = rl_run.RLRun.finish
+
+    def kill_after_one(run: rl_run.RLRun, number: int, *rest: Any) -> None:
+        finish(run, number, *rest)
+        if number == 0:
+            (server,) = run.generator._queue.engines._servers  # pyright: ignore
+            os.killpg(server._process.pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rl_run.RLRun, "finish", kill_after_one)
+        assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 1
+    assert "no vLLM server is left" in "".join(capsys.readouterr())
+    stage = tmp_path / "runs/short/ppo"
+    assert Run.open(stage, for_writing=False).checkpoints.steps() == [0, 1]
+    again = ppo_recipe(tmp_path, generator={**generator, "restarts": 5}, **settings)  # how it is done may change
+    assert kedge("run", again, "--runs", tmp_path / "runs", "--resume") == 0
+    found = records(stage / "metrics.jsonl")
+    undisturbed = ppo_recipe(tmp_path / "undisturbed", generator=generator, **settings)
+    assert kedge("run", undisturbed, "--runs", tmp_path / "undisturbed/runs", "--no-check") == 0
+    expected = records(tmp_path / "undisturbed/runs/short/ppo/metrics.jsonl")
+    assert [without_mismatch(line) for line in found] == [without_mismatch(line) for line in expected]
+
+
+def without_mismatch(line: dict[str, Any]) -> dict[str, Any]:
+    """Which rows are computed together changes the last bits of log-probs that servers note."""
+    return {name: value for name, value in line.items() if name != "policy/mismatch"}
+
+
+def test_greedy_answers_of_a_baseline_come_from_the_same_server(
+    ppo_recipe: Recipe, kedge: Kedge, records: Records, generator: dict[str, Any], tmp_path: Path
+) -> None:
+    import json
+
+    recipe = ppo_recipe(tmp_path, generator=generator)
+    content = json.loads(recipe.read_text())
+    stage = content["stages"].pop("ppo")
+    for name in ("critic", "roles"):
+        stage.pop(name)
+    content["stages"]["group"] = {**stage, "kind": "group", "method": "remax", "minibatches": 1, "kl": {"limit": 100}}
+    recipe.write_text(json.dumps(content))
+    assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 0
+    log = (tmp_path / "runs/short/group/vllm/server-0.log").read_text()
+    assert log.count("options") == 1
+    lines = records(tmp_path / "runs/short/group/metrics.jsonl")
+    assert max(line["policy/mismatch"] for line in lines) < 1e-5
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "neither": ({"generator": {"kind": "vllm"}}, "needs `python`"),
+    "both": ({"generator": {"python": "python", "servers": ["http://a:1"]}}, "both are given"),
+    "shared": ({"generator": {"python": "python", "gpus": "shared"}}, "not built"),
+    "cut": ({"generator": {"python": "python", "gpus": 3, "tensor_parallel": 2}}, "3 GPUs cannot be cut"),
+    "reserved": ({"generator": {"python": "python", "extra": {"max_model_len": 3}}}, "set by Kedge itself"),
+    "no URL": ({"generator": {"servers": ["localhost:8000"]}}, "expected http://HOST"),
+    "top_p": ({"sampling": {"top_p": 0.9, "temperature": 0.7}}, "sampling.top_p with a temperature of 0.7"),
+    "min": ({"sampling": {"min_new_tokens": 2, "temperature": 0.7}}, "sampling.min_new_tokens with a temperature"),
+    "bits": ({"roles": "lora", "memory": {"lora": {"rank": 2, "base_bits": 8}}}, "base_bits is 8"),
+    "sampled": ({"loss": {"policy": {"old_logprobs": "sampled"}}}, "nobody sees whether vLLM samples"),
+    "no program": ({"generator": {"python": "no/such/python", "gpus": 0}}, "there is no program 'no/such/python'"),
+    "no vLLM": ({"generator": {"python": sys.executable, "gpus": 0}}, "has no vLLM"),
+    "no GPU": ({"generator": {"gpus": 99}}, "generator.gpus is 99, beside the one that learns, and torch finds"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_vllm_cannot_do_is_refused(case: str, generator: dict[str, Any]) -> None:
+    settings, words = REFUSED[case]
+    assert words in " ".join(refusals(settings, case, generator))
+
+
+def refusals(settings: dict[str, Any], case: str, generator: dict[str, Any]) -> list[str]:
+    given = settings.get("generator", {})
+    own = given if {"python", "servers"} & given.keys() or case == "neither" else {**generator, **given}
+    stage = {"kind": "ppo", "reward": "judge", "prompts": "p.jsonl", **settings, "generator": {"kind": "vllm", **own}}
+    try:
+        findings = list(STAGE.check(PPOSettings.model_validate(stage)))
+    except ValidationError as error:
+        return [str(problem["msg"]) for problem in error.errors()]
+    return [finding.message for finding in findings if finding.level == "fatal"]
+
+
+def test_a_sound_recipe_is_not_refused(generator: dict[str, Any]) -> None:
+    assert refusals({"sampling": {"temperature": 0.7}}, "", generator) == []
+    assert refusals({"sampling": {"top_p": 0.9, "top_k": 5, "min_new_tokens": 3}}, "", generator) == []
+
+
+def test_check_and_run_refuse_before_anything_is_started(
+    ppo_recipe: Recipe, kedge: Kedge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = {"kind": "vllm", "python": str(interpreter(tmp_path, version="0.11.0")), "gpus": 0}
+    recipe = ppo_recipe(tmp_path, generator=generator)
+    for command in (("check", recipe), ("run", recipe, "--runs", tmp_path / "runs")):
+        assert kedge(*command) == 2
+        assert "has vLLM 0.11.0, whose weight API is another" in " ".join("".join(capsys.readouterr()).split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_newer_vllm_is_a_warning(tmp_path: Path) -> None:
+    python = str(interpreter(tmp_path, version="0.40.1"))
+    stage = {"kind": "ppo", "reward": "j", "prompts": "p", "generator": {"kind": "vllm", "python": python, "gpus": 0}}
+    found = [finding for finding in STAGE.check(PPOSettings.model_validate(stage)) if finding.code == "vllm.version"]
+    assert [(finding.level, "newer than 0.32" in finding.message) for finding in found] == [("warning", True)]
