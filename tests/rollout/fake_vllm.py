@@ -1,7 +1,7 @@
 """A stand-in for a vLLM server: its protocol over the standard library's HTTP server, a Llama in numpy inside.
 
-As a program it takes the place of an interpreter that has vLLM: `interpreter(folder)` writes one. Like vLLM 0.32 it keeps
-the old head of a model that is sent without `lm_head.weight`.
+As a program it takes the place of an interpreter that has vLLM: `interpreter(folder)` writes one. Like vLLM 0.32 it
+keeps the old head of a model that is sent without `lm_head.weight`.
 """
 
 from __future__ import annotations
@@ -159,11 +159,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def interpreter(folder: Path, *, version: str = VERSION) -> Path:
-    """A program that takes the arguments of `python` and is this server. The file that DIES_ONCE names says at which answer it dies, once."""
+    """A program that takes the arguments of `python` and is this server. The file that the environment variable
+    DIES_ONCE names says at which answer it dies, once."""
     file = folder / "python"
     file.write_text(
         f'#!/bin/sh\n[ "$1" = -c ] && {{ echo {version}; exit; }}\nexec {sys.executable} -S -c '
-        f"\"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}; "
+        f'"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}; '
         'import fake_vllm; fake_vllm.main(sys.argv[3:])" "$@"\n'
     )
     file.chmod(0o755)

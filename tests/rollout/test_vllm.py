@@ -1,4 +1,4 @@
-"""The generator `vllm` against a stand-in for its server: protocol, seeds, order, weights that do not arrive, deaths."""
+"""The generator `vllm` against a stand-in for its server: protocol, seeds, order, weights that are lost, deaths."""
 
 from __future__ import annotations
 
@@ -7,40 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
 from fake_vllm import interpreter
-from vllm_parts import NEW, Events, base, open_vllm, prompts, serving
+from vllm_parts import NEW, Events, base, group_of_port, kill_server, mismatch, open_vllm, prompts, serving, train
 
-from kedge.core.errors import ConfigError, GeneratorError, SyncError
+from kedge.core.errors import GeneratorError, SyncError
 from kedge.core.records import Rollouts
-from kedge.models.forward import heads
+from kedge.core.world import Alone
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.load import load_causal
 from kedge.models.settings import LoraSettings
+from kedge.rollout.generators import close_generator
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.vllm import weights as weights_module
-from kedge.rollout.vllm.generator import VllmGenerator
-
-
-def mismatch(model: Any, rollouts: Rollouts, temperature: float = 0.7) -> float:
-    """The largest difference of log-probs between a server's answers and the trainer."""
-    own_BT = heads.language_model(model).logprobs(
-        rollouts.tokens_BT, rollouts.attention_mask_BT, rollouts.response_mask_BT, temperature=temperature
-    )
-    return (own_BT - rollouts.behaviour_logp_BT)[rollouts.response_mask_BT].abs().max().item()
-
-
-def train(model: Any) -> dict[str, torch.Tensor]:
-    """Change every weight a little, as an update does."""
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.05 * torch.randn(weight.shape, generator=random))
-    return dict(model.named_parameters())
 
 
 def test_requests_say_everything_that_changes_what_is_sampled(tmp_path: Path) -> None:
@@ -112,7 +97,12 @@ def test_a_weight_update_that_fails_is_told_in_the_servers_words(tmp_path: Path)
 @pytest.mark.parametrize(
     ("path", "status", "reply", "words"),
     [
-        ("/v1/completions", 400, {"error": {"message": "max_tokens=800 cannot be greater"}}, "HTTP 400: max_tokens=800"),
+        (
+            "/v1/completions",
+            400,
+            {"error": {"message": "max_tokens=800 cannot be greater"}},
+            "HTTP 400: max_tokens=800",
+        ),
         ("/v1/completions", 404, {"error": {"message": "The model `kedge` does not exist."}}, "does not exist"),
         ("/v1/completions", 200, {"choices": [{"finish_reason": "stop"}]}, "without 'token_ids'"),
         (
@@ -272,12 +262,45 @@ def test_batches_are_served_in_order_and_close_does_not_wait_for_a_server_that_h
         assert time.monotonic() < started + 10
 
 
-def test_several_processes_are_refused(tmp_path: Path) -> None:
-    class World:
-        size = 2
+class ThreadWorld(Alone):
+    """Two processes as two threads: what the first has, both get."""
 
-    with pytest.raises(ConfigError, match="2 processes"):
-        open_vllm(tmp_path, {"servers": ["http://127.0.0.1:9"]}, world=World())
+    def __init__(self, rank: int, meeting: Barrier, table: dict[str, Any]) -> None:
+        self.rank, self.size, self._meeting, self._table = rank, 2, meeting, table
+
+    def same(self, value: Any) -> Any:
+        if self.rank == 0:
+            self._table["value"] = value
+        self._meeting.wait(10)
+        value = self._table["value"]
+        self._meeting.wait(10)
+        return value
+
+
+def test_of_two_processes_the_first_asks_and_both_get_the_answers_and_the_errors(tmp_path: Path) -> None:
+    meeting, table = Barrier(2), dict[str, Any]()
+    models = [load_causal(str(base(tmp_path)), dtype="float32") for _ in range(2)]
+
+    def process(rank: int) -> tuple[Rollouts, str]:
+        world = ThreadWorld(rank, meeting, table)
+        with pytest.raises(GeneratorError, match="no vLLM server answers"):
+            open_vllm(tmp_path, {"servers": ["http://127.0.0.1:9"]}, world=world, model=models[rank])
+        generator = open_vllm(tmp_path, {"servers": [engine.url]}, world=world, model=models[rank])
+        generator.load_weights({}, 2)
+        rollouts = generator.submit(prompts(), 5).result()
+        engine.refuses["/v1/completions"] = (400, {"error": {"message": "no more"}})
+        with pytest.raises(GeneratorError) as caught:
+            generator.submit(prompts(), 6).result()
+        close_generator(generator)
+        return rollouts, str(caught.value)
+
+    with serving(tmp_path) as engine, ThreadPoolExecutor(2) as threads:
+        (first, words), (second, other_words) = threads.map(process, [0, 1])
+    assert engine.answered == 8  # each row once
+    assert first.version == second.version == 2
+    assert torch.equal(first.tokens_BT, second.tokens_BT)
+    assert "no more" in words
+    assert words == other_words
 
 
 def test_another_way_of_sampling_shares_servers_and_weights(tmp_path: Path) -> None:
@@ -289,26 +312,3 @@ def test_another_way_of_sampling_shares_servers_and_weights(tmp_path: Path) -> N
         assert torch.equal(first.tokens_BT, second.tokens_BT)
         assert first.version == 3
         generator.close()
-
-
-def kill_server(generator: VllmGenerator) -> None:
-    """Kill the process that listens, and not the keeper before it."""
-    (url,) = (server.url for server in generator._queue.engines._servers)
-    for pid in group_of_port(url):
-        os.kill(pid, signal.SIGKILL)
-    while group_of_port(url):
-        time.sleep(0.02)
-
-
-def group_of_port(url: str) -> list[int]:
-    """Processes with the port of this server in their command lines, without the keeper."""
-    port, found = url.rpartition(":")[2], list[int]()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if port.encode() in words and not any(word.endswith(b"keeper.py") for word in words):
-                found.append(int(folder.name))
-    return found

@@ -1,4 +1,4 @@
-"""Whole runs whose answers come from a stand-in for vLLM: started, synced, stopped by what went wrong, taken up again."""
+"""Whole runs with a stand-in for vLLM: started, synced, stopped by what went wrong, taken up again."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def generator(tmp_path: Path) -> dict[str, Any]:
 def test_a_run_samples_from_vllm_with_its_own_weights_and_ends_it(
     ppo_recipe: Recipe, kedge: Kedge, records: Records, generator: dict[str, Any], tmp_path: Path
 ) -> None:
-    recipe = ppo_recipe(
-        tmp_path, generator=generator, roles="lora", sampling={"temperature": 0.7}, kl={"limit": 100.0}
-    )
+    recipe = ppo_recipe(tmp_path, generator=generator, roles="lora", sampling={"temperature": 0.7}, kl={"limit": 100.0})
     assert kedge("run", recipe, "--runs", tmp_path / "runs") == 0
     stage = tmp_path / "runs/short/ppo"
     lines = records(stage / "metrics.jsonl")

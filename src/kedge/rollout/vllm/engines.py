@@ -1,7 +1,7 @@
 """The servers of a run: started or given, kept alive, all with the same weights.
 
-A server that dies is started again, gets the last weights, and the rows that it took along are asked again with the same
-seeds. One that was given cannot be started: the others answer for it.
+A server that dies is started again, gets the last weights, and the rows that it took along are asked again with the
+same seeds. One that was given cannot be started: the others answer for it.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ class Engines:
             raise
         except GeneratorError as error:
             raise SyncError(f"weights of version {version} could not be handed over: {error}") from error
-        refuse_other_weights(
-            scores, api.score(self._probe), limit=self._settings.mismatch, url=redacted(server.url)
-        )
+        refuse_other_weights(scores, api.score(self._probe), limit=self._settings.mismatch, url=redacted(server.url))
 
     # Answers
 

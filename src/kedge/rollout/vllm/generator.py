@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import ConfigError, GeneratorError
+from kedge.core.protocols import Generator
 from kedge.core.records import Prompts, Rollouts, to_device
 from kedge.models.forward import heads
 from kedge.models.loading.describe import window_of
@@ -27,6 +28,7 @@ from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import row_keys
 from kedge.rollout.vllm.engines import Engines, GivenServer, Server
 from kedge.rollout.vllm.http import MODEL, Answer
+from kedge.rollout.vllm.processes import first_process
 from kedge.rollout.vllm.server import ServerSpec, StartedServer
 from kedge.rollout.vllm.settings import VllmSettings, logprobs_mode
 from kedge.rollout.vllm.weights import probe_tokens, remove_weights, score, weights_of, write_weights
@@ -62,9 +64,7 @@ class Queue:
 
 
 class VllmGenerator:
-    def __init__(
-        self, queue: Queue, parts: GeneratorParts, sampling: SamplingSettings, *, max_mismatch: float
-    ) -> None:
+    def __init__(self, queue: Queue, parts: GeneratorParts, sampling: SamplingSettings, *, max_mismatch: float) -> None:
         self._queue, self._parts, self._sampling = queue, parts, sampling
         self._probe = probe_tokens(parts.probe, len(heads.lm_head(parts.model)))
         self._sent: list[Path] = []
@@ -162,13 +162,16 @@ def rollouts_of(prompts: Prompts, answers: Sequence[Answer], *, pad: int, versio
     )
 
 
-def make(settings: VllmSettings, parts: GeneratorParts) -> VllmGenerator:
-    """The generator of a recipe: its servers are started, or asked whether they are there."""
-    if parts.world is not None and parts.world.size > 1:
-        raise ConfigError(
-            f"generator vllm: this run has {parts.world.size} processes, and vLLM samples beside one; "
-            "set placement.processes: 1, or generator: local"
-        )
+def make(settings: VllmSettings, parts: GeneratorParts) -> Generator:
+    """The generator of a recipe: its servers are started, or asked whether they are there. Of several processes the
+    first one speaks to them, and tells the others."""
+    world = parts.world
+    if world is None or world.size == 1:
+        return open_vllm(settings, parts)
+    return first_process(world, lambda: open_vllm(settings, parts), settings.mismatch)
+
+
+def open_vllm(settings: VllmSettings, parts: GeneratorParts) -> VllmGenerator:
     report = _silent if parts.report is None else parts.report
     servers = _started(settings, parts, report) if settings.python else [GivenServer(url) for url in settings.servers]
     queue = Queue(Engines(servers, settings, report))
@@ -222,10 +225,11 @@ def _devices(settings: VllmSettings, model: PreTrainedModel) -> list[tuple[str, 
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if os.environ.get("CUDA_VISIBLE_DEVICES") else []
     names = names or [str(number) for number in range(count)]
     own = names[len(names) - settings.gpus :]
-    if settings.gpus >= len(names) + (model.device.type != "cuda"):
+    learning = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if model.device.type == "cuda" else 0
+    if settings.gpus + learning > len(names):
         raise ConfigError(
-            f"generator.gpus is {settings.gpus}, beside the one that learns, and torch finds {count}; set gpus: 0 for "
-            "vLLM on the CPU, or sample with generator: local"
+            f"generator.gpus is {settings.gpus}, beside {learning} that learn, and torch finds {count}; set gpus: 0 "
+            "for vLLM on the CPU, or sample with generator: local"
         )
     size = settings.tensor_parallel
     return [tuple(own[at : at + size]) for at in range(0, len(own), size)]

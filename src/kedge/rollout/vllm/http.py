@@ -142,7 +142,7 @@ def _answer(content: Any, url: str) -> Answer:
     choice = _choice(content, url)
     reason = _field(choice, "finish_reason", url)
     tokens, logprobs = _field(choice, "token_ids", url), _field(choice, "logprobs", url)
-    values = cast("dict[str, Any]", logprobs).get("token_logprobs") if isinstance(logprobs, dict) else None
+    values: Any = cast("dict[str, Any]", logprobs).get("token_logprobs") if isinstance(logprobs, dict) else []
     if not _are(tokens, int) or not tokens or not _are(values, float | int) or len(values) != len(tokens):
         raise GeneratorError(
             f"{redacted(url)}: an answer has no token ids, or not a log-prob for each: expected vLLM 0.32 or newer "

@@ -101,12 +101,14 @@ class StartedServer:
         api, deadline = Api(self.url, timeout_s=self._spec.timeout_s), time.monotonic() + self._spec.start_s
         while not api.is_healthy():
             if not self.is_running:
-                raise GeneratorError(f"vLLM ended while it started; its log, {self._spec.log}, ends with:\n{self.tail()}")
+                raise GeneratorError(
+                    f"vLLM ended while it started; its log, {self._spec.log}, ends with:\n{self.tail()}"
+                )
             if time.monotonic() > deadline:
                 self.close()
                 raise GeneratorError(
-                    f"vLLM was not ready within {self._spec.start_s:g} s (generator.start_s); its log, {self._spec.log}, "
-                    f"ends with:\n{self.tail()}"
+                    f"vLLM was not ready within {self._spec.start_s:g} s (generator.start_s); its log, "
+                    f"{self._spec.log}, ends with:\n{self.tail()}"
                 )
             time.sleep(_LOOK_S)
 

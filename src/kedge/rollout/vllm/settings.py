@@ -60,7 +60,7 @@ class VllmSettings(Section):
     """For a server to start."""
     restarts: Annotated[int, Field(ge=0, le=1000), MayChange()] = 3
     """Times that a dead server is started again before a whole batch has come through."""
-    extra: dict[str, str | int | float | bool] = {}
+    extra: dict[str, str | int | float | bool] = Field(default_factory=dict[str, str | int | float | bool])
     """Options of vLLM under its own names (`max-num-seqs: 64`), handed to the servers that Kedge starts."""
 
     @field_validator("gpus", mode="before")

@@ -218,9 +218,10 @@ class RLRun:
         self.is_misled = True
         raise SyncError(
             f"policy/mismatch is {mismatch:.3g} nats a token between generator and trainer with the same weights, and "
-            f"generator.mismatch allows {limit:g}: the weights did not arrive, or the two do not compute alike. Look at "
-            "the log of the generator for weights that were not loaded, at the precision of both sides, and at its mode "
-            "of log-probs (docs/vllm.md). What was learnt from these answers is not saved: --resume goes on before them"
+            f"generator.mismatch allows {limit:g}: the weights did not arrive, or the two do not compute alike. Look "
+            "at the log of the generator for weights that were not loaded, at the precision of both sides, and at its "
+            "mode of log-probs (docs/vllm.md). What was learnt from these answers is not saved: --resume goes on "
+            "before them"
         )
 
     def drop(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
