@@ -133,9 +133,10 @@ class Engine(ThreadingHTTPServer):
         while len(tokens) < body["max_tokens"] and not (tokens and tokens[-1] in body["stop_token_ids"]):
             logp = self.model.logprobs([*body["prompt"], *tokens], temperature)[-1]
             token = int((logp + (0 if body["top_k"] == 1 else random.gumbel(size=len(logp)))).argmax())
-            raw = self.model.logprobs([*body["prompt"], *tokens])[-1]
+            is_raw = self.mode == "raw_logprobs" and temperature != 1
+            noted = self.model.logprobs([*body["prompt"], *tokens])[-1] if is_raw else logp
             tokens.append(token)
-            values.append(float((raw if self.mode == "raw_logprobs" else logp)[token]))
+            values.append(float(noted[token]))
         return tokens, values
 
 
