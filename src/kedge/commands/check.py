@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.commands.check_data import DataFiles, check_data, check_prompts
-from kedge.commands.check_machine import device_findings, disk_bytes, disk_findings, role_lines
+from kedge.commands.check_machine import device_findings, disk_bytes, disk_findings, generator_findings, role_lines
 from kedge.commands.check_records import Checked, merged
 from kedge.commands.check_rewards import RewardChecks
 from kedge.core.errors import ConfigError, KedgeError
@@ -210,6 +210,8 @@ def _check_stage(
     if model.facts:
         lines.extend(role_lines(settings, model.facts, reward_members=_reward_members(recipe, links)))
     findings = list(stage.check(settings))
+    if model.facts:
+        findings.extend(generator_findings(settings, model.facts))
     use = stage.prompts(settings)
     window = stage.window(settings)
     limit = model.facts.window if model.facts else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding
+from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
 from kedge.runs.checkpoints import CheckpointSettings
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _WEIGHT_BYTES, _ADAM_BYTES = 4, 8
 """A learning weight is kept in float32, with two moments of Adam."""
+_VLLM_CPU_HEAD = 32
+"""The narrowest attention head that vLLM computes on a CPU."""
 _ADAPTED_MATRICES = 7
 """Of a transformer block: queries, keys, values, output, and three of the feed-forward part."""
 
@@ -56,6 +59,29 @@ def disk_findings(needed: int, runs: Path) -> Iterator[Finding]:
             where="checkpoints",
             fix="free some space, choose another place (kedge run --runs), or keep fewer checkpoints "
             "(checkpoints.keep); kedge run --no-check starts all the same",
+        )
+
+
+def generator_findings(settings: Section, facts: ModelFacts) -> Iterator[Finding]:
+    """Fatal findings where vLLM is to sample from a model that it or the trainer cannot compute."""
+    generator: Any = getattr(settings, "generator", None)
+    if kind_of(generator) != "vllm":
+        return
+    if facts.head_problem:
+        yield Finding(
+            level="fatal",
+            code="vllm.head",
+            message=f"vLLM's log-probs could not be compared with the trainer's: {facts.head_problem}",
+            where="generator",
+            fix="use a model with a plain output head",
+        )
+    if generator.python and not generator.gpus and facts.head_dim < _VLLM_CPU_HEAD:
+        yield Finding(
+            level="fatal",
+            code="vllm.head_dim",
+            message=f"{facts.source} has attention heads of {facts.head_dim}, and vLLM on a CPU needs {_VLLM_CPU_HEAD}",
+            where="generator",
+            fix="sample with generator: local, or with vLLM on a GPU",
         )
 
 
