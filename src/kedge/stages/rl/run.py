@@ -116,6 +116,8 @@ class RLRun:
     tokenizer: PreTrainedTokenizerBase
     clock: Clock
     generator: AnswerGenerator = field(init=False)
+    max_mismatch: float | None = field(init=False)
+    """`policy/mismatch` above which the generator has other weights than the policy."""
     journal: IterationJournal = field(init=False)
     stateful: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
     """What else changes while a batch is sampled, by its name in a checkpoint."""
@@ -147,6 +149,7 @@ class RLRun:
             precision=str(self.roles.model.dtype).removeprefix("torch."),
         )
         self.generator = self.make_generator(self.settings.sampling)  # last: it may start what has to be ended
+        self.max_mismatch = max_mismatch(self.generator)
 
     def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
         """The generator that the recipe names, sampling from this run's policy."""
@@ -212,7 +215,7 @@ class RLRun:
     def _refuse_other_weights(self, version: int, mismatch: float | None) -> None:
         """Stop where answers of the policy's own weights have other log-probs than it gives them itself: the weights
         did not arrive at the generator. Of older weights that is no sign."""
-        limit = max_mismatch(self.generator)
+        limit = self.max_mismatch
         if limit is None or mismatch is None or version != self.step or mismatch <= limit:
             return
         self.is_misled = True
