@@ -102,6 +102,7 @@ class Engine(ThreadingHTTPServer):
                 self.is_paused = path == "/pause"
             if path == "/update_weight_version":
                 self.weight_version = body["new_version"]
+                print("version", self.weight_version, flush=True)
             known = {"/health": None, "/version": {"version": VERSION}, "/reset_prefix_cache": {"success": True}}
             known |= {"/weight_info": {"weight_version": self.weight_version}}
             is_known = path in known or path in ("/pause", "/resume", "/update_weight_version")

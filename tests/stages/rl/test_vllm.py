@@ -131,6 +131,8 @@ def test_greedy_answers_of_a_baseline_come_from_the_same_server(
     assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 0
     log = (tmp_path / "runs/short/group/vllm/server-0.log").read_text()
     assert log.count("options") == 1
+    versions = [line.split()[1] for line in log.splitlines() if line.startswith("version")]
+    assert versions == ["0", "1", "2"]  # the last policy is measured against the KL budget too, with its own weights
     lines = records(tmp_path / "runs/short/group/metrics.jsonl")
     assert max(line["policy/mismatch"] for line in lines) < 1e-5
 

@@ -102,7 +102,7 @@ class Api:
     def _call(self, method: str, path: str, body: Any, query: Mapping[str, str] | None, limit_s: float | None) -> Any:
         timeout_s = limit_s or self._timeout_s
         try:
-            with httpx2.Client(timeout=timeout_s, trust_env=not is_loopback(self.url)) as http:
+            with httpx2.Client(timeout=timeout_s, **_connection([self.url])) as http:
                 reply = http.request(method, self.url + path, json=body, params=query)
         except (OSError, httpx2.HTTPError) as error:
             raise ServerLost(f"{redacted(self.url)}{path}: {_reason(error, timeout_s)}") from error
@@ -113,8 +113,8 @@ async def ask_all(questions: Sequence[Question], *, timeout_s: float) -> list[An
     """The answer to each question, in their order, or why its server gave none."""
     free = asyncio.Semaphore(AT_ONCE)
     limits = httpx2.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
-    is_here = all(is_loopback(question.url) for question in questions)
-    async with httpx2.AsyncClient(timeout=None, limits=limits, trust_env=not is_here) as http:
+    connection = _connection([question.url for question in questions])
+    async with httpx2.AsyncClient(timeout=None, limits=limits, **connection) as http:
 
         async def ask(question: Question) -> Answer | ServerLost:
             async with free:
@@ -124,6 +124,14 @@ async def ask_all(questions: Sequence[Question], *, timeout_s: float) -> list[An
                     return lost
 
         return list(await asyncio.gather(*map(ask, questions)))
+
+
+def _connection(urls: Sequence[str]) -> dict[str, Any]:
+    """What is meant for this machine goes through no proxy; certificates are read where they are needed."""
+    return {
+        "trust_env": not all(map(is_loopback, urls)),
+        "verify": any(url.startswith("https:") for url in urls),
+    }
 
 
 async def _ask(http: httpx2.AsyncClient, question: Question, timeout_s: float) -> Answer:
