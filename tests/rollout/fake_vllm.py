@@ -83,6 +83,9 @@ class Engine(ThreadingHTTPServer):
         self.refuses: dict[str, tuple[int, Any]] = {}
         self.lock = threading.Lock()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who asked may have left."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"

@@ -15,7 +15,19 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import interpreter
-from vllm_parts import NEW, Events, base, group_of_port, kill_server, mismatch, open_vllm, prompts, serving, train
+from vllm_parts import (
+    NEW,
+    Events,
+    base,
+    group_of_port,
+    headless_weights_of,
+    kill_server,
+    mismatch,
+    open_vllm,
+    prompts,
+    serving,
+    train,
+)
 
 from kedge.core.errors import GeneratorError, SyncError
 from kedge.core.records import Rollouts
@@ -25,7 +37,6 @@ from kedge.models.loading.load import load_causal
 from kedge.models.settings import LoraSettings
 from kedge.rollout.generators import close_generator
 from kedge.rollout.settings import SamplingSettings
-from kedge.rollout.vllm import weights as weights_module
 
 
 def test_requests_say_everything_that_changes_what_is_sampled(tmp_path: Path) -> None:
@@ -65,12 +76,7 @@ def test_weights_arrive_after_every_update_with_tied_heads_and_merged_adapters(t
 
 
 def test_a_head_that_was_not_sent_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = weights_module.weights_of
-
-    def headless(*arguments: Any) -> dict[str, torch.Tensor]:
-        return {name: weight for name, weight in whole(*arguments).items() if name != "lm_head.weight"}
-
-    monkeypatch.setattr("kedge.rollout.vllm.generator.weights_of", headless)
+    monkeypatch.setattr("kedge.rollout.vllm.generator.weights_of", headless_weights_of)
     model = load_causal(str(base(tmp_path)), dtype="float32")
     with serving(tmp_path) as engine:
         generator = open_vllm(tmp_path, {"servers": [engine.url]}, model=model)

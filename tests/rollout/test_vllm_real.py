@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_parts import Events, gaps, kill_server, mismatch, open_vllm, train
+from vllm_parts import Events, gaps, headless_weights_of, kill_server, mismatch, open_vllm, train
 
 from kedge.core.errors import SyncError
 from kedge.core.records import repeated
@@ -19,7 +19,6 @@ from kedge.models.loading.tiny import make_tiny
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.rollout.settings import SamplingSettings
-from kedge.rollout.vllm import weights as weights_module
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm/bin/python"
 pytestmark = [
@@ -68,12 +67,7 @@ def test_weights_arrive_after_each_of_five_updates(is_tied: bool, tmp_path: Path
 
 
 def test_a_withheld_head_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = weights_module.weights_of
-
-    def headless(*arguments: Any) -> dict[str, torch.Tensor]:
-        return {name: weight for name, weight in whole(*arguments).items() if name != "lm_head.weight"}
-
-    monkeypatch.setattr("kedge.rollout.vllm.generator.weights_of", headless)
+    monkeypatch.setattr("kedge.rollout.vllm.generator.weights_of", headless_weights_of)
     model = load_causal(str(model_folder(tmp_path)), dtype="float32")
     generator = open_real(tmp_path, model)
     try:

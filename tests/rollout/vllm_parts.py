@@ -23,6 +23,7 @@ from kedge.rollout.generators import GeneratorParts
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.vllm.generator import VllmGenerator, make
 from kedge.rollout.vllm.settings import VllmSettings
+from kedge.rollout.vllm.weights import weights_of
 
 STOP = (258, *range(0, 256, 16))
 NEW = 6
@@ -99,6 +100,11 @@ def train(model: Any, size: float = 0.05) -> dict[str, torch.Tensor]:
         for weight in model.parameters():
             weight.add_(size * torch.randn(weight.shape, generator=random))
     return dict(model.named_parameters())
+
+
+def headless_weights_of(model: Any, trained: Any) -> dict[str, torch.Tensor]:
+    """What is sent to a server, without the output head."""
+    return {name: weight for name, weight in weights_of(model, trained).items() if name != "lm_head.weight"}
 
 
 def kill_server(generator: VllmGenerator) -> None:
