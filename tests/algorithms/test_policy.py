@@ -1,4 +1,4 @@
-"""GSPO, CISPO, REINFORCE and truncated importance weights, by hand."""
+"""GSPO, CISPO, REINFORCE, and weights for rollouts that other weights sampled, by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kedge.algorithms import cispo_loss, gspo_loss, reinforce_loss, truncated_importance
+from kedge.algorithms import (
+    cispo_loss,
+    gspo_loss,
+    mean_ratio,
+    reinforce_loss,
+    sequence_importance,
+    truncated_importance,
+)
 from kedge.core.errors import ConfigError
 from kedge.core.loss import mean
 
@@ -207,3 +214,64 @@ def test_truncated_importance_a_cap_of_nothing_is_refused(cap: float) -> None:
     with pytest.raises(ConfigError) as error:
         truncated_importance(torch.zeros(1, 1), torch.zeros(1, 1), cap=cap)
     assert str(error.value) == f"cap: found {cap}, expected more than 0 (2 is usual)"
+
+
+def test_sequence_importance_golden() -> None:
+    """Products of ratios: 2 * 8 = 16, capped at 3; 1/2; 1.1 ** 3 = 1.331; none is 1."""
+    weights_BT = sequence_importance((OLD_BT + LOG_RATIO).requires_grad_(), OLD_BT, MASK_BT, cap=3.0)
+    torch.testing.assert_close(weights_BT, double([[3.0] * 3, [0.5] * 3, [1.331] * 3, [1.0] * 3]))
+    assert not weights_BT.requires_grad
+
+
+def test_mean_ratio_golden() -> None:
+    """Geometric means: sqrt(2 * 8) = 4; 1/2 of one token; 1.1; 1 where there is no token."""
+    ratio_B = mean_ratio((OLD_BT + LOG_RATIO).requires_grad_(), OLD_BT, MASK_BT)
+    torch.testing.assert_close(ratio_B, torch.tensor([4.0, 0.5, 1.1, 1.0], dtype=torch.float64))
+    assert not ratio_B.requires_grad
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0])
+def test_sequence_importance_a_cap_of_nothing_is_refused(cap: float) -> None:
+    with pytest.raises(ConfigError, match="cap: found"):
+        sequence_importance(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1).bool(), cap=cap)
+
+
+def test_low_precision_is_widened_before_ratios_are_taken() -> None:
+    old_BT, behaviour_BT = torch.tensor([[-1 + 2.0**-8]]).bfloat16(), torch.tensor([[-1 - 2.0**-7]]).bfloat16()
+    expected, yes_BT = math.exp(2.0**-8 + 2.0**-7), torch.ones(1, 1).bool()
+    assert mean_ratio(old_BT, behaviour_BT, yes_BT).item() == pytest.approx(expected, rel=1e-6)
+    weights_BT = sequence_importance(old_BT, behaviour_BT, yes_BT, cap=2.0)
+    assert weights_BT.dtype == torch.float32
+    assert weights_BT.item() == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=seeds, rows=st.integers(1, 4), width=st.integers(1, 6), cap=st.floats(0.1, 10))
+def test_weights_of_tokens_and_of_answers(seed: int, rows: int, width: int, cap: float) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    old_BT, behaviour_BT = torch.randn(2, rows, width, dtype=torch.float64, generator=rng)
+    mask_BT = torch.rand(rows, width, generator=rng) < 0.7
+    token_BT = truncated_importance(old_BT, behaviour_BT, cap=cap)
+    answer_BT = sequence_importance(old_BT, behaviour_BT, mask_BT, cap=cap)
+    ratio_B = mean_ratio(old_BT, behaviour_BT, mask_BT)
+    for weights_BT in (token_BT, answer_BT):
+        assert bool(((weights_BT > 0) & (weights_BT <= cap)).all())
+        assert bool(weights_BT.isfinite().all())
+    # The weight of an answer is that of its tokens multiplied: the mean ratio to the power of its length.
+    length_B = mask_BT.sum(dim=1)
+    torch.testing.assert_close(answer_BT[:, 0], (ratio_B**length_B).clamp(max=cap))
+    # The other way round every ratio is its inverse, and of the same policy it is 1.
+    torch.testing.assert_close(mean_ratio(behaviour_BT, old_BT, mask_BT), 1 / ratio_B)
+    torch.testing.assert_close(mean_ratio(old_BT, old_BT, mask_BT), torch.ones_like(ratio_B))
+
+
+def test_without_a_cap_weights_turn_means_under_the_sampler_into_means_under_the_policy() -> None:
+    """Over all tokens, by hand: sum of mu (pi / mu) f = sum of pi f. A cap of 2 takes what is above it."""
+    policy_V, sampler_V = double([[0.6, 0.3, 0.1]]), double([[0.2, 0.5, 0.3]])  # ratios 3, 0.6, 1/3
+    payoff_V = double([[1.0, 2.0, 5.0]])
+
+    def earned(cap: float) -> float:
+        return (sampler_V * truncated_importance(policy_V.log(), sampler_V.log(), cap=cap) * payoff_V).sum().item()
+
+    assert earned(cap=10.0) == pytest.approx(0.6 + 0.6 + 0.5)
+    assert earned(cap=2.0) == pytest.approx(0.4 + 0.6 + 0.5)

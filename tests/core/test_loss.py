@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge.core.errors import ConfigError, ShapeError
 from kedge.core.loss import ItemLoss, masked, mean, stat_means, stat_sums, weight_of, weighted_sum, widen
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 
 PERS: tuple[Per, ...] = get_args(Per)
 NAN, INF = math.nan, math.inf

@@ -1,4 +1,4 @@
-"""A planted length bias is found and taken out; the fit is where the likelihood says."""
+"""A planted length bias is found and taken out, whether there is one model or many."""
 
 from __future__ import annotations
 
@@ -8,87 +8,96 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kedge.core.stats import logistic_fit
-from kedge.evaluate.win_rates import PRIOR_PRECISION, AnswerComparison, length_controlled
+from kedge.evaluate import length_controlled
+from kedge.evaluate.length_control import PromptResult, length_controlled_estimates
 
 
-def planted(theta: float, phi: float, gap: Callable[[int], float], count: int = 3000) -> list[AnswerComparison]:
-    """Outcomes equal to their probability under the model: the likelihood is highest at exactly these numbers."""
-    gaps = [gap(i) for i in range(count)]
-    mean = sum(gaps) / count
-    spread = math.sqrt(sum((length - mean) ** 2 for length in gaps) / count)
-    return [
-        AnswerComparison(
-            prompt=i,
-            outcome=1 / (1 + math.exp(-theta - phi * math.tanh(length / spread))),
-            longer=length,
-            weight=1.0,
-        )
-        for i, length in enumerate(gaps)
-    ]
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def planted(theta: float, phi: float, gap: Callable[[int], float], count: int = 3000) -> list[PromptResult]:
+    """Preferences equal to their probability under the model: the likelihood is highest at exactly these numbers."""
+    gaps = np.array([gap(i) for i in range(count)])
+    inputs = np.tanh(gaps / gaps.std(ddof=1))
+    return [(sigmoid(theta + phi * x), 100 + longer, 100) for x, longer in zip(inputs, gaps, strict=True)]
 
 
 def test_a_judge_that_likes_length_is_corrected() -> None:
     # The model is a little worse (θ = −0.4), but 60 tokens longer on average, and the judge likes length (φ = 2).
-    items = planted(-0.4, 2.0, lambda i: 60 + 50 * math.sin(3 * i))
-    found = length_controlled(items, seed=4, draws=40)
-    assert found is not None
-    assert sum(item.outcome for item in items) / len(items) > 0.6
-    assert found.mean == pytest.approx(1 / (1 + math.exp(0.4)), rel=1e-3)
+    rows = planted(-0.4, 2.0, lambda i: 60 + 50 * math.sin(3 * i))
+    assert np.mean([preference for preference, _, _ in rows]) > 0.6
+    found = length_controlled_estimates({"ppo": rows})["ppo"]
+    assert found.mean == pytest.approx(sigmoid(-0.4), abs=5e-3)  # as far as the prior pulls
     assert found.low < found.mean < found.high
     assert found.prompts == 3000
 
 
 def test_without_a_bias_the_rate_stays_whatever_the_lengths() -> None:
-    items = planted(0.7, 0.0, lambda i: 30 + 40 * math.cos(5 * i))
-    found = length_controlled(items, seed=4, draws=5)
-    assert found is not None
-    assert found.mean == pytest.approx(1 / (1 + math.exp(-0.7)), rel=1e-3)
+    rows = planted(0.7, 0.0, lambda i: 30 + 40 * math.cos(5 * i))
+    assert length_controlled({"ppo": rows})["ppo"] == pytest.approx(sigmoid(0.7), abs=1e-3)
 
 
-def test_the_fit_is_where_no_neighbour_is_likelier() -> None:
-    rng = np.random.default_rng(0)
-    length_N = np.tanh(rng.normal(0.5, 1.0, 300))
-    outcome_N = (rng.random(300) < 1 / (1 + np.exp(-(0.3 - 1.2 * length_N)))).astype(float)
-    weight_N = rng.random(300)
-
-    def likelihood(theta: float, phi: float) -> float:
-        p_N = 1 / (1 + np.exp(-(theta + phi * length_N)))
-        per_N = outcome_N * np.log(p_N) + (1 - outcome_N) * np.log(1 - p_N)
-        return float((weight_N * per_N).sum() - 0.005 * (theta**2 + phi**2))
-
-    inputs_N2 = np.stack([np.ones(300), length_N], axis=1)
-    theta, phi = logistic_fit(outcome_N, inputs_N2, weight_N, precision=PRIOR_PRECISION).tolist()
-    best = likelihood(theta, phi)
-    for step in (1e-4, -1e-4):
-        assert likelihood(theta + step, phi) < best
-        assert likelihood(theta, phi + step) < best
-    assert phi < -0.5  # the sign of the bias that was planted
+def drawn(models: int, prompts: int = 400) -> tuple[dict[str, list[PromptResult]], dict[str, float]]:
+    """Models of the paper's form, with a slope each around 1.5 and shared difficulties; and their true rates."""
+    rng = np.random.default_rng(3)
+    difficulty = rng.normal(0, 1.5, prompts)
+    results, rates = dict[str, list[PromptResult]](), dict[str, float]()
+    for number in range(models):
+        theta, phi = rng.normal(-0.5, 0.8), rng.normal(1.5, 0.3)
+        longer = rng.normal(rng.normal(0, 150), 100, prompts)
+        logit = theta + phi * np.tanh(longer / longer.std(ddof=1)) + difficulty
+        won = rng.random(prompts) < 1 / (1 + np.exp(-logit))
+        results[f"m{number}"] = [(float(w), 500 + x, 500.0) for w, x in zip(won, longer, strict=True)]
+        rates[f"m{number}"] = float((1 / (1 + np.exp(-(theta + difficulty)))).mean())
+    return results, rates
 
 
-def test_a_model_that_always_wins_has_a_finite_fit_near_one() -> None:
-    items = [AnswerComparison(prompt=i, outcome=1.0, longer=float(i % 7 - 3), weight=1.0) for i in range(200)]
-    found = length_controlled(items, seed=0, draws=20)
-    assert found is not None
-    assert 0.999 < found.mean < 1.0
+def test_many_models_are_nearer_to_the_truth_than_each_by_itself_and_than_raw_rates() -> None:
+    results, truth = drawn(24)
+    together = length_controlled(results)
+    alone = {model: length_controlled({model: rows})[model] for model, rows in results.items()}
+    raw = {model: float(np.mean([row[0] for row in rows])) for model, rows in results.items()}
+
+    def error(rates: dict[str, float]) -> float:
+        return float(np.mean([abs(rates[model] - truth[model]) for model in truth]))
+
+    assert error(together) < 0.035
+    assert error(together) < error(alone) < error(raw)
 
 
-def test_equal_lengths_leave_the_rate_alone_and_one_length_gap_says_nothing() -> None:
-    won = [AnswerComparison(prompt=i, outcome=float(i % 4 > 0), longer=0.0, weight=1.0) for i in range(4000)]
-    found = length_controlled(won, seed=0, draws=5)
-    assert found is not None
-    assert found.mean == pytest.approx(0.75, rel=1e-3)
-    always = [AnswerComparison(prompt=i, outcome=float(i % 4 > 0), longer=8.0, weight=1.0) for i in range(40)]
-    assert length_controlled(always, seed=0) is None
-    assert length_controlled([], seed=0) is None
+def test_intervals_hold_the_truth() -> None:
+    results, truth = drawn(40)
+    estimates = length_controlled_estimates(results)
+    held = [estimates[model].low <= truth[model] <= estimates[model].high for model in truth]
+    assert np.mean(held) >= 0.8
 
 
-def test_a_prompt_with_many_answers_counts_once() -> None:
-    """Prompt 0 is lost in 9 comparisons of weight 1/9, the three others are won in one: 3 of 4, not 3 of 12."""
-    lost = [AnswerComparison(prompt=0, outcome=0.0, longer=0.0, weight=1 / 9)] * 9
-    won = [AnswerComparison(prompt=i, outcome=1.0, longer=0.0, weight=1.0) for i in (1, 2, 3)]
-    found = length_controlled(lost + won, seed=0, draws=200)
-    assert found is not None
-    assert found.mean == pytest.approx(0.75, abs=3e-3)  # the prior pulls by 0.01 · θ, of 4 prompts
-    assert found.prompts == 4
-    assert found.high > 0.95  # prompt 0 is drawn or not, with all of its comparisons
+def test_the_baseline_against_itself_changes_nothing_for_the_others() -> None:
+    results, _ = drawn(10)
+    before = length_controlled(results)
+    after = length_controlled({"itself": [(0.5, 500.0, 500.0)] * 400, **results})
+    assert after.pop("itself") == 0.5
+    assert after == before
+
+
+def test_a_model_that_always_wins_and_equal_lengths() -> None:
+    assert length_controlled({"ppo": [(1.0, 10.0 + i % 7, 12.0) for i in range(50)]})["ppo"] == 1.0
+    even = [(float(i % 4 > 0), 12.0, 12.0) for i in range(4000)]
+    assert length_controlled({"ppo": even})["ppo"] == pytest.approx(0.75, abs=1e-3)
+    same_gap = [(float(i % 4 > 0), 20.0, 12.0) for i in range(4000)]
+    assert length_controlled({"ppo": same_gap})["ppo"] == pytest.approx(0.75, abs=1e-3)
+    assert length_controlled({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ({"a": [(0.5, 1.0, 1.0)], "b": [(0.5, 1.0, 1.0), (1.0, 1.0, 2.0)]}, "the same prompts"),
+        ({"a": [(1.5, 1.0, 1.0)]}, "from 0 to 1"),
+        ({"a": [(0.5, math.nan, 1.0)]}, "finite"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(results: dict[str, list[PromptResult]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        length_controlled(results)

@@ -21,9 +21,9 @@ from kedge.models.settings import LoraSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.settings import SamplingSettings
 from kedge.runtime.local import Clock, LocalRuntime
-from kedge.stages.rl.prompts import stream
+from kedge.stages.rl.prompts import RolloutStream
 from kedge.trainers.ppo import PPORoles, iteration
-from kedge.trainers.settings import CreditSettings, KLSettings, PPOConfig
+from kedge.trainers.settings import CorrectionSettings, CreditSettings, KLSettings, PPOConfig
 from kedge.trainers.shared import RewardShaper, kl_controller
 
 PROMPT, OTHER, BETA = [72, 105], [81, 40], 0.5
@@ -60,10 +60,14 @@ def opinionated(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hold", "lr"), [(separate, 3e-3), (lora, 1e-2), (trunk, 3e-3)])
+@pytest.mark.parametrize(
+    ("hold", "lr", "lag"),
+    [(separate, 3e-3, 0), (lora, 1e-2, 0), (trunk, 3e-3, 0), (separate, 3e-3, 2), (lora, 1e-2, 2)],
+)
 def test_ppo_reaches_the_optimum_of_reward_minus_kl(
-    hold: Callable[[RoleSpec], RoleSet], lr: float, tmp_path: Path
+    hold: Callable[[RoleSpec], RoleSet], lr: float, lag: int, tmp_path: Path
 ) -> None:
+    """Also with answers that are two versions old. What their correction is worth: `test_lag_arithmetic`."""
     optimiser = OptimiserSettings(lr=lr, eps=1e-5, schedule="linear", warmup=0.0)
     held = hold(
         RoleSpec(
@@ -91,16 +95,24 @@ def test_ppo_reaches_the_optimum_of_reward_minus_kl(
     reward = Payoffs(start_V, answers_of(held, OTHER))
     best_V = (start_V + reward.payoff_V / BETA).softmax(-1)
     cfg = PPOConfig(
-        kl=KLSettings(start=BETA), epochs=2, minibatches=2, credit=CreditSettings(lam=1.0), max_new_tokens=1
+        kl=KLSettings(start=BETA),
+        epochs=2,
+        minibatches=2,
+        credit=CreditSettings(lam=1.0),
+        correct=CorrectionSettings() if lag else None,
+        max_new_tokens=1,
     )
     generator = LocalGenerator(
         held.model, SamplingSettings(max_new_tokens=1), stop_ids=[258], pad=256, max_rows=ANSWERS
     )
-    batches = (repeated([PROMPT], ids=[number], answers=ANSWERS) for number in range(STEPS // 4))
+    iterations = STEPS // 4
+    stream = RolloutStream(
+        generator, lambda number: repeated([PROMPT], ids=[number], answers=ANSWERS), lag=lag, seed=0, end=iterations
+    )
     roles = PPORoles(policy=held.policy, critic=held.critic, reference=held.reference, reward=reward)
     kl_coef, shaper, runtime = kl_controller(cfg.kl), RewardShaper(), LocalRuntime(Clock())
-    for number, rollouts in enumerate(stream(generator, batches, lag=0, seed=0)):
-        iteration(rollouts, roles, cfg, kl_coef, shaper, runtime, number=number, seed=number)
+    for number in range(iterations):
+        iteration(stream.take(number), roles, cfg, kl_coef, shaper, runtime, number=number, seed=number)
 
     def distance(log_V: Tensor) -> float:
         return 0.5 * (log_V.exp() - best_V).abs().sum().item()

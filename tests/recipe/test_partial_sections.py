@@ -53,7 +53,7 @@ def other_values(annotation: Any, value: Any) -> Iterator[Any]:
         yield "other"
     elif isinstance(value, int | float):
         yield from (value / 2, value * 2, value + 1, value + 2, 0.5)
-    yield from (2, 0.5, 20, 5, True, "other", ["other"], [{"url": "http://x"}], [{"run": ["x"]}])
+    yield from (2, 0.5, 20, 5, True, "other", ["other"], [{"url": "http://x"}], [{"run": ["x"]}], {})
 
 
 def at(values: Any, path: tuple[str, ...]) -> Any:

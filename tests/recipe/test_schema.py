@@ -237,7 +237,7 @@ def test_a_problem_of_a_group_method_is_reported_where_it_was_written(write: Wri
     [
         ("loca", "generator: there is no generator 'loca' (did you mean 'local'?); generators: local"),
         ("{rows: 3}", "generator: a generator with settings says which one it is, such as {kind: NAME}; found no kind"),
-        ("{kind: local, rows: 3}", "generator.rows: not a setting here; allowed: kind"),
+        ("{kind: local, rows: 3}", "generator.rows: not a setting here; allowed: lag, kind"),
         ("3", "generator: must be the name of a generator, or a mapping with its settings, found 3"),
     ],
 )

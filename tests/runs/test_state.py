@@ -172,12 +172,22 @@ def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
     assert draw() == expected
 
 
-def test_generators_of_absent_devices_are_named() -> None:
+def test_a_generator_of_an_absent_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     state = capture_rng()
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    state["cuda"] = [torch.cuda.get_rng_state(index) for index in range(here)] + [state["torch"]] * 2
+    assert restore_rng(state) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert restore_rng(state | {"cuda": [state["torch"]]}) == ["cuda"]
 
-    assert restore_rng(state) == [f"cuda:{here}", f"cuda:{here + 1}"]
+
+def test_the_random_state_is_that_of_the_gpu_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *device: torch.tensor([len(device)]))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, *device: taken.append((int(state), device)))
+    state = capture_rng()
+    assert restore_rng(state) == []
+    assert taken == [(0, ())]
 
 
 @pytest.mark.parametrize(

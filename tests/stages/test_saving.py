@@ -23,7 +23,11 @@ def test_the_share_that_is_lost_is_an_event(tmp_path: Path, dtype: SaveDType, si
     model = start_causal(str(make_tiny(tmp_path / "base")), lora=LoraSettings(rank=2), device="cpu", seed=1)
     masters = {name: torch.full_like(weight, size) for name, weight in required_adapters(model).parameters("policy")}
     events: list[tuple[Any, ...]] = []
-    context = SimpleNamespace(folder=tmp_path / "sft", event=lambda *told, **evidence: events.append((*told, evidence)))
+    context = SimpleNamespace(
+        folder=tmp_path / "sft",
+        event=lambda *told, **evidence: events.append((*told, evidence)),
+        once=lambda action: action(),
+    )
     folder = save_policy(cast(Any, context), model, tiny_tokenizer(), weights=masters, dtype=dtype)
     assert (folder.parent / "adapter" / "adapter_model.safetensors").is_file()
     assert [(event[0], event[1]) for event in events] == ([(level, "save.rounded")] if level else [])

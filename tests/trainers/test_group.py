@@ -16,13 +16,13 @@ from torch.testing import assert_close
 from kedge.algorithms import RunningMoments
 from kedge.core.errors import NumericsError
 from kedge.core.loss import ItemLoss
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.plugins import names
 from kedge.core.protocols import Metrics, PolicyLoss
 from kedge.core.records import Experience, Rollouts, take
 from kedge.stages.group.settings import find_method
 from kedge.trainers.group import GroupConfig, GroupRoles, actor_loss, iteration
-from kedge.trainers.settings import KLSettings, ScoreSettings
+from kedge.trainers.settings import CorrectionSettings, KLSettings, ScoreSettings
 from kedge.trainers.shared import (
     EvaluatedRollouts,
     GreedyBaseline,
@@ -285,3 +285,20 @@ def test_a_batch_that_is_not_finite_is_refused_before_anything_is_learnt() -> No
     with pytest.raises(NumericsError, match="reward: 1 of 4 are not finite, first inf at row 1"):
         learn(bad, config("grpo"), shaper=shaper)
     assert shaper == RewardShaper()
+
+
+def test_answers_of_other_weights_count_by_their_ratio_and_those_far_from_the_policy_leave() -> None:
+    """Whoever sampled said ln 1.5 less of the tokens of answer 1, ln 9 less of those of answer 3."""
+    scored = scored_of()
+    gap_B1 = torch.tensor([1.0, 1.5, 1.0, 9.0]).log()[:, None]
+    rollouts = replace(scored.rollouts, behaviour_logp_BT=scored.rollouts.behaviour_logp_BT - gap_B1)
+    plain, _, _ = learn(scored, config("rloo"))
+    correct = CorrectionSettings(cap=1.4, drop=(0.5, 2.0))
+    policy, _, metrics = learn(replace(scored, rollouts=rollouts), config("rloo", correct=correct))
+    ((whole, _, own),), ((experience, _, item),) = plain.updates, policy.updates
+    assert (len(whole.advantages_BT), len(experience.advantages_BT)) == (4, 3)
+    assert_close(experience.advantages_BT, whole.advantages_BT[:3])  # compared with all answers to the prompt
+    mask_BT = experience.rollouts.response_mask_BT
+    weight_B1 = torch.tensor([[1.0], [1.4], [1.0]])
+    assert_close((item.loss_BT * mask_BT), weight_B1 * own.loss_BT[:3] * mask_BT)
+    assert metrics["correct/dropped"] == 0.25

@@ -15,11 +15,18 @@ from torch.testing import assert_close
 
 from kedge.core.errors import NumericsError
 from kedge.core.loss import ItemLoss
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.protocols import Metrics, PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
 from kedge.trainers.ppo import PPORoles, actor_loss, iteration
-from kedge.trainers.settings import CreditSettings, KLSettings, PolicyLossSettings, PPOConfig, ScoreSettings
+from kedge.trainers.settings import (
+    CorrectionSettings,
+    CreditSettings,
+    KLSettings,
+    PolicyLossSettings,
+    PPOConfig,
+    ScoreSettings,
+)
 from kedge.trainers.shared import (
     EvaluatedRollouts,
     KLController,
@@ -180,6 +187,27 @@ def test_sampled_log_probs_are_the_generators_and_the_policy_is_not_asked() -> N
     assert_close(experience.advantages_BT, torch.tensor([[0.0, 0.0, 0.85, 1.9]]))  # as above: the same KL
     assert metrics["kl/mean"] == pytest.approx(1.0)
     assert "policy/mismatch" not in metrics
+
+
+def test_answers_of_other_weights_count_by_their_ratio_and_those_far_from_the_policy_leave() -> None:
+    """The policy says -1 a token. Whoever sampled said ln 1.5 less of answer 1, ln 9 less of answer 2."""
+    rollouts = rollouts_of([2, 2, 2])
+    gap_B1 = torch.tensor([1.0, 1.5, 9.0]).log()[:, None]
+    rollouts = replace(rollouts, behaviour_logp_BT=rollouts.behaviour_logp_BT - gap_B1)
+    roles = roles_for(rollouts, [3.0, 2.0, 1.0])
+    correct = CorrectionSettings(cap=1.4, drop=(0.5, 2.0))
+    _, metrics = run(rollouts, roles, PLAIN.model_copy(update={"correct": correct}))
+    assert isinstance(roles.policy, FakePolicy)
+    assert isinstance(roles.critic, FakeCritic)
+    ((experience, _), targets) = roles.policy.updates[0], roles.critic.updates[0]
+    assert experience.weight_BT is not None
+    in_order = experience.rollouts.group_B.argsort()
+    assert_close(experience.weight_BT[in_order, 2:], torch.tensor([[1.0, 1.0], [1.4, 1.4]]))
+    assert sorted(targets.rollouts.group_B.tolist()) == [0, 1]
+    assert metrics["correct/dropped"] == pytest.approx(1 / 3)
+    assert metrics["correct/capped"] == pytest.approx(2 / 3)
+    assert metrics["reward/mean"] == 2.0  # of all that were sampled
+    assert metrics["kl/mean"] == pytest.approx((1.0 + 1.4 + 1.4) / 3)  # two tokens of 0.5 nats each
 
 
 def test_the_kl_may_be_paid_in_the_loss_instead() -> None:

@@ -29,7 +29,9 @@ from kedge.algorithms.logprobs import (
 from kedge.algorithms.policy import (
     cispo_loss,
     gspo_loss,
+    mean_ratio,
     reinforce_loss,
+    sequence_importance,
     truncated_importance,
 )
 from kedge.algorithms.ppo import (
@@ -83,6 +85,7 @@ __all__ = [
     "leave_one_out",
     "length_penalty",
     "logprobs_and_entropy",
+    "mean_ratio",
     "missing_eos_penalty",
     "missing_eos_score",
     "orpo_odds",
@@ -92,6 +95,7 @@ __all__ = [
     "reinforce_loss",
     "returns_to_go",
     "scale",
+    "sequence_importance",
     "shape_rewards",
     "simpo",
     "tdpo",

@@ -100,13 +100,49 @@ def truncated_importance(old_logp_BT: Tensor, behaviour_logp_BT: Tensor, *, cap:
     """min(e^(old_logp - behaviour_logp), cap), without gradient: truncated importance sampling (Ionides 2008).
 
     It corrects for tokens sampled by other weights or another engine than the trainer's (Yao et al. 2025, "Your
-    efficient RL framework secretly brings you off-policy RL training"). Multiply the advantages by it: every
-    policy loss here, PPO's too, is proportional to them.
+    efficient RL framework secretly brings you off-policy RL training"). Multiply the loss of each token by it.
 
     >>> old_logp_BT, behaviour_logp_BT = torch.tensor([[0.6, 0.2]]).log(), torch.tensor([[0.1, 0.4]]).log()
     >>> truncated_importance(old_logp_BT, behaviour_logp_BT, cap=2.0)
     tensor([[2.0000, 0.5000]])
     """
+    _check_cap(cap)
+    return (widen(old_logp_BT) - widen(behaviour_logp_BT)).exp().clamp(max=cap).detach()
+
+
+def sequence_importance(old_logp_BT: Tensor, behaviour_logp_BT: Tensor, mask_BT: Tensor, *, cap: float) -> Tensor:
+    """min(e^(sum over the response of old_logp - behaviour_logp), cap) on every token of an answer, without gradient.
+
+    The weight of the answer as a whole. Unlike the weight of a token it accounts for the tokens before, which other
+    weights sampled too; its spread grows with the length, so it suits short answers and weights that differ little.
+
+    Ratios 3 and 1/2 make 1.5 for both tokens; what lies outside the response does not count.
+
+    >>> old_logp_BT, behaviour_logp_BT = torch.tensor([[0.6, 0.2, 0.9]]).log(), torch.tensor([[0.2, 0.4, 0.1]]).log()
+    >>> sequence_importance(old_logp_BT, behaviour_logp_BT, torch.tensor([[1, 1, 0]]).bool(), cap=2.0)
+    tensor([[1.5000, 1.5000, 1.5000]])
+    """
+    _check_cap(cap)
+    gap_BT = masked(widen(old_logp_BT) - widen(behaviour_logp_BT), mask_BT)
+    return gap_BT.sum(dim=1, keepdim=True).exp().clamp(max=cap).detach().expand(mask_BT.shape)
+
+
+def mean_ratio(old_logp_BT: Tensor, behaviour_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """e^(mean over the response of old_logp - behaviour_logp) of each answer, without gradient.
+
+    It is the geometric mean of the ratios of its tokens, 1 where it has none: how near whoever sampled an answer is to
+    the policy, whatever its length.
+
+    Ratios 4 and 1/2 have the geometric mean sqrt(2).
+
+    >>> old_logp_BT, behaviour_logp_BT = torch.tensor([[0.8, 0.2, 0.9]]).log(), torch.tensor([[0.2, 0.4, 0.1]]).log()
+    >>> mean_ratio(old_logp_BT, behaviour_logp_BT, torch.tensor([[1, 1, 0]]).bool())
+    tensor([1.4142])
+    """
+    gap_BT = masked(widen(old_logp_BT) - widen(behaviour_logp_BT), mask_BT)
+    return (gap_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)).exp().detach()
+
+
+def _check_cap(cap: float) -> None:
     if cap <= 0:
         raise ConfigError(f"cap: found {cap}, expected more than 0 (2 is usual)")
-    return (widen(old_logp_BT) - widen(behaviour_logp_BT)).exp().clamp(max=cap).detach()

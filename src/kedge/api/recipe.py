@@ -98,8 +98,10 @@ class Recipe:
         `interrupted`: `resume=True` goes on with it. A recipe that is not fit to run is refused, unless `check` is
         False. `say` is given a line now and then; None is quiet.
         """
+        from kedge.commands.run import refuse_launch_from_script
         from kedge.recipe.runner import run_in
 
+        refuse_launch_from_script(self._recipe)
         home = Path(folder) if folder is not None else Path("runs") / self.name
         if resume:
             self._inputs.refuse_changed(home)

@@ -105,6 +105,10 @@ def _print_report(console: Console, report: RecipeReport) -> None:
     if report.data:
         console.print("  [bold]data[/], all files together")
         print_findings(console, report.data, indent="    ")
+    if report.placement:
+        console.print("  [bold]placement[/]")
+        for line in report.placement:
+            tell(console, escape(line), indent="    ")
     print_findings(console, report.machine, indent="  ")
     _print_checked(console, report)
     fatal = sum(finding.level == "fatal" for finding in report.findings)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from kedge.cli.screen import counter, out, writing
+
+if TYPE_CHECKING:
+    from kedge.core.world import World
 
 
 def run(
@@ -27,28 +31,38 @@ def run(
     saved; 130 interrupted (Ctrl-C, SIGTERM), everything is saved and --resume goes on.
     """
     from kedge.commands.check import refuse_unfit
-    from kedge.recipe.runner import run_recipe
+    from kedge.commands.run import run_placed
     from kedge.recipe.schema import load_recipe
 
     console = out()
     loaded = load_recipe(recipe, overrides or ())
-    if not (resume or no_check):
-        with counter("examples audited") as progress:
-            refuse_unfit(loaded, progress=progress, offline=offline, runs=runs)
     folder = runs / loaded.settings.name
-    with writing(folder), live_view(console, folder):
-        run_recipe(
-            loaded,
-            runs,
-            is_resumed=resume,
-            say=lambda text: console.print(text, markup=False, soft_wrap=True),
-        )
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    def check() -> None:
+        if not no_check:
+            with counter("examples audited") as progress:
+                refuse_unfit(loaded, progress=progress, offline=offline, runs=runs)
+
+    def run_here(world: World, device: str | None, *, is_resumed: bool) -> None:
+        from kedge.recipe.runner import run_recipe
+
+        with writing(folder), live_view(console, folder, is_shown=world.rank == 0):
+            run_recipe(loaded, runs, is_resumed=is_resumed, say=say, world=world, device=device)
+
+    sets = [part for override in overrides or () for part in ("--set", override)]
+    command = [sys.executable, "-P", "-m", "kedge.cli", "run", str(recipe), "--runs", str(runs), "--no-check", *sets]
+    code = run_placed(loaded, folder, is_resumed=resume, command=command, check=check, run=run_here, say=say)
+    if code:
+        raise typer.Exit(code)
 
 
 @contextmanager
-def live_view(console: Console, folder: Path) -> Generator[None]:
+def live_view(console: Console, folder: Path, *, is_shown: bool = True) -> Generator[None]:
     """On a terminal, the run as it goes, below the lines that it says."""
-    if not console.is_terminal:
+    if not (is_shown and console.is_terminal):
         yield
         return
     from rich.live import Live

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.commands.check_data import DataFiles, check_data, check_prompts
-from kedge.commands.check_machine import device_findings, disk_bytes, disk_findings, generator_findings, role_lines
+from kedge.commands.check_machine import (
+    device_findings,
+    disk_bytes,
+    disk_findings,
+    generator_findings,
+    placement_findings,
+    placement_lines,
+    role_lines,
+)
 from kedge.commands.check_records import Checked, merged
 from kedge.commands.check_rewards import RewardChecks
 from kedge.core.errors import ConfigError, KedgeError
@@ -76,6 +84,8 @@ class RecipeReport:
     """What this machine lacks: a device, room on the disk."""
     checked: tuple[Checked, ...] = ()
     """What was looked at besides, a line each: prompts, rewards, disk."""
+    placement: tuple[str, ...] = ()
+    """Who computes what, where several processes do."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -93,6 +103,7 @@ class RecipeReport:
             "name": self.name,
             "is_fit": self.is_fit,
             "stages": {stage.name: {"kind": stage.kind, "lines": list(stage.lines)} for stage in self.stages},
+            "placement": list(self.placement),
             "checked": [asdict(row) for row in self.checked],
             "findings": [finding.as_dict() for finding in self.findings],
         }
@@ -138,8 +149,13 @@ def check_recipe(
         models=tuple({**models, recipe.settings.model: default}.values()),
         stages=tuple(stages),
         data=tuple(audit_all(recipe, plan, files.readable, progress)),
-        machine=(*device_findings(recipe.settings.device), *disk_findings(needed, runs)),
+        machine=(
+            *device_findings(recipe.settings.device),
+            *placement_findings(recipe),
+            *disk_findings(needed, runs),
+        ),
         checked=(*merged(checked), *((disk,) if needed else ())),
+        placement=tuple(placement_lines(recipe, bases)),
     )
 
 

@@ -10,6 +10,7 @@ from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
+from kedge.recipe.placement import too_many
 from kedge.runs.checkpoints import CheckpointSettings
 
 if TYPE_CHECKING:
@@ -36,6 +37,43 @@ def device_findings(device: str) -> Iterator[Finding]:
             where="device",
             fix="set device: cpu or auto, or install a build of torch for your GPU",
         )
+
+
+def gpus_of(device: str) -> int | None:
+    """How many GPUs a recipe with this device has here; None where it computes on the CPU."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else None
+
+
+def placement_findings(recipe: Recipe) -> Iterator[Finding]:
+    """A fatal finding where the recipe asks for more processes than this machine can run."""
+    processes = recipe.settings.placement.processes
+    problem = None if processes == "auto" else too_many(processes, num_gpus=gpus_of(recipe.settings.device))
+    if problem:
+        yield Finding(level="fatal", code="machine.processes", message=problem, where="placement.processes")
+
+
+def placement_lines(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> Iterator[str]:
+    """Who computes what, where several processes do; `facts` by stage."""
+    num_gpus, asked = gpus_of(recipe.settings.device), recipe.settings.placement.processes
+    processes = max(num_gpus or 1, 1) if asked == "auto" else asked
+    if processes == 1:
+        return
+    devices = f"cuda:0 to cuda:{processes - 1}" if num_gpus else "the CPU"
+    yield f"{processes} processes on {devices}, each with all weights"
+    for name, settings in recipe.stages.items():
+        values: Any = settings
+        if not hasattr(values, "batch"):
+            continue
+        rows = max(values.batch * getattr(values, "answers", 1) // getattr(values, "minibatches", 1), 1)
+        share = f"about {rows / processes:,.0f} a process" if rows >= processes else "fewer than there are processes"
+        line = f"{name}: {rows:,} rows a step, {share}"
+        if name in facts:
+            line += f"; {readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)} of gradients added up"
+        yield line
 
 
 def disk_bytes(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> int:

@@ -1,7 +1,8 @@
 """One tree of errors. A message says what was found, where, what was expected, and what to do.
 
 Each class also inherits the fitting built-in, can be pickled, and knows the exit code of the command line:
-1 failed, 2 bad input (nothing was changed), 3 stopped by a contract with everything saved. Ctrl-C ends with 130.
+1 failed, 2 bad input (nothing was changed), 3 stopped by a contract with everything saved. Ctrl-C ends with 130. A
+process that ends because another one is gone ends with 76.
 """
 
 from __future__ import annotations
@@ -72,7 +73,21 @@ class SyncError(GeneratorError):
     """The weights that sample are not those that learn."""
 
 
+class MisledError(SyncError):
+    """The policy has learnt from answers of other weights than its own: it must not be saved."""
+
+
 class ContractStop(KedgeError, RuntimeError):
     """A contract of the recipe (a KL limit, a gate) stopped the run; everything is saved."""
 
     exit_code = 3
+
+
+class ProcessError(KedgeError, RuntimeError):
+    """Processes that run together have come apart: one hangs, or computes something else than the others."""
+
+
+class ProcessLost(KedgeError, ConnectionError):
+    """Another process of the run is gone; this one ends because it cannot go on without."""
+
+    exit_code = 76

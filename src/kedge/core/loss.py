@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.errors import ConfigError, ShapeError
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.suggest import did_you_mean
 
 

@@ -12,6 +12,10 @@ from kedge.core.settings import Section
 EIGHT_BIT_PACKAGES: Final = ("bitsandbytes", "torchao")
 """Packages with an AdamW of 8 bits, the first that is installed being used."""
 
+Per = Literal["token", "sequence", "sequence_sum", "constant"]
+"""What a loss is a mean over: all tokens alike; the mean of sequence means; the mean of sequence sums; the sum over a
+fixed number of tokens."""
+
 
 class OptimiserSettings(Section):
     """AdamW with warm-up and decay."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kedge.core.loss import ItemLoss
-    from kedge.core.per import Per
+    from kedge.core.optimiser import Per
     from kedge.core.records import Experience, Prompts, Rollouts, ValueTargets
 
 Metrics = Mapping[str, float]

@@ -84,9 +84,13 @@ class Experience:
     ref_logp_BT: Tensor
     """Log-probs under the reference."""
     advantages_BT: Tensor
+    weight_BT: Tensor | None = None
+    """What the loss of each token counts for, where other weights sampled it; None counts all alike."""
 
     def __post_init__(self) -> None:
         kinds = {"old_logp_BT": _REAL, "ref_logp_BT": _REAL, "advantages_BT": _REAL}
+        if self.weight_BT is not None:
+            kinds["weight_BT"] = _REAL
         _check(self, kinds, shape=self.rollouts.tokens_BT.shape)
 
 
@@ -185,15 +189,26 @@ def trimmed(record: R, length: int) -> R:
 
 
 def cut(
-    items: Sequence[Item], *, length: Callable[[Item], int], rows: int | None = None, tokens: int | None = None
+    items: Sequence[Item],
+    *,
+    length: Callable[[Item], int],
+    rows: int | None = None,
+    tokens: int | None = None,
+    shares: int = 1,
 ) -> list[list[Item]]:
     """Items in passes, the longest first: at most `rows` of them a pass, and at most `tokens` by their `length`.
 
-    An item that is longer than `tokens` has a pass of its own. Without a bound there is one pass.
+    An item that is longer than `tokens` has a pass of its own. Without a bound there is one pass. Where `shares`
+    processes compute them, no pass is larger than a share of the whole.
 
     >>> cut(["bb", "a", "dddd", "ccc"], length=len, rows=3), cut(["bb", "a", "dddd", "ccc"], length=len, tokens=6)
     ([['dddd', 'ccc', 'bb'], ['a']], [['dddd'], ['ccc', 'bb', 'a']])
+    >>> cut(["bb", "a", "dddd", "ccc"], length=len, rows=3, shares=2)
+    [['dddd', 'ccc'], ['bb', 'a']]
     """
+    if shares > 1:
+        rows = None if rows is None else min(rows, max(1, -(-len(items) // shares)))
+        tokens = None if tokens is None else min(tokens, max(1, -(-sum(map(length, items)) // shares)))
     passes: list[list[Item]] = []
     num_tokens = 0
     for item in sorted(items, key=lambda item: -length(item)):
@@ -207,13 +222,16 @@ def cut(
     return passes
 
 
-def joined(parts: Sequence[Rollouts]) -> Rollouts:
+def joined(parts: Sequence[Rollouts], *, pad_token: int = 0) -> Rollouts:
     """All rows in one record, as wide as the widest part; the version is that of the first."""
     width = max(part.tokens_BT.shape[1] for part in parts)
 
     def together(name: str) -> Tensor:
         tensors: list[Tensor] = [getattr(part, name) for part in parts]
-        return torch.cat([pad(one, (0, width - one.shape[1])) if one.ndim == 2 else one for one in tensors])
+        value = pad_token if name == "tokens_BT" else 0
+        return torch.cat(
+            [pad(one, (0, width - one.shape[1]), value=value) if one.ndim == 2 else one for one in tensors]
+        )
 
     names = [field.name for field in fields(Rollouts) if field.name != "version"]
     return Rollouts(**{name: together(name) for name in names}, version=parts[0].version)

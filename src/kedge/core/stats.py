@@ -6,7 +6,7 @@ Intervals are 95 %. Shape letters: N observations, G groups, K inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ _NUMBERS_AT_ONCE = 2_000_000
 _LONGEST_STEP = 2.0
 
 
-def wilson(successes: float, trials: int) -> tuple[float, float]:
+def wilson(successes: float, trials: float, *, z: float = Z95) -> tuple[float, float]:
     """Score interval of a share (Wilson 1927): (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
 
     >>> low, high = wilson(8, 10)
@@ -31,11 +31,61 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     """
     if not trials:
         return 0.0, 1.0
-    share, z2 = successes / trials, Z95 * Z95
+    share, z2 = successes / trials, z * z
     centre = share + z2 / (2 * trials)
-    spread = Z95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
+    spread = z * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
     scale = 1 + z2 / trials
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def student_quantile(share: float, dof: int) -> float:
+    """The number below which Student's t with so many degrees of freedom is with probability `share`, 0.5 or more.
+
+    >>> round(student_quantile(0.975, 9), 6), round(student_quantile(0.95, 1), 6)
+    (2.262157, 6.313752)
+    """
+    high = 1.0
+    while _student_cdf(high, dof) < share:
+        high *= 2
+    return falling_root(lambda t: share - _student_cdf(t, dof), 0.0, high)
+
+
+def falling_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function crosses 0 between two numbers, by halving.
+
+    >>> round(falling_root(lambda x: 2 - x * x, 0.0, 2.0), 9)
+    1.414213562
+    """
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if function(middle) > 0 else (low, middle)
+    return middle
+
+
+def places_of(names: Sequence[Hashable]) -> Ints:
+    """The number of each name among the different ones, in the order in which they come.
+
+    >>> places_of(["b", "a", "b"]).tolist()
+    [0, 1, 0]
+    """
+    place: dict[Hashable, int] = {}
+    return np.array([place.setdefault(name, len(place)) for name in names], dtype=np.int64)
+
+
+def _student_cdf(t: float, dof: int) -> float:
+    """For t ≥ 0, by the closed sums for even and odd degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(dof))
+    sine, cosine_2 = math.sin(angle), math.cos(angle) ** 2
+    if dof % 2 == 0:
+        term = total = 1.0
+        for k in range(1, dof // 2):
+            term *= cosine_2 * (2 * k - 1) / (2 * k)
+            total += term
+        return 0.5 + sine * total / 2
+    term = total = math.cos(angle) if dof > 1 else 0.0
+    for k in range(1, (dof - 1) // 2):
+        term *= cosine_2 * (2 * k) / (2 * k + 1)
+        total += term
+    return 0.5 + (angle + sine * total) / math.pi
 
 
 def best_of_kl(n: int) -> float:

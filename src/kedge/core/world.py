@@ -6,11 +6,19 @@ made from it is made alike. Alone there is nothing to add.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+import pickle
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from torch import Tensor
+from kedge.core.errors import KedgeError, RunError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -34,7 +42,7 @@ class World(Protocol):
         ...
 
     def highest(self, *tensors: Tensor) -> None:
-        """The largest of each entry over all processes, in place."""
+        """The largest of each entry over all processes, in place; what is not a number may be lost."""
         ...
 
     def gather(self, value: T) -> list[T]:
@@ -71,6 +79,22 @@ class Alone:
 ALONE: World = Alone()
 
 
+def together(world: World, compute: Callable[[], T]) -> list[T]:
+    """What each process computes, by rank. What one of them refuses with an error of ours, all refuse."""
+    if world.size == 1:
+        return [compute()]
+    try:
+        own = compute()
+    except KedgeError as error:
+        own = error
+    results: list[T] = []
+    for result in world.gather(own):
+        if isinstance(result, KedgeError):
+            raise result
+        results.append(result)
+    return results
+
+
 def share(parts: Sequence[T], rank: int, size: int) -> list[T]:
     """Every `size`-th part, forth and back, so that shares of parts that are sorted by size are about equally large.
 
@@ -80,3 +104,73 @@ def share(parts: Sequence[T], rank: int, size: int) -> list[T]:
     places = (place % (2 * size) for place in range(len(parts)))
     owners = (place if place < size else 2 * size - 1 - place for place in places)
     return [part for part, owner in zip(parts, owners, strict=True) if owner == rank]
+
+
+_acts_alone: ContextVar[bool] = ContextVar("acts_alone", default=False)
+
+
+@contextmanager
+def acting_alone() -> Generator[None]:
+    """Within, what `once` is given is done by this process without the others: nested calls, and the ways out of a run
+    on which nobody may be waited for."""
+    token = _acts_alone.set(True)
+    try:
+        yield
+    finally:
+        _acts_alone.reset(token)
+
+
+def once(world: World, action: Callable[[], T]) -> T:
+    """Process 0 does it. What it gives, or the error that it ends with, is the same on all; they wait for it.
+
+    >>> once(ALONE, lambda: 3)
+    3
+    """
+    if world.size == 1 or _acts_alone.get():
+        return action()
+    if world.rank:
+        value, error = world.same(_nothing())
+        if error is not None:
+            raise error
+        return value
+    try:
+        with acting_alone():
+            value = action()
+    except BaseException as error:
+        world.same((None, portable(error)))
+        raise
+    return world.same((value, None))[0]
+
+
+def _nothing() -> tuple[Any, BaseException | None]:
+    """What a process that only listens brings to a meeting."""
+    return None, None
+
+
+def portable(error: BaseException) -> BaseException:
+    """The error, or one with its words where it cannot be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a foreign class does when it is copied
+        return RunError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class InWorld(Protocol):
+    """An object that all processes have, with files that process 0 alone reads and writes."""
+
+    @property
+    def world(self) -> World: ...
+
+
+SelfT = TypeVar("SelfT", bound=InWorld)
+
+
+def by_first(method: Callable[Concatenate[SelfT, P], T]) -> Callable[Concatenate[SelfT, P], T]:
+    """A method that process 0 runs for all (`once`)."""
+
+    @wraps(method)
+    def call(self: SelfT, *args: P.args, **named: P.kwargs) -> T:
+        return once(self.world, lambda: method(self, *args, **named))
+
+    return call

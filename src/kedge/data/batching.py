@@ -140,26 +140,33 @@ BatchT = TypeVar("BatchT")
 
 
 def _batches(
-    items: Sequence[ItemT], batch: Callable[[Sequence[ItemT]], BatchT], *, rows: int | None, tokens: int | None
+    items: Sequence[ItemT],
+    batch: Callable[[Sequence[ItemT]], BatchT],
+    *,
+    rows: int | None,
+    tokens: int | None,
+    shares: int,
 ) -> LazyRows[BatchT]:
     """`batch` of the items of each pass, made when it is asked for: of a large set only one is in memory at a time."""
     lengths = [item.num_tokens for item in items]
-    parts = cut(range(len(items)), length=lengths.__getitem__, rows=rows, tokens=tokens)
+    parts = cut(range(len(items)), length=lengths.__getitem__, rows=rows, tokens=tokens, shares=shares)
     return lazy_map(lambda part: batch([items[row] for row in part]), parts)
 
 
 def padded_batches(
-    sequences: Sequence[TokenSequence], *, rows: int | None = None, tokens: int | None = None, pad: int
+    sequences: Sequence[TokenSequence], *, rows: int | None = None, tokens: int | None = None, shares: int = 1, pad: int
 ) -> LazyRows[Batch]:
-    """The passes of a step: at most `rows` sequences each, or `tokens` of their tokens, longest first."""
-    return _batches(sequences, partial(token_batch, pad=pad), rows=rows, tokens=tokens)
+    """The passes of a step: at most `rows` sequences each, or `tokens` of their tokens, longest first; none larger than
+    one of `shares` of the step."""
+    return _batches(sequences, partial(token_batch, pad=pad), rows=rows, tokens=tokens, shares=shares)
 
 
 def comparison_batches(
-    items: Sequence[RankedAnswers], *, rows: int | None = None, tokens: int | None = None, pad: int
+    items: Sequence[RankedAnswers], *, rows: int | None = None, tokens: int | None = None, shares: int = 1, pad: int
 ) -> LazyRows[Comparisons]:
-    """The passes of a step: at most `rows` comparisons each, or `tokens` of their answers, longest first."""
-    return _batches(items, partial(comparison_batch, pad=pad), rows=rows, tokens=tokens)
+    """The passes of a step: at most `rows` comparisons each, or `tokens` of their answers, longest first; none larger
+    than one of `shares` of the step."""
+    return _batches(items, partial(comparison_batch, pad=pad), rows=rows, tokens=tokens, shares=shares)
 
 
 def answer_batches(
@@ -167,12 +174,14 @@ def answer_batches(
     *,
     rows: int | None = None,
     tokens: int | None = None,
+    shares: int = 1,
     pad: int,
     anchor: Tensor | None = None,
 ) -> LazyRows[AnswerBatch]:
-    """The passes of a step: at most `rows` items each, or `tokens` of their answers, longest first."""
+    """The passes of a step: at most `rows` items each, or `tokens` of their answers, longest first; none larger than
+    one of `shares` of the step."""
     batch = partial(answer_batch, pad=pad, good_share=good_share(items), anchor=anchor)
-    return _batches(items, batch, rows=rows, tokens=tokens)
+    return _batches(items, batch, rows=rows, tokens=tokens, shares=shares)
 
 
 def _counted(sequences: Sequence[TokenSequence]) -> Tensor:

@@ -1,4 +1,10 @@
-"""Answers of several models to the same prompts, as numbers: scores, win rates and their intervals.
+"""Answers of several models to the same prompts, as numbers: scores, win rates, rankings, and what they decide.
 
 Everything here is pure: records in, records out. The stage samples and scores the answers.
 """
+
+from kedge.evaluate.length_control import length_controlled
+from kedge.evaluate.paired import holm, mcnemar, non_inferiority, rogan_gladen, tango
+from kedge.evaluate.ranking import bradley_terry
+
+__all__ = ["bradley_terry", "holm", "length_controlled", "mcnemar", "non_inferiority", "rogan_gladen", "tango"]

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby, product
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
 from kedge.core.errors import DataError
 from kedge.core.text_measures import distinct, repetition
 from kedge.evaluate.answers import ModelAnswer
-from kedge.evaluate.win_rates import (
-    AnswerComparison,
-    Estimate,
-    WinRate,
-    estimate,
-    length_controlled,
-    outcome_of,
-    win_rate,
-)
+from kedge.evaluate.length_control import PromptResult, length_controlled_estimates
+from kedge.evaluate.win_rates import Estimate, WinRate, estimate, outcome_of, win_rate
 
 REPETITION_N, DISTINCT_N = 4, 2
 _NONE = "–"
@@ -84,14 +77,15 @@ def evaluate(answers: Sequence[ModelAnswer], *, tie: float, seed: int) -> Evalua
         if {answer.prompt for answer in own} != prompts:
             raise DataError(f"{model} and {baseline} have answered different prompts, so they cannot be compared")
     sources = list(answers[0].scores)
+    others = {model: own for model, own in by_model.items() if model != baseline}
+    at_equal_length = {source: equal_length_rates(others, by_model[baseline], source, tie=tie) for source in sources}
     comparisons = {
         model: {
-            source: comparison
+            source: replace(comparison, length_controlled=at_equal_length[source].get(model))
             for source in sources
             if (comparison := compare(own, by_model[baseline], source, tie=tie, seed=seed)) is not None
         }
-        for model, own in by_model.items()
-        if model != baseline
+        for model, own in others.items()
     }
     return Evaluation(
         baseline=baseline,
@@ -134,26 +128,41 @@ def compare(
         )
         for prompt in prompts
     ]
-    rate = win_rate([outcome_of(own, other, tie=tie) for own, other in scores], seed=seed)
+    rate = win_rate([outcome_of(own, other, tie=tie) for own, other in scores])
     gain = estimate([fmean(own) - fmean(other) for own, other in scores], seed=seed)
     if rate is None or gain is None:
         return None
-    comparisons = [
-        AnswerComparison(
-            prompt=prompt,
-            outcome=outcome_of([own.scores[source]], [other.scores[source]], tie=tie).rate,
-            longer=len(own.tokens) - len(other.tokens),
-            weight=1 / (len(ours[prompt]) * len(theirs[prompt])),
-        )
-        for prompt in prompts
-        for own, other in product(ours[prompt], theirs[prompt])
-    ]
-    return Comparison(
-        win_rate=rate,
-        length_controlled=length_controlled(comparisons, seed=seed),
-        gain=gain,
-        left_out=len(ours) - len(prompts),
-    )
+    return Comparison(win_rate=rate, length_controlled=None, gain=gain, left_out=len(ours) - len(prompts))
+
+
+def equal_length_rates(
+    models: Mapping[str, Sequence[ModelAnswer]], baseline: Sequence[ModelAnswer], source: str, *, tie: float
+) -> dict[str, Estimate]:
+    """Win rates over the baseline if answers were equally long, on the prompts where all have a score.
+
+    A model whose answers are all longer, or all shorter, by the same is left out: length cannot be told from it.
+    """
+    theirs = _scored_by_prompt(baseline, source)
+    ours = {model: _scored_by_prompt(answers, source) for model, answers in models.items()}
+    prompts = [prompt for prompt in theirs if theirs[prompt] and all(own[prompt] for own in ours.values())]
+    results = {
+        model: [_prompt_result(own[prompt], theirs[prompt], source, tie=tie) for prompt in prompts]
+        for model, own in ours.items()
+    }
+    return length_controlled_estimates({model: rows for model, rows in results.items() if _tells_length(rows)})
+
+
+def _tells_length(rows: Sequence[PromptResult]) -> bool:
+    gaps = {length - other for _, length, other in rows}
+    return len(gaps) > 1 or gaps == {0.0}
+
+
+def _prompt_result(
+    answers: Sequence[ModelAnswer], baseline: Sequence[ModelAnswer], source: str, *, tie: float
+) -> PromptResult:
+    scores, others = ([answer.scores[source] for answer in group] for group in (answers, baseline))
+    length, other_length = (fmean(len(answer.tokens) for answer in group) for group in (answers, baseline))
+    return outcome_of(scores, others, tie=tie).rate, length, other_length
 
 
 def table_lines(evaluation: Evaluation) -> list[str]:

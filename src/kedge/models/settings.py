@@ -51,7 +51,8 @@ class TrainingMemory(Section):
     recompute: bool = False
     """Recompute activations in the backward pass: about a third slower, in much less memory."""
     compile: AutoFlag = "auto"
-    """Compile the layers (torch.compile), which takes some seconds at the start; `auto` does so on a GPU."""
+    """On a GPU the layers of models that Kedge has kernels for run as CUDA graphs, those of others are compiled
+    (torch.compile), which takes half a minute at the start; `true` compiles on a CPU too, `false` does neither."""
     save_dtype: SaveDType = "float32"
     """Of the saved weights: bfloat16 halves the files, and rounds away updates that are small beside the weights."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import kedge
-from kedge.core.errors import ConfigError, ContractStop, KedgeError, RunError
+from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
+from kedge.core.stage import Stage
+from kedge.core.world import ALONE, World, acting_alone, once
 from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
 from kedge.monitor.trackers.forwarding import ForwardingTracker
@@ -28,6 +30,7 @@ from kedge.recipe.resuming import (
     version_changes,
 )
 from kedge.recipe.schema import Recipe
+from kedge.recipe.together import SharedTracker, refuse_unlike, refuse_unseen
 from kedge.recipe.wiring import Link, Plan, connect
 from kedge.report.writing import write_card, write_report
 from kedge.runs.checkpoints import CheckpointSettings
@@ -35,7 +38,7 @@ from kedge.runs.folder import Run, RunTracker, status_of
 from kedge.runs.lineage import describe, locate
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Status, environment, new_manifest, read_manifest
 from kedge.stages.shared.context import Context, Say
-from kedge.stages.shared.interrupt import StopRequest
+from kedge.stages.shared.interrupt import StopRequest, terminable
 
 _FIRST_LAYOUT: Final = (0, 2)
 """The first version whose checkpoints this one reads."""
@@ -53,9 +56,12 @@ OnStep = Callable[[str, int, Metrics], bool]
 """Given the stage, the step and its metrics after they were written; True asks the run to stop."""
 
 
-def run_recipe(recipe: Recipe, runs: Path, *, is_resumed: bool, say: Say) -> Path:
+def run_recipe(
+    recipe: Recipe, runs: Path, *, is_resumed: bool, say: Say, world: World = ALONE, device: str | None = None
+) -> Path:
     """Run every stage that is not done yet, in `runs/NAME`; returns that folder."""
-    return run_in(runs / recipe.settings.name, recipe, is_resumed=is_resumed, say=say)
+    folder = runs / recipe.settings.name
+    return run_in(folder, recipe, is_resumed=is_resumed, say=say, world=world, device=device)
 
 
 def run_in(
@@ -66,23 +72,36 @@ def run_in(
     say: Say,
     on_step: OnStep | None = None,
     write_inputs: Callable[[], None] = lambda: None,
+    world: World = ALONE,
+    device: str | None = None,
 ) -> Path:
     """The same in any folder. `write_inputs` puts files into it that the stages read, before the first one begins.
 
-    Where `on_step` or Ctrl-C asks to stop, it ends with KeyboardInterrupt, saved, and can be resumed.
+    Where `on_step` or Ctrl-C asks to stop, it ends with KeyboardInterrupt, saved, and can be resumed. All processes of
+    `world` call it alike; process 0 writes and speaks. `device` is that of this process, else the recipe's.
     """
     plan = connect(recipe)
     _refuse_what_cannot_run(recipe)
-    with _open_pipeline(recipe, folder, is_resumed=is_resumed, say=say) as pipeline:
-        say(f"run folder: {folder}")
-        stop = StopRequest()
-        with _reported(folder, say), _finished(pipeline, RunTracker(pipeline)):
-            write_inputs()
+    refuse_unlike(world, recipe)
+    refuse_unseen(world, folder)
+    around = _Around(
+        say=say if world.rank == 0 else lambda _: None,
+        stop=StopRequest(world),
+        on_step=on_step,
+        world=world,
+        device=device or recipe.settings.device,
+    )
+    open_pipeline = partial(_open_pipeline, recipe, folder, is_resumed=is_resumed, say=around.say)
+    with terminable(), Run.shared(world, open_pipeline) as pipeline:
+        around.say(f"run folder: {folder}")
+        with _reported(folder, around), _finished(pipeline, RunTracker(pipeline)):
+            once(world, write_inputs)
             for name in plan.order:
-                if stop.is_asked:  # after the last step of the stage before
+                around.stop.agree()
+                if around.stop.is_asked:  # after the last step of the stage before
                     raise KeyboardInterrupt
-                _run_stage(name, recipe, plan, folder, _Around(say=say, stop=stop, on_step=on_step))
-    say(f"done: {folder}")
+                _run_stage(name, recipe, plan, folder, around)
+    around.say(f"done: {folder}")
     return folder
 
 
@@ -93,11 +112,17 @@ class _Around:
     say: Say
     stop: StopRequest
     on_step: OnStep | None
+    world: World
+    device: str
 
 
 @contextmanager
-def _reported(folder: Path, say: Say) -> Generator[None]:
+def _reported(folder: Path, around: _Around) -> Generator[None]:
     """However it ends, but for a kill, there is a page about it. One that cannot be written hides no other error."""
+    if around.world.rank:
+        yield
+        return
+    say = around.say
     try:
         yield
     except BaseException:
@@ -167,36 +192,53 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
     stage, home = recipe.kinds[name], folder / name
     run_stage = stage.load_run()
     assert run_stage is not None
-    sources = [_source(link, folder) for link in plan.links[name]]
-    inputs = inputs_of_stage(name, recipe, plan.links[name], sources, home)
-    if (home / MANIFEST_NAME).exists():
-        refuse_changed_inputs(name, inputs, read_manifest(home), home)
-        if status_of(home) == "done":
-            around.say(f"{name}: done before, kept")
-            return
-        run = _reopen_stage(name, recipe, inputs, home, around.say)
-    else:
-        run = _create_stage(name, recipe, inputs, home)
+    world, links = around.world, plan.links[name]
+    sources = once(world, lambda: [_source(link, folder) for link in links])
+    inputs = once(world, lambda: inputs_of_stage(name, recipe, links, sources, home))
+    if once(world, lambda: _is_done(name, inputs, home)):
+        around.say(f"{name}: done before, kept")
+        return
+    run = Run.shared(world, partial(_open_stage, name, recipe, inputs, home, around.say))
     around.say(f"{name}: {stage.summary}")
     with run, _tracked(run, recipe, name, around) as tracker, _finished(run, tracker) as outputs:
+        seed = seed_for(recipe.settings.seed, name)
         context = Context(
             name=name,
-            seed=seed_for(recipe.settings.seed, name),
+            seed=seed,
             run=run,
             tracker=tracker,
-            device=recipe.settings.device,
+            device=around.device,
             chat_template=recipe.chat_template,
             recipe_folder=recipe.file.parent,
-            sources=files_to_read(plan.links[name], sources, home, seed=seed_for(recipe.settings.seed, name)),
+            sources=once(world, lambda: files_to_read(links, sources, home, seed=seed)),
             say=around.say,
             stop=around.stop,
+            world=world,
         )
         with report_peak_memory(tracker, context.device):
             made = run_stage(context, recipe.stages[name])
-        for output, path in made.items():
-            if stage.makes[output] in ("model", "reward_model"):
-                write_card(run, path)
-        outputs.extend(describe(output, stage.makes[output], path, run_folder=home) for output, path in made.items())
+        outputs.extend(once(world, lambda: _describe_outputs(run, stage, made)))
+
+
+def _is_done(name: str, inputs: Sequence[Artefact], home: Path) -> bool:
+    """Whether an earlier process has done the stage; refused where its inputs are not what they were."""
+    if not (home / MANIFEST_NAME).exists():
+        return False
+    refuse_changed_inputs(name, inputs, read_manifest(home), home)
+    return status_of(home) == "done"
+
+
+def _open_stage(name: str, recipe: Recipe, inputs: Sequence[Artefact], home: Path, say: Say) -> Run:
+    if (home / MANIFEST_NAME).exists():
+        return _reopen_stage(name, recipe, inputs, home, say)
+    return _create_stage(name, recipe, inputs, home)
+
+
+def _describe_outputs(run: Run, stage: Stage, made: Mapping[str, Path]) -> list[Artefact]:
+    for output, path in made.items():
+        if stage.makes[output] in ("model", "reward_model"):
+            write_card(run, path)
+    return [describe(output, stage.makes[output], path, run_folder=run.folder) for output, path in made.items()]
 
 
 def _create_stage(name: str, recipe: Recipe, inputs: Sequence[Artefact], home: Path) -> Run:
@@ -246,6 +288,17 @@ def _keep(settings: Section) -> CheckpointSettings | None:
 
 @contextmanager
 def _tracked(run: Run, recipe: Recipe, stage: str, around: _Around) -> Generator[Tracker]:
+    if around.world.size > 1:
+        with ExitStack() as stack:
+            alone = replace(around, world=ALONE)
+            with acting_alone():
+                inner = None if around.world.rank else stack.enter_context(_tracked(run, recipe, stage, alone))
+            try:
+                yield SharedTracker(around.world, inner, around.stop)
+            finally:
+                with acting_alone():  # a run that fails in one process closes without the others
+                    stack.close()
+        return
     name = f"{recipe.settings.name}/{stage}"
     tracker = open_trackers(RunTracker(run), recipe.settings.trackers, run_folder=run.folder, name=name)
     if recipe.settings.alerts:
@@ -281,7 +334,7 @@ def _finished(run: Run, tracker: Tracker) -> Generator[list[Artefact]]:
     except ContractStop as stop:
         _end_badly(run, tracker, "stopped", {"level": "fatal", "code": "run.stopped", "message": str(stop)})
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ProcessLost):
         _end_badly(run, tracker, "interrupted", None)
         raise
     except Exception as error:
@@ -302,12 +355,18 @@ def _finished(run: Run, tracker: Tracker) -> Generator[list[Artefact]]:
 
 
 def _end_badly(run: Run, tracker: Tracker, ending: Status, event: Mapping[str, Any] | None) -> None:
-    """Write down how a run ended; where the disk refuses that too, the error that ended it is the one to hear of."""
-    with suppress(OSError):
-        if event:
-            tracker.event(event)
-    with suppress(OSError):
-        run.finish(ending)
+    """Write down how a run ended; where the disk refuses that too, the error that ended it is the one to hear of.
+
+    Nobody is waited for: the other processes may be gone, or may know nothing of the error.
+    """
+    if run.world.rank:
+        return
+    with acting_alone():
+        with suppress(OSError):
+            if event:
+                tracker.event(event)
+        with suppress(OSError):
+            run.finish(ending)
 
 
 def _source(link: Link, folder: Path) -> str:

@@ -24,6 +24,7 @@ from kedge.monitor.alerts import AlertSettings
 from kedge.recipe import problems
 from kedge.recipe.layers import Overrides, layers_of, load_layers
 from kedge.recipe.limits import Unreadable, check_values
+from kedge.recipe.placement import PlacementSettings
 from kedge.recipe.yaml_source import KeyPath, Place, Tree
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -68,6 +69,8 @@ class RecipeSettings(Section):
     """Where metrics go besides the run's own files: tensorboard, wandb, mlflow, with their settings."""
     alerts: Annotated[AlertSettings | None, MayChange()] = None
     """Who is told of events while a run goes on: webhooks and commands."""
+    placement: Annotated[PlacementSettings, MayChange()] = PlacementSettings()
+    """The processes that compute the run; never changes a result."""
     stages: dict[str, dict[str, Any]] = Field(min_length=1, max_length=MAX_STAGES)
     """The steps, by name. Each says its `kind`; an input may name another stage."""
 

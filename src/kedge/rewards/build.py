@@ -17,6 +17,7 @@ from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
+from kedge.core.world import ALONE, World
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import Announce, CountedSource, FailureCounter, Reward
 from kedge.rewards.rollouts import FromText
@@ -35,6 +36,8 @@ class Wiring:
     failures: FailureSettings
     announce: Announce = lambda _: None
     """Says at once that a source had no score for an answer, the first time."""
+    world: World = ALONE
+    """The processes that have answers scored together: each asks about its share."""
 
 
 class Mix:
@@ -57,7 +60,7 @@ def build(settings: RewardSourceSettings, wiring: Wiring, *, name: str = "reward
     counter = FailureCounter(name, wiring.failures, wiring.announce)
     if isinstance(settings, ModelSource):
         return Reward(source=wiring.open_model(settings, counter), failure_counters=(counter,))
-    counted = CountedSource(text_source(settings, wiring.context), counter)
+    counted = CountedSource(text_source(settings, wiring.context), counter, world=wiring.world)
     return Reward(source=FromText(counted, wiring.read), failure_counters=(counter,))
 
 

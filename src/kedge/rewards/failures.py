@@ -8,8 +8,8 @@ run's state, so that a resumed run stops where an uninterrupted one would.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from collections import ChainMap, Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -18,6 +18,7 @@ from kedge.core.answers import Answer, TextSource
 from kedge.core.errors import KedgeError, RewardError
 from kedge.core.protocols import RewardSource
 from kedge.core.urls import redacted
+from kedge.core.world import ALONE, World, together
 from kedge.rewards.settings import FailureSettings
 
 if TYPE_CHECKING:
@@ -133,24 +134,49 @@ def _source_failed(counters: Sequence[FailureCounter], rows: int) -> RewardError
 
 
 class CountedSource:
-    """A source whose failures are counted: a row that cannot be scored gets NaN and a reason, never an exception."""
+    """A source whose failures are counted: a row that cannot be scored gets NaN and a reason, never an exception.
 
-    def __init__(self, source: TextSource, counter: FailureCounter) -> None:
-        self._source = source
-        self._counter = counter
+    The processes of `world` ask it about their share of the answers, and count the failures of all.
+    """
+
+    def __init__(self, source: TextSource, counter: FailureCounter, *, world: World = ALONE) -> None:
+        self._source, self._counter, self._world = source, counter, world
 
     def judge(self, answers: Sequence[Answer]) -> list[ScoreResult]:
+        results = _judged_together(self._world, answers, self._ask)
+        self._counter.add(results)
+        return results
+
+    def _ask(self, answers: Sequence[Answer]) -> list[ScoreResult]:
         results = results_of(self._source, answers, name=f"reward '{self._counter.source}'")
         if len(results) != len(answers):
             raise RewardError(
                 f"reward '{self._counter.source}' gave {len(results)} scores for {len(answers)} answers; one for each "
                 "is needed"
             )
-        self._counter.add(results)
         return results
 
     def score(self, answers: Sequence[Answer]) -> list[float]:
         return [result.score for result in self.judge(answers)]
+
+
+def _judged_together(
+    world: World, answers: Sequence[Answer], judge: Callable[[Sequence[Answer]], list[ScoreResult]]
+) -> list[ScoreResult]:
+    """`judge` on this process's share; the results of all processes, in the order of the answers.
+
+    Every answer is asked about once in all, beside the others to its prompt. What `judge` refuses on one process is
+    refused on all.
+    """
+    if world.size == 1:
+        return judge(answers)
+    rows_of: dict[Hashable, list[int]] = {}
+    for row, answer in enumerate(answers):
+        rows_of.setdefault(answer.prompt, []).append(row)
+    own = [row for rows in world.mine(list(rows_of.values())) for row in rows]
+    shares = together(world, lambda: dict(zip(own, judge([answers[row] for row in own]), strict=True)))
+    results = ChainMap(*shares)
+    return [results[row] for row in range(len(answers))]
 
 
 @dataclass(frozen=True, slots=True)

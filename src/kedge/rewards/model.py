@@ -16,6 +16,7 @@ from kedge.core.batches import pad_tokens
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.records import Rollouts, send
 from kedge.core.suggest import did_you_mean
+from kedge.core.world import ALONE, World
 from kedge.models.training.passes import InferenceSize
 from kedge.rewards.failures import FailureCounter, ScoreResult, Source, unscored
 from kedge.rewards.settings import ModelSource
@@ -34,10 +35,11 @@ class Scorer(Protocol):
 class OnTokens:
     """Scores the sampled tokens as they are: for a reward model with the policy's tokenizer."""
 
-    def __init__(self, scorer: Scorer, settings: ModelSource, counter: FailureCounter) -> None:
+    def __init__(self, scorer: Scorer, settings: ModelSource, counter: FailureCounter, *, world: World = ALONE) -> None:
+        """The processes of `world` share the rows."""
         self._scorer = scorer
         self._objective = objective_index(scorer, settings)
-        self._inference = InferenceSize(scorer.device, settings.rows)
+        self._inference = InferenceSize(scorer.device, settings.rows, world=world)
         self._counter = counter
 
     def score(self, rollouts: Rollouts) -> Tensor:

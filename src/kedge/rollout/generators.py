@@ -15,7 +15,7 @@ from kedge.core import plugins
 from kedge.core.findings import Finding
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.settings import SamplingSettings, StreamSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,7 +55,8 @@ class GeneratorParts:
     """A text of the run's data, by which weights are compared."""
     report: Report | None = None
     world: World | None = None
-    """The processes that run the stage together; None is this one alone."""
+    """The processes that run the stage together; None is this one alone. Every process asks for all rows: a generator
+    either gives the same answers on each, or shares the rows (`kedge.rollout.shared`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class GeneratorKind:
     """What is wrong with the settings for what the stage asks; free of torch."""
 
 
-class LocalSettings(Section):
+class LocalSettings(StreamSettings):
     """Samples in this process, with the policy's own weights."""
 
     kind: Literal["local"] = "local"

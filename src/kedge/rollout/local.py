@@ -28,6 +28,7 @@ from kedge.rollout.families import unsupported_reason
 from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.rollout.graphs import GraphSteps
 from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.shared import SharedGenerator
 from kedge.rollout.steps import EagerSteps, Sampler, Steps
 
 _log = getLogger(__name__)
@@ -181,10 +182,11 @@ class LocalGenerator:
             )
 
 
-def make(settings: LocalSettings, parts: GeneratorParts) -> LocalGenerator:
-    """The local generator as a plugin: it samples with the weights of the policy that is trained."""
+def make(settings: LocalSettings, parts: GeneratorParts) -> LocalGenerator | SharedGenerator:
+    """The local generator as a plugin: it samples with the weights of the policy that is trained; each of several
+    processes samples its share of the rows."""
     del settings
-    return LocalGenerator(
+    generator = LocalGenerator(
         parts.model,
         parts.sampling,
         stop_ids=parts.stop_ids,
@@ -192,6 +194,9 @@ def make(settings: LocalSettings, parts: GeneratorParts) -> LocalGenerator:
         max_rows=parts.max_rows,
         decode=parts.decode,
     )
+    if parts.world is None or parts.world.size == 1:
+        return generator
+    return SharedGenerator(generator, parts.world, pad=parts.pad, device=parts.model.device)
 
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:

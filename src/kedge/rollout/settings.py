@@ -9,6 +9,19 @@ from pydantic import Field, model_validator
 from kedge.core.settings import Section
 
 
+class StreamSettings(Section):
+    """What the settings of a generator have that may sample ahead of the policy."""
+
+    lag: int = Field(default=0, ge=0, le=64)
+    """Batches that are sampled ahead: the answers of a batch are at most so many versions of the policy old. 0 is
+    strictly on-policy."""
+
+
+def lag_of(generator: Section) -> int:
+    """How far ahead a generator may sample; one without such a setting never does."""
+    return generator.lag if isinstance(generator, StreamSettings) else 0
+
+
 class SamplingSettings(Section):
     """How an answer is drawn: temperature first, then `top_k`, then `top_p` of what is left."""
 

@@ -31,6 +31,7 @@ from kedge.core.files import (
     write_json,
 )
 from kedge.core.settings import Section
+from kedge.core.world import ALONE, World, by_first
 from kedge.runs.journal import encode_exact, load_exact, now
 
 _PINS_NAME = "pins.json"
@@ -70,16 +71,19 @@ class Latest:
 class Checkpoints:
     """The folder `checkpoints/` of one run. Nothing is touched before the first `save`."""
 
-    def __init__(self, folder: Path, settings: CheckpointSettings) -> None:
+    def __init__(self, folder: Path, settings: CheckpointSettings, world: World = ALONE) -> None:
         self.folder = folder
+        self.world = world
         self._settings = settings
 
+    @by_first
     def steps(self) -> list[int]:
         """Steps of the checkpoints under their final name, damaged or not, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
+    @by_first
     def save(
         self,
         step: int,
@@ -123,6 +127,7 @@ class Checkpoints:
         self._retire(just_saved=step)
         return saved
 
+    @by_first
     def read(self, step: int, *, check_hashes: bool) -> Checkpoint:
         """The checkpoint of `step`, after checking that all its files are there (and have the right hashes)."""
         folder = self.path(step)
@@ -137,6 +142,7 @@ class Checkpoints:
             num_lines=facts.get("num_lines", {}),
         )
 
+    @by_first
     def latest(self, *, check_hashes: bool = True) -> Latest | None:
         """The newest checkpoint that verifies; None where there is none at all."""
         skipped: list[str] = []
@@ -153,12 +159,14 @@ class Checkpoints:
             "Restore one from a copy, or remove them all to start from the beginning."
         )
 
+    @by_first
     def pins(self) -> dict[str, int]:
         """The step that each pin is on."""
         existing = set(self.steps())
         pinned = {name: [step for step in steps if step in existing] for name, steps in self._pin_history().items()}
         return {name: steps[-1] for name, steps in pinned.items() if steps}
 
+    @by_first
     def pin(self, step: int, name: str) -> None:
         """Keep the checkpoint of `step` until `name` is given to another one."""
         if step not in self.steps():
@@ -166,6 +174,7 @@ class Checkpoints:
         with run_errors("write", self.folder / _PINS_NAME):
             self._write_pin(name, step)
 
+    @by_first
     def discard_after(self, step: int | None) -> list[int]:
         """Remove the checkpoints of later steps (for None, all), which a run that resumes at `step` does again."""
         later_steps = [later for later in self.steps() if step is None or later > step]
@@ -178,6 +187,7 @@ class Checkpoints:
                 write_json(self.folder / _PINS_NAME, earlier)
         return later_steps
 
+    @by_first
     def clear_leftovers(self) -> list[str]:
         """Clear what a killed writer left half done; returns the names. Only the holder of the lock may call this."""
         leftovers = sorted(path for path in _children(self.folder) if _LEFTOVER.fullmatch(path.name))

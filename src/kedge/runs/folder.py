@@ -18,6 +18,7 @@ from kedge.core.errors import RunError
 from kedge.core.files import clear_partial_files, hash_json, run_errors
 from kedge.core.findings import Level
 from kedge.core.protocols import Metrics
+from kedge.core.world import ALONE, World, by_first, once
 from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
 from kedge.runs.journal import Alteration, Journal, dump_exact, encode_exact, load_exact, now
 from kedge.runs.lock import Lock, acquire, held_by
@@ -27,6 +28,7 @@ _RESERVED = ("step", "at")
 HISTORY: Final = frozenset(
     {
         "checkpoint.damaged",
+        "process.lost",
         "run.cleared",
         "run.failed",
         "run.interrupted",
@@ -43,13 +45,21 @@ HISTORY: Final = frozenset(
 class Run:
     """One run. `create` and `open` make it; a writer holds the lock until `close` (or the end of a `with`)."""
 
-    def __init__(self, folder: Path, manifest: Manifest, lock: Lock | None, keep: CheckpointSettings) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        lock: Lock | None,
+        keep: CheckpointSettings,
+        world: World = ALONE,
+    ) -> None:
         self.folder = folder
+        self.world = world
         self.manifest = manifest
         self.metrics = Journal(folder / "metrics.jsonl")
         self.events = Journal(folder / "events.jsonl")
         self.samples = Journal(folder / "samples.jsonl")
-        self.checkpoints = Checkpoints(folder / "checkpoints", keep)
+        self.checkpoints = Checkpoints(folder / "checkpoints", keep, world)
         self._lock = lock
         self._last_at = 0.0
         self._first_own_event = self.events.num_lines() if lock else 0
@@ -73,6 +83,23 @@ class Run:
         return cls(folder, manifest, lock, keep or CheckpointSettings())
 
     @classmethod
+    def shared(cls, world: World, open_run: Callable[[], Run]) -> Run:
+        """The run that process 0 opens, on all processes: 0 reads and writes its files for the others, who wait."""
+        if world.size == 1:
+            return open_run()
+        opened: list[Run] = []
+
+        def open_first() -> tuple[Path, Manifest]:
+            opened.append(open_run())
+            return opened[0].folder, opened[0].manifest
+
+        folder, manifest = once(world, open_first)
+        if not opened:
+            return cls(folder, manifest, None, CheckpointSettings(), world)
+        opened[0].world = opened[0].checkpoints.world = world
+        return opened[0]
+
+    @classmethod
     def open(cls, folder: Path, *, for_writing: bool, keep: CheckpointSettings | None = None) -> Self:
         """An existing run. Reading changes nothing; a writer first clears up what a kill left half done."""
         manifest = read_manifest(folder)
@@ -87,6 +114,7 @@ class Run:
                 raise
         return run
 
+    @by_first
     def log(self, metrics: Metrics, step: int) -> None:
         """Append one line of metrics. Values may be any real numbers, those of numpy and torch too."""
         self._require_lock()
@@ -94,6 +122,7 @@ class Run:
         values = {name: _number(name, value) for name, value in metrics.items()}
         self.metrics.append({"step": step, "at": self._clock(), **values})
 
+    @by_first
     def event(self, level: Level, code: str, message: str, step: int | None = None, **evidence: Any) -> None:
         """Write an event. One without a step, as a stage reports of its data when it starts, is not told again by a
         process that goes on with the run."""
@@ -103,17 +132,21 @@ class Run:
             return
         self.events.append({"step": step, "at": self._clock(), **fields})
 
+    @by_first
     def sample(self, record: Mapping[str, Any], step: int) -> None:
         self._require_lock()
         _refuse_reserved(record)
         self.samples.append({"step": step, "at": self._clock(), **record})
 
+    @by_first
     def read_metrics(self) -> list[dict[str, Any]]:
         return self.metrics.read().records
 
+    @by_first
     def read_events(self) -> list[dict[str, Any]]:
         return self.events.read().records
 
+    @by_first
     def read_samples(self) -> list[dict[str, Any]]:
         return self.samples.read().records
 
@@ -121,6 +154,7 @@ class Run:
         """The journals' lines that are not as they were written, the first one of each; none where all is well."""
         return [alteration for journal in self._journals() if (alteration := journal.alteration())]
 
+    @by_first
     def save_checkpoint(
         self,
         step: int,
@@ -136,6 +170,7 @@ class Run:
         num_lines = {journal.path.name: journal.num_lines() for journal in self._journals()}
         return self.checkpoints.save(step, write, metrics=metrics, pin=pin, num_lines=num_lines)
 
+    @by_first
     def resume_at(self, step: int | None) -> None:
         """Go on as if `step` were the last one done (None: none was). Later records and checkpoints are dropped.
 
@@ -152,6 +187,7 @@ class Run:
         message = f"The run goes on from {where}; later records are dropped and will be written again."
         self.event("info", "run.resumed", message, resumed_at=step, dropped=dropped, dropped_checkpoints=dropped_steps)
 
+    @by_first
     def has_later_records(self, step: int | None) -> bool:
         """Whether `resume_at` would drop records."""
         is_kept = self._kept_at(step)
@@ -161,6 +197,7 @@ class Run:
             for place, record in enumerate(journal.read().records)
         )
 
+    @by_first
     def reopen(self, **changes: Any) -> None:
         """Set a run that had ended to running again, until it ends again; `changes` are of its manifest."""
         self._require_lock()
@@ -169,6 +206,7 @@ class Run:
             changes["recipe_hash"] = hash_json(encode_exact(changes["settings"]))
         self._update(status="running", finished=None, **changes)
 
+    @by_first
     def finish(self, status: Status, *, outputs: Iterable[Artefact] = ()) -> None:
         """Write how the run ended. The lock stays until `close`."""
         self._require_lock()

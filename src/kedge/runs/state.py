@@ -115,26 +115,27 @@ def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of the global random generators: Python, numpy, torch on the CPU, and, where CUDA is in use, on every
-    CUDA device."""
+    """The state of the global random generators: Python, numpy, torch on the CPU, and, where CUDA is in use, on the
+    current CUDA device. It is the only one that a process computes on, and any process may go on with its state."""
     numpy = np.random.get_state(legacy=False)
     key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     return {
         "python": random.getstate(),
         "numpy": {**numpy, "state": {"key": key, "pos": int(numpy["state"]["pos"])}},
         "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(index) for index in devices],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],
     }
 
 
 def restore_rng(state: Mapping[str, Any]) -> list[str]:
-    """Set the generators again; returns those that this machine lacks ("cuda:1"), for the caller to report."""
+    """Set the generators again; returns those that this machine lacks ("cuda"), for the caller to report."""
     key = state["numpy"]["state"]["key"].numpy().astype(np.uint32)
     random.setstate(state["python"])
     np.random.set_state({**state["numpy"], "state": {**state["numpy"]["state"], "key": key}})
     torch.set_rng_state(state["torch"])
-    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index, saved in enumerate(state["cuda"][:num_devices]):
-        torch.cuda.set_rng_state(saved, index)
-    return [f"cuda:{index}" for index in range(num_devices, len(state["cuda"]))]
+    if not state["cuda"]:
+        return []
+    if not torch.cuda.is_available():
+        return ["cuda"]
+    torch.cuda.set_rng_state(state["cuda"][0])
+    return []

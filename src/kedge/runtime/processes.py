@@ -1,15 +1,28 @@
-"""A world of processes over torch.distributed: gradients and numbers are added in float32 at least."""
+"""A world of processes over torch.distributed: gradients and numbers are added in float32 at least.
+
+Before every meeting the processes tell each other what they came for. So one that has gone another way (an error that
+it alone met, a decision that it alone took) is an error on all of them and not a sum of unlike things.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+import os
+import re
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kedge.core.errors import ConfigError, ProcessError, ProcessLost
 from kedge.core.world import share
+from kedge.runtime.watch import Watch
 
 T = TypeVar("T")
 
@@ -17,30 +30,79 @@ _BUCKET_BYTES = 256 * 2**20
 """Tensors are added together up to this size: a meeting costs more than a little memory."""
 
 
+_PURPOSES: Final = ("adds up numbers", "looks for the largest number", "tells what it has", "hears of process 0")
+
+
 class ProcessWorld:
     """The processes of a group that has been joined (`torch.distributed.init_process_group`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch | None = None, *, timeout_s: float = 0.0) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.watch = watch
+        self._timeout_s = timeout_s
+
+    def write_stacks_to(self, folder: Path) -> None:
+        """Where this process writes what it was doing, should another one hang."""
+        if self.watch is not None:
+            self.watch.stacks = folder
 
     def mine(self, parts: Sequence[T]) -> list[T]:
         return share(parts, self.rank, self.size)
 
     def add(self, *tensors: Tensor) -> None:
-        _reduce(tensors, dist.ReduceOp.SUM)
+        with self._meeting(0):
+            _reduce(tensors, dist.ReduceOp.SUM)
 
     def highest(self, *tensors: Tensor) -> None:
-        _reduce(tensors, dist.ReduceOp.MAX)
+        with self._meeting(1):
+            _reduce(tensors, dist.ReduceOp.MAX)
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        with self._meeting(2):
+            dist.all_gather_object(values, value)
         return values
 
     def same(self, value: T) -> T:
         values: list[Any] = [value]
-        dist.broadcast_object_list(values, src=0)
+        with self._meeting(3):
+            dist.broadcast_object_list(values, src=0)
         return values[0]
+
+    @contextmanager
+    def _meeting(self, purpose: int) -> Generator[None]:
+        """Within, processes that are gone, that hang, or that came for something else become errors that say so."""
+        if self.watch is not None:
+            self.watch.is_waiting = True
+        try:
+            self._compare(purpose)
+            yield
+        except RuntimeError as error:
+            if isinstance(error, ProcessError) or self.watch is None:
+                raise
+            is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+            if (heard := self.watch.heard(wait_s=0.5 if is_late else 5.0)) is not None:
+                raise heard from error
+            if is_late:
+                raise self.watch.hang(self._timeout_s) from error
+            raise ProcessLost(f"process {self.rank} cannot reach the others any more: {error}") from error
+        finally:
+            if self.watch is not None:
+                self.watch.is_waiting = False
+
+    def _compare(self, purpose: int) -> None:
+        own = torch.tensor([purpose])
+        purposes = [torch.zeros_like(own) for _ in range(self.size)]
+        cast(Any, dist).all_gather(purposes, own)
+        if any(int(other) != purpose for other in purposes):
+            said = ", ".join(f"process {rank} {_PURPOSES[int(other)]}" for rank, other in enumerate(purposes))
+            heard = self.watch.heard() if self.watch and not _is_handling() else None
+            raise heard or ProcessError(f"the processes of this run have come apart: {said}")
+
+
+def _is_handling() -> bool:
+    """Whether an error is being handled, which is then why this process went another way."""
+    return sys.exception() is not None
 
 
 @torch.no_grad()
@@ -67,3 +129,92 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         buckets[-1].append(tensor)
         room -= tensor.nbytes
     return buckets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """This process among those that a launcher started, and where they meet."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Its number on its machine, which is the number of its GPU."""
+    address: str
+    port: int
+
+
+def place_of(environment: Mapping[str, str]) -> Place | None:
+    """What torchrun (also that of a Kubernetes job) or srun says of this process; None where none of them started it.
+
+    Inside of an sbatch script SLURM_NTASKS is set too, but only srun sets SLURM_STEP_NUM_TASKS.
+
+    >>> place_of({"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "7",
+    ...     "SLURM_STEP_NODELIST": "gpu[03-04]"})
+    Place(rank=9, size=16, local_rank=1, address='gpu03', port=20007)
+    """
+    try:
+        if "RANK" in environment and int(environment.get("WORLD_SIZE", "1")) > 1:
+            rank = int(environment["RANK"])
+            return Place(
+                rank=rank,
+                size=int(environment["WORLD_SIZE"]),
+                local_rank=int(environment.get("LOCAL_RANK", rank)),
+                address=environment["MASTER_ADDR"],
+                port=int(environment["MASTER_PORT"]),
+            )
+        if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+            nodes = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
+            return Place(
+                rank=int(environment["SLURM_PROCID"]),
+                size=int(environment["SLURM_STEP_NUM_TASKS"]),
+                local_rank=int(environment["SLURM_LOCALID"]),
+                address=environment.get("MASTER_ADDR") or first_host(nodes),
+                port=int(environment.get("MASTER_PORT") or 20_000 + int(environment["SLURM_JOB_ID"]) % 20_000),
+            )
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"the environment of a process that torchrun or srun started is not whole: {error}; RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT belong together, as do SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NODELIST"
+        ) from error
+    return None
+
+
+def first_host(nodes: str) -> str:
+    """The first machine of a list as Slurm writes it.
+
+    >>> [first_host(nodes) for nodes in ("gpu[07-09,12],big", "a1,a2", "rack[1,3]-ib", "r[1-2]n[05-06]")]
+    ['gpu07', 'a1', 'rack1-ib', 'r1n05']
+    """
+    entry = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", entry[0] if entry else nodes)
+
+
+@contextmanager
+def joined(place: Place, *, on_gpu: bool, timeout_s: float) -> Generator[ProcessWorld]:
+    """Meet the other processes; within, this one is of their world. On a GPU, its own becomes the current one."""
+    timeout = timedelta(seconds=timeout_s)
+    os.environ.update(
+        RANK=str(place.rank), WORLD_SIZE=str(place.size), MASTER_ADDR=place.address, MASTER_PORT=str(place.port)
+    )
+    if on_gpu:
+        torch.cuda.set_device(place.local_rank)
+    try:
+        store, rank, size = next(cast(Any, dist).rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(
+            backend, store=cast(Any, dist).PrefixStore("group", store), rank=rank, world_size=size, timeout=timeout
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ProcessLost(
+            f"process {place.rank} of {place.size} did not meet the others at {place.address}:{place.port} within "
+            f"{timeout_s:g} s: {error}"
+        ) from error
+    watch = Watch(cast(Any, dist).PrefixStore("watch", store), rank, size)
+    try:
+        yield ProcessWorld(watch, timeout_s=timeout_s)
+    except BaseException as error:
+        watch.tell(error)
+        raise
+    watch.close()
+    dist.destroy_process_group()

@@ -18,7 +18,8 @@ from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import Metrics, PolicyRole, ReferenceRole, Runtime
 from kedge.core.records import Experience, num_rows, take
 from kedge.core.settings import Section
-from kedge.trainers.settings import KLSettings, ScoreSettings
+from kedge.trainers.correction import correction_metrics, near_policy, weighted
+from kedge.trainers.settings import CorrectionSettings, KLSettings, ScoreSettings
 from kedge.trainers.shared import (
     EvaluatedRollouts,
     KLController,
@@ -48,6 +49,8 @@ class GroupConfig:
     """Bonus for the entropy of the policy."""
     stop_at_kl: float | None = None
     """End the passes over a batch when a step's `approx_kl` passes this."""
+    correct: CorrectionSettings | None = None
+    """Weights for answers that other weights sampled; None counts all answers alike."""
     epochs: int = 1
     """Passes over the responses of one iteration."""
     minibatches: int = 1
@@ -71,7 +74,9 @@ def iteration(
     runtime: Runtime,
     *,
     seed: int,
+    age: int | None = None,
 ) -> tuple[EvaluatedRollouts, Metrics]:
+    """`age` is how many versions of the policy old the answers are; None where they are always new."""
     # 1. evaluate: two independent questions about the same text
     old_logp_BT, ref_logp_BT = runtime.gather(
         lambda: roles.policy.logprobs(scored.rollouts),
@@ -84,8 +89,9 @@ def iteration(
         ref_logp_BT=ref_logp_BT,
         values_BT=torch.zeros_like(old_logp_BT),
     )
-    evaluated = check_finite(drop_unscored(everything))
+    evaluated = weighted(check_finite(drop_unscored(everything)), cfg.correct)
     check_kl_limit(evaluated, cfg.kl)
+    is_near_B = near_policy(evaluated, cfg.correct)
 
     # 2. assign credit
     method, coef = cfg.method, kl.coef
@@ -95,9 +101,12 @@ def iteration(
         old_logp_BT=evaluated.old_logp_BT,
         ref_logp_BT=evaluated.ref_logp_BT,
         advantages_BT=method.advantages(cfg.method_settings, credit),
+        weight_BT=evaluated.weight_BT,
     )
 
     # 3. learn
+    if is_near_B is not None:
+        experience = take(experience, is_near_B)
     steps = list[Metrics]()
     for rows in minibatches(num_rows(experience), cfg, seed=seed):
         policy = roles.policy.update(take(experience, rows), partial(actor_loss, cfg=cfg, coef=coef), per=method.per)
@@ -105,11 +114,11 @@ def iteration(
         if cfg.stop_at_kl is not None and policy["approx_kl"] > cfg.stop_at_kl:
             break
 
-    metrics = rollout_metrics(evaluated, num_sampled=num_rows(everything))
+    metrics = rollout_metrics(evaluated, num_sampled=num_rows(everything), age=age)
     shaper.returns.update(credit.returns_B)
     kl.update(metrics["kl/mean"], num_rows(evaluated))
-    about_groups = group_metrics(scored, method.traits)
-    return evaluated, metrics | about_groups | {"kl/coef": coef} | mean_over_steps(steps)
+    about = group_metrics(scored, method.traits) | correction_metrics(evaluated, is_near_B, cfg.correct)
+    return evaluated, metrics | about | {"kl/coef": coef} | mean_over_steps(steps)
 
 
 def credit_of(

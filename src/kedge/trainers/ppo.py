@@ -15,6 +15,7 @@ from kedge.algorithms import estimate, gae, policy_loss, scale, shape_rewards, v
 from kedge.core.loss import ItemLoss, masked
 from kedge.core.protocols import CriticRole, Metrics, PolicyRole, ReferenceRole, RewardSource, Runtime
 from kedge.core.records import Experience, Rollouts, ValueTargets, num_rows, take
+from kedge.trainers.correction import correction_metrics, near_policy, weighted
 from kedge.trainers.settings import PolicyLossSettings, PPOConfig
 from kedge.trainers.shared import (
     EvaluatedRollouts,
@@ -50,7 +51,9 @@ def iteration(
     *,
     number: int,
     seed: int,
+    age: int | None = None,
 ) -> tuple[EvaluatedRollouts, Metrics]:
+    """`age` is how many versions of the policy old the rollouts are; None where they are always new."""
     # 1. evaluate: four independent questions about the same text
     scores_B, old_logp_BT, ref_logp_BT, values_BT = runtime.gather(
         lambda: roles.reward.score(rollouts),
@@ -61,27 +64,16 @@ def iteration(
     everything = EvaluatedRollouts(
         rollouts=rollouts, scores_B=scores_B, old_logp_BT=old_logp_BT, ref_logp_BT=ref_logp_BT, values_BT=values_BT
     )
-    evaluated = check_finite(drop_unscored(everything))
+    evaluated = weighted(check_finite(drop_unscored(everything)), cfg.correct)
     check_kl_limit(evaluated, cfg.kl)
+    is_near_B = near_policy(evaluated, cfg.correct)
 
     # 2. assign credit
-    mask_BT, coef = evaluated.rollouts.response_mask_BT, kl.coef
-    kl_BT = estimate(evaluated.old_logp_BT, evaluated.ref_logp_BT, kind=cfg.kl.kind)
-    rewards_BT = shape_rewards(
-        shaper.shape_scores(evaluated, cfg), kl_BT, mask_BT, coef=coef if cfg.kl.where == "reward" else 0.0
-    )
-    if cfg.credit.scale_rewards:
-        rewards_BT = scale(rewards_BT, mask_BT)
-    advantages_BT, returns_BT = gae(
-        rewards_BT, evaluated.values_BT, mask_BT, gamma=cfg.credit.gamma, lam=cfg.credit.lam
-    )
-    targets = ValueTargets(rollouts=evaluated.rollouts, old_values_BT=evaluated.values_BT, returns_BT=returns_BT)
-    experience = Experience(
-        rollouts=evaluated.rollouts,
-        old_logp_BT=evaluated.old_logp_BT,
-        ref_logp_BT=evaluated.ref_logp_BT,
-        advantages_BT=whiten(advantages_BT, mask_BT) if cfg.credit.whiten_advantages else advantages_BT,
-    )
+    coef = kl.coef
+    experience, targets = credit(evaluated, cfg, shaper, coef=coef)
+    explained = explained_variance(targets)
+    if is_near_B is not None:
+        experience, targets = take(experience, is_near_B), take(targets, is_near_B)
 
     # 3. learn
     steps = list[Metrics]()
@@ -97,9 +89,36 @@ def iteration(
             break
 
     is_recomputed = cfg.policy.old_logprobs == "recomputed"
-    metrics = rollout_metrics(evaluated, num_sampled=num_rows(everything), is_recomputed=is_recomputed)
+    metrics = rollout_metrics(evaluated, num_sampled=num_rows(everything), is_recomputed=is_recomputed, age=age)
     kl.update(metrics["kl/mean"], num_rows(evaluated))
-    return evaluated, metrics | explained_variance(targets) | {"kl/coef": coef} | mean_over_steps(steps)
+    corrected = correction_metrics(evaluated, is_near_B, cfg.correct)
+    return evaluated, metrics | corrected | explained | {"kl/coef": coef} | mean_over_steps(steps)
+
+
+def credit(
+    evaluated: EvaluatedRollouts, cfg: PPOConfig, shaper: RewardShaper, *, coef: float
+) -> tuple[Experience, ValueTargets]:
+    """Shaped rewards, the KL penalty where it is part of them, and what generalised advantage estimation makes of them
+    for the policy and for the critic."""
+    mask_BT = evaluated.rollouts.response_mask_BT
+    kl_BT = estimate(evaluated.old_logp_BT, evaluated.ref_logp_BT, kind=cfg.kl.kind)
+    rewards_BT = shape_rewards(
+        shaper.shape_scores(evaluated, cfg), kl_BT, mask_BT, coef=coef if cfg.kl.where == "reward" else 0.0
+    )
+    if cfg.credit.scale_rewards:
+        rewards_BT = scale(rewards_BT, mask_BT)
+    advantages_BT, returns_BT = gae(
+        rewards_BT, evaluated.values_BT, mask_BT, gamma=cfg.credit.gamma, lam=cfg.credit.lam
+    )
+    targets = ValueTargets(rollouts=evaluated.rollouts, old_values_BT=evaluated.values_BT, returns_BT=returns_BT)
+    experience = Experience(
+        rollouts=evaluated.rollouts,
+        old_logp_BT=evaluated.old_logp_BT,
+        ref_logp_BT=evaluated.ref_logp_BT,
+        advantages_BT=whiten(advantages_BT, mask_BT) if cfg.credit.whiten_advantages else advantages_BT,
+        weight_BT=evaluated.weight_BT,
+    )
+    return experience, targets
 
 
 def old_logprobs(rollouts: Rollouts, policy: PolicyRole, settings: PolicyLossSettings) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.settings import Section
 from kedge.core.stage import MayChange
 
@@ -99,6 +99,28 @@ class PolicyLossSettings(Section):
     them when it drew the tokens, which saves a pass over every batch."""
 
 
+class CorrectionSettings(Section):
+    """Weights for answers that other weights or another engine sampled: truncated importance sampling."""
+
+    cap: float = Field(default=2.0, gt=0)
+    """A weight, the ratio of the policy's probability before the update to that of the sampler, is at most this."""
+    per: Literal["token", "sequence"] = "token"
+    """A ratio a token, which leaves out that the tokens before it were sampled otherwise too; or one an answer, which
+    does not, and spreads with its length."""
+    drop: tuple[float, float] | None = None
+    """Leave out answers whose geometric mean ratio is outside these two ([0.99, 1.01] is usual)."""
+
+    @model_validator(mode="after")
+    def _drop_keeps_what_agrees(self) -> CorrectionSettings:
+        if self.drop is not None and not 0 <= self.drop[0] <= 1 <= self.drop[1]:
+            low, high = self.drop
+            raise ValueError(
+                f"drop [{low:g}, {high:g}] must be two ratios of 0 or more with 1 between them, such as [0.99, 1.01]: "
+                "answers of the policy itself have the ratio 1"
+            )
+        return self
+
+
 class ValueLossSettings(Section):
     """The clipped squared error."""
 
@@ -116,6 +138,8 @@ class PPOConfig(Section):
     credit: CreditSettings = CreditSettings()
     policy: PolicyLossSettings = PolicyLossSettings()
     value: ValueLossSettings = ValueLossSettings()
+    correct: CorrectionSettings | None = None
+    """Weights for answers that other weights sampled; None counts all answers alike."""
     epochs: int = Field(default=2, ge=1)
     """Passes over the responses of one iteration."""
     minibatches: int = Field(default=4, ge=1)

@@ -137,11 +137,20 @@ def add_kl_and_entropy(
     coef: float,
     entropy: float,
 ) -> ItemLoss:
-    """loss − entropy · H, and + coef · KL(policy ‖ reference) under `kl.where: loss`; statistics stay as they are."""
-    loss_BT = item.loss_BT - entropy * entropy_BT
+    """loss − entropy · H, and + coef · KL(policy ‖ reference) under `kl.where: loss`; statistics stay as they are.
+
+    What a sampled token says, of its loss and of the KL, counts for its weight. Entropy is of all tokens that could
+    have been sampled, and has none.
+    """
+    loss_BT = _by_weight(item.loss_BT, experience.weight_BT) - entropy * entropy_BT
     if kl.where == "loss":
-        loss_BT = loss_BT + coef * estimate(logp_BT, experience.ref_logp_BT, kind=kl.kind)
+        kl_BT = estimate(logp_BT, experience.ref_logp_BT, kind=kl.kind)
+        loss_BT = loss_BT + coef * _by_weight(kl_BT, experience.weight_BT)
     return replace(item, loss_BT=loss_BT)
+
+
+def _by_weight(x_BT: Tensor, weight_BT: Tensor | None) -> Tensor:
+    return x_BT if weight_BT is None else weight_BT * x_BT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,11 +193,14 @@ class EvaluatedRollouts:
     old_logp_BT: Tensor
     ref_logp_BT: Tensor
     values_BT: Tensor
+    weight_BT: Tensor | None = None
+    """What each token counts for, where other weights sampled it; None counts all alike."""
 
     @property
     def kl_B(self) -> Tensor:
-        """KL(policy ‖ reference) of each answer in nats, by the log-probs of its tokens (k1)."""
-        return masked(self.old_logp_BT - self.ref_logp_BT, self.rollouts.response_mask_BT).sum(dim=1)
+        """KL(policy ‖ reference) of each answer in nats, by the log-probs of its tokens (k1) and their weights."""
+        gap_BT = masked(self.old_logp_BT - self.ref_logp_BT, self.rollouts.response_mask_BT)
+        return _by_weight(gap_BT, self.weight_BT).sum(dim=1)
 
 
 def drop_unscored(evaluated: EvaluatedRollouts) -> EvaluatedRollouts:
@@ -210,6 +222,7 @@ def check_finite(evaluated: EvaluatedRollouts) -> EvaluatedRollouts:
         "reward": evaluated.scores_B[:, None],
         "policy log-prob": masked(evaluated.old_logp_BT, mask_BT),
         "reference log-prob": masked(evaluated.ref_logp_BT, mask_BT),
+        "generator log-prob": masked(evaluated.rollouts.behaviour_logp_BT, mask_BT),
         "value": masked(evaluated.values_BT, mask_BT),
     }
     for name, tensor in tensors.items():
@@ -224,13 +237,14 @@ def check_finite(evaluated: EvaluatedRollouts) -> EvaluatedRollouts:
     return evaluated
 
 
-def rollout_metrics(evaluated: EvaluatedRollouts, *, num_sampled: int, is_recomputed: bool = True) -> dict[str, float]:
+def rollout_metrics(
+    evaluated: EvaluatedRollouts, *, num_sampled: int, is_recomputed: bool = True, age: int | None = None
+) -> dict[str, float]:
     """Rewards, KL, lengths and texts of a batch. `num_sampled` counts the rows without a score too. The mismatch
     between generator and trainer is measured only where the trainer recomputed the old log-probs."""
     rollouts, scores_B = evaluated.rollouts, evaluated.scores_B
     mask_BT = rollouts.response_mask_BT
     length_B = mask_BT.sum(dim=1)
-    mismatch_BT = (rollouts.behaviour_logp_BT - evaluated.old_logp_BT).abs()
     return {
         "reward/mean": scores_B.mean().item(),
         "reward/std": scores_B.std(correction=0).item(),
@@ -243,9 +257,19 @@ def rollout_metrics(evaluated: EvaluatedRollouts, *, num_sampled: int, is_recomp
         "length/mean": length_B.float().mean().item(),
         "length/max": float(length_B.max()),
         "length/truncated": (~rollouts.finished_B).float().mean().item(),
-        **({"policy/mismatch": mean(mismatch_BT, mask_BT, per="token").item()} if is_recomputed else {}),
+        **(distance_from_sampler(evaluated, age) if is_recomputed else {}),
+        **({} if age is None else {"age/mean": float(age)}),
         **text_metrics(rollouts),
     }
+
+
+def distance_from_sampler(evaluated: EvaluatedRollouts, age: int | None) -> dict[str, float]:
+    """Mean absolute difference of the generator's and the trainer's log-probs, nats a token. Of answers of this very
+    policy it is the `mismatch` of the two; of older ones mostly the way that the policy has gone since, its `drift`."""
+    rollouts = evaluated.rollouts
+    distance_BT = (rollouts.behaviour_logp_BT - evaluated.old_logp_BT).abs()
+    distance = mean(distance_BT, rollouts.response_mask_BT, per="token").item()
+    return {"policy/drift" if age else "policy/mismatch": distance}
 
 
 def text_metrics(rollouts: Rollouts) -> dict[str, float]:

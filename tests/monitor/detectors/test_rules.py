@@ -134,6 +134,23 @@ def test_rounding_to_bfloat16_is_no_mismatch_and_more_than_it_explains_is_one(
     assert raised == expected
 
 
+def test_a_mismatch_is_judged_of_answers_of_the_policy_itself(steady: Steady, only: Only) -> None:
+    code, (age, mismatch) = "policy.mismatch", ("age/mean", "policy/mismatch")
+
+    def aged(lag: int, first: float, later: float) -> list[dict[str, float]]:
+        """Under a lag the first batch alone is of age 0; `later` stands for what the policy has moved since."""
+        return steady(10, lambda step: {age: float(min(step - 1, lag)), mismatch: first if step == 1 else later})
+
+    assert alarms(only(code), aged(1, 1e-6, 0.4)) == []
+    assert alarms(only(code), aged(2, 1e-6, 0.4)) == []
+    assert alarms(only(code), aged(1, 0.4, 0.4)) == [(2, code)]  # once it is clear that no more of age 0 comes
+    assert alarms(only(code), aged(1, 0.09, 0.09)) == []  # one batch has twice the room: 0.1
+    assert alarms(only(code), aged(0, 0.09, 0.09)) == [(3, code)]  # always new: as without ages
+    # Rows that lack the metric where they are old, as a run writes them.
+    rows = [{name: value for name, value in row.items() if name != mismatch or not row[age]} for row in aged(1, 0.4, 0)]
+    assert alarms(only(code), rows) == [(2, code)]
+
+
 def test_kl_runs_away_when_it_doubles_within_a_few_steps_far_out(steady: Steady, only: Only) -> None:
     def climbing(step: int) -> Mapping[str, float]:
         return {"kl/mean": 4 * 1.5 ** max(0, step - 20)}  # 6, 9, 13.5, 20.25 from step 21 on

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from kedge.core.errors import ContractStop
 from kedge.core.plugin_sections import kind_of
 from kedge.core.plugins import names
+from kedge.models.training.train_step import TrainStep
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.rollout.local import LocalGenerator
@@ -295,3 +296,63 @@ def test_every_setting_of_the_loop_reaches_it() -> None:
     assert (config.epochs, config.minibatches, config.max_new_tokens) == (3, 2, 77)
     assert (config.entropy, config.stop_at_kl, config.kl.start, config.scores.clip) == (0.01, 0.4, 0.2, 4.0)
     assert config.method is find_method("rloo")
+
+
+@pytest.mark.parametrize("method", ["grpo", pytest.param("remax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lag", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_sampled_ahead_answers_have_their_age_and_a_fallen_run_is_taken_up_to_the_last_bit(
+    method: str, lag: int, run_group: RunGroup, records: Records, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "method": method,
+        "generator": {"kind": "local", "lag": lag},
+        "iterations": 5,
+        "max_rounds": 1,
+        "checkpoints": {"every": 2},
+    }
+    whole = run_group(tmp_path / "whole", **settings)
+    rows = records(whole / "metrics.jsonl")
+    assert [row["age/mean"] for row in rows] == [min(step, lag) for step in range(5)]
+    assert all("correct/weight" in row for row in rows)
+    with pytest.MonkeyPatch.context() as patched:
+        learn, calls = TrainStep.learn, iter(range(1, 99))
+
+        def falling(*arguments: Any) -> Any:
+            if next(calls) == 4:
+                raise Fallen
+            return learn(*arguments)
+
+        patched.setattr(TrainStep, "learn", falling)
+        with pytest.raises(Fallen):
+            run_group(tmp_path, **settings)
+    stage = run_group(tmp_path, resumed=True, **settings)
+    assert records(stage / "metrics.jsonl") == rows
+    model = "model/model.safetensors"
+    assert (stage / model).read_bytes() == (whole / model).read_bytes()
+
+
+def test_rounds_that_depend_on_scores_are_refused_under_a_lag() -> None:
+    given = {"kind": "group", "reward": "judge", "prompts": "prompts.jsonl", "generator": {"kind": "local", "lag": 1}}
+
+    def codes(**settings: Any) -> list[str]:
+        return [finding.code for finding in check(GroupSettings.model_validate({**given, **settings}))]
+
+    assert "group.lag_rounds" in codes(method="dapo")
+    assert "group.lag_rounds" not in codes(method="dapo", max_rounds=None)
+    assert "group.lag_rounds" not in codes(method="dapo", max_rounds=1)
+    assert "group.uncorrected_lag" in codes(loss={"correct": None})
+    assert "versions old" in explain(GroupSettings.model_validate(given))[-1]
+
+
+def test_the_last_policy_is_measured_with_its_own_weights(
+    run_group: RunGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    versions, load = list[int](), LocalGenerator.load_weights
+
+    def load_and_note(generator: LocalGenerator, weights: Any, version: int) -> None:
+        versions.append(version)
+        load(generator, weights, version)
+
+    monkeypatch.setattr(LocalGenerator, "load_weights", load_and_note)
+    run_group(tmp_path, method="grpo", kl={"limit": 1000.0})
+    assert versions == [0, 1, 2]

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.core.errors import CheckpointError
+from kedge.core.world import ALONE
 from kedge.data.batching import TokenSequence
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.forward.lora import with_lora
@@ -54,7 +55,11 @@ def ask(
     folder: Path, model: Any, wanted: list[TokenSequence] | None = None, warned: list[str] | None = None
 ) -> list[float]:
     messages: list[str] = [] if warned is None else warned
-    context: Any = SimpleNamespace(event=lambda level, code, message: messages.append(f"{level} {code}: {message}"))
+    context: Any = SimpleNamespace(
+        event=lambda level, code, message: messages.append(f"{level} {code}: {message}"),
+        once=lambda action: action(),
+        world=ALONE,
+    )
     return reference_logprobs(
         context,
         adapters_off(model),

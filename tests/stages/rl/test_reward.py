@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from kedge.core.errors import ConfigError
 from kedge.core.records import Rollouts
+from kedge.core.world import ALONE
 from kedge.data.template import apply_template, template_hash
 from kedge.models.loading.tiny import IM_END, make_tiny, tiny_tokenizer
 from kedge.models.reward.ensemble import Ensemble, save_ensemble
@@ -97,7 +98,7 @@ class Told:
         self.events: list[tuple[str, str, str]] = []
         self.context = cast(
             Context,
-            SimpleNamespace(input=inputs.__getitem__, event=self._event, recipe_folder=folder, seed=7),
+            SimpleNamespace(input=inputs.__getitem__, event=self._event, recipe_folder=folder, seed=7, world=ALONE),
         )
 
     def _event(self, level: str, code: str, message: str, **_: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from kedge.algorithms.advantages import returns_to_go
 from kedge.algorithms.ppo import shape_rewards
 from kedge.core.loss import ItemLoss, masked
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.records import Experience, Rollouts
 from kedge.core.settings import Section
 

@@ -268,8 +268,10 @@ class Part(Generic[RecordT]):
         return int(self.attention_mask_RT.sum())
 
 
-def micro_batches(record: RecordT, *, rows: int | None = None, tokens: int | None = None) -> list[Part[RecordT]]:
-    """At most `rows` rows each, or `tokens` of their tokens, longest first.
+def micro_batches(
+    record: RecordT, *, rows: int | None = None, tokens: int | None = None, shares: int = 1
+) -> list[Part[RecordT]]:
+    """At most `rows` rows each, or `tokens` of their tokens, longest first; none larger than one of `shares` of all.
 
     Which rows share one changes speed and memory, never the sum of their losses. The host waits for the device once.
     """
@@ -279,7 +281,7 @@ def micro_batches(record: RecordT, *, rows: int | None = None, tokens: int | Non
     )
     lengths: list[int] = attention_mask_BT.sum(dim=1).tolist()
     parts: list[Part[RecordT]] = []
-    for indices in cut(range(len(lengths)), length=lengths.__getitem__, rows=rows, tokens=tokens):
+    for indices in cut(range(len(lengths)), length=lengths.__getitem__, rows=rows, tokens=tokens, shares=shares):
         host_index_R, width = torch.tensor(indices), lengths[indices[0]]
         index_R = send(host_index_R, rollouts.tokens_BT.device)
         parts.append(

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from kedge.core.batches import Batch
 from kedge.core.errors import CheckpointError
 from kedge.core.loss import masked, stat_sums, weight_of, weighted_sum, widen
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.protocols import PolicyLoss, ValueLoss
 from kedge.core.records import Experience, Rollouts, ValueTargets
+from kedge.core.world import ALONE, World
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import Backbone, Part, RecordT, micro_batches
 from kedge.models.forward.heads import LanguageModel
@@ -38,9 +39,10 @@ from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 class Reference:
     """Log-probs without gradient: of a frozen model, or of the policy between its updates."""
 
-    def __init__(self, model: LanguageModel, *, temperature: float) -> None:
+    def __init__(self, model: LanguageModel, *, temperature: float, world: World = ALONE) -> None:
+        """The processes of `world` share the rows."""
         self._model, self._temperature = model, temperature
-        self._inference = InferenceSize(model.device)
+        self._inference = InferenceSize(model.device, world=world)
 
     @torch.no_grad()
     def logprobs(self, rollouts: Rollouts) -> Tensor:
@@ -76,7 +78,7 @@ class Policy:
     ) -> None:
         self._model, self.train_step, self._temperature = model, train_step, temperature
         self._imitation, self._ema = ptx, ema
-        self._without_gradients = Reference(model, temperature=temperature)
+        self._without_gradients = Reference(model, temperature=temperature, world=train_step.passes.world)
 
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response as the policy is now, 0 elsewhere; without gradient."""
@@ -140,7 +142,7 @@ class Critic:
 
     def __init__(self, backbone: Backbone, head: nn.Linear, train_step: TrainStep) -> None:
         self._backbone, self._head, self.train_step = backbone, head, train_step
-        self._inference = InferenceSize(head.weight.device)
+        self._inference = InferenceSize(head.weight.device, world=train_step.passes.world)
 
     @torch.no_grad()
     def values(self, rollouts: Rollouts) -> Tensor:
@@ -200,7 +202,7 @@ class NoCritic:
 
 
 def _cut(record: RecordT) -> Cut[Part[RecordT]]:
-    return lambda size: micro_batches(record, rows=size.rows, tokens=size.tokens)
+    return lambda size: micro_batches(record, rows=size.rows, tokens=size.tokens, shares=size.shares)
 
 
 def _by_pass(rollouts: Rollouts, inference: InferenceSize, compute: Callable[[Part[Rollouts]], Tensor]) -> Tensor:
@@ -208,6 +210,7 @@ def _by_pass(rollouts: Rollouts, inference: InferenceSize, compute: Callable[[Pa
     result_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.float32, device=rollouts.tokens_BT.device)
     for part, part_RT in inference.each(_cut(rollouts), lambda part: (part, compute(part))):
         result_BT[:, : part_RT.shape[1]].index_copy_(0, part.index_R, part_RT.float().to(result_BT.device))
+    inference.world.add(result_BT)  # a row is 0 on all processes but one
     return result_BT
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kedge.core.optimiser import OptimiserSettings
+from kedge.core.world import ALONE, World
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.heads import Head, LanguageModel
 from kedge.models.forward.lora import has_adapters, merge
@@ -76,9 +77,11 @@ class RoleSpec:
     """Compile the layers of every role."""
     report: Report = lambda level, code, message: None
     """Takes an event: what size of passes was chosen, and when it was halved."""
+    world: World = ALONE
+    """The processes that hold these roles together: each computes its share of the rows."""
 
     def passes(self, owner: str) -> Passes:
-        return Passes(self.rows, report=self.report, owner=owner)
+        return Passes(self.rows, report=self.report, owner=owner, world=self.world)
 
 
 def narrowed(spec: RoleSpec, model: PreTrainedModel) -> Masters:
@@ -124,7 +127,7 @@ def make_critic(
 
 def make_reference(spec: RoleSpec, backbone: Backbone, head: Head) -> Reference:
     model = LanguageModel(backbone=backbone, head=head, compiled=spec.compile)
-    return Reference(model, temperature=spec.temperature)
+    return Reference(model, temperature=spec.temperature, world=spec.world)
 
 
 def first_member(spec: RoleSpec) -> RewardModel:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kedge.core.errors import ModelError
 from kedge.core.optimiser import OptimiserSettings, eight_bit_package
+from kedge.core.world import World
 
 _torch: Any = torch
 """Its operations on lists of tensors have no public names."""
@@ -25,7 +26,7 @@ _WIDENED_TOGETHER = 64
 
 
 class AdamWBackend(Protocol):
-    """One step: `clear`, `add` once or more, `step`."""
+    """One step: `clear`, `add` once or more, `step`; among several processes `widen` and `add_up` before it."""
 
     def allocate(self) -> None:
         """Take the memory that the first step needs: after that a step writes in place. Not for 8-bit packages, which
@@ -39,6 +40,14 @@ class AdamWBackend(Protocol):
 
     def gradients(self) -> list[Tensor | None]:
         """The sums, in the order of the weights; None for a weight that no loss has reached."""
+        ...
+
+    def widen(self) -> None:
+        """Turn the sums into float32, in which they are added up: all the memory that this takes is taken here."""
+        ...
+
+    def add_up(self, world: World, reached: Sequence[bool]) -> None:
+        """Add up the sums over all processes; `reached` are the weights that have a gradient on any of them."""
         ...
 
     def norm(self) -> Tensor:
@@ -159,6 +168,15 @@ class TorchAdamW:
     def gradients(self) -> list[Tensor | None]:
         return [master.grad for master in self._masters]
 
+    def widen(self) -> None:
+        """Gradients have the type of their masters, which is float32 at least."""
+
+    def add_up(self, world: World, reached: Sequence[bool]) -> None:
+        for master, is_reached in zip(self._masters, reached, strict=True):
+            if is_reached and master.grad is None:
+                master.grad = torch.zeros_like(master)
+        world.add(*_present(self.gradients()))
+
     def norm(self) -> Tensor:
         return nn.utils.get_total_norm(_present(self.gradients()))
 
@@ -205,6 +223,16 @@ class FusedAdamW:
 
     def gradients(self) -> list[Tensor | None]:
         return self._sums
+
+    def widen(self) -> None:
+        for index, total in enumerate(self._sums):
+            self._sums[index] = None if total is None else total.float().contiguous()
+
+    def add_up(self, world: World, reached: Sequence[bool]) -> None:
+        for index, is_reached in enumerate(reached):
+            if is_reached and self._sums[index] is None:
+                self._sums[index] = torch.zeros_like(self._weights[index], dtype=torch.float32)
+        world.add(*_present(self._sums))
 
     def norm(self) -> Tensor:
         gradients = _present(self._sums)

@@ -4,6 +4,9 @@ A step is the sum of its passes whatever their size is, so Kedge may choose it. 
 the fewest that reach the best rate of a few trial passes and leave memory free, elsewhere a constant, so that no clock
 decides what is computed. A pass that does not fit is an event and not the end of a run: the step is computed again in
 passes of half the size, with the same random numbers.
+
+Several processes (`kedge.core.world`) share the passes of a step. They meet at the end of an attempt, never within one:
+where it did not fit on one of them, all do it again in smaller passes.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from kedge.core.errors import ModelError
 from kedge.core.records import cut, send
+from kedge.core.seeds import seed_for
+from kedge.core.world import ALONE, World, together
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT")
@@ -44,10 +50,14 @@ Report = Callable[[Literal["info", "warning"], str, str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSize:
-    """The most of a step that is in one pass: so many tokens, or so many rows (pairs, comparisons); one of the two."""
+    """The most of a step that is in one pass: so many tokens, or so many rows (pairs, comparisons); one of the two.
+
+    No pass is larger than one of `shares` equal shares of the step, so that as many processes have something to do.
+    """
 
     tokens: int | None = None
     rows: int | None = None
+    shares: int = 1
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.rows is None) or (self.tokens or self.rows or 0) < 1:
@@ -56,12 +66,12 @@ class PassSize:
     def halved(self) -> PassSize | None:
         """
         >>> PassSize(rows=8).halved(), PassSize(tokens=1).halved()
-        (PassSize(tokens=None, rows=4), None)
+        (PassSize(tokens=None, rows=4, shares=1), None)
         """
         if self.tokens is not None:
-            return PassSize(tokens=self.tokens // 2) if self.tokens > 1 else None
+            return replace(self, tokens=self.tokens // 2) if self.tokens > 1 else None
         assert self.rows is not None
-        return PassSize(rows=self.rows // 2) if self.rows > 1 else None
+        return replace(self, rows=self.rows // 2) if self.rows > 1 else None
 
     def __str__(self) -> str:
         """
@@ -124,9 +134,11 @@ class Passes:
         report: Report = lambda level, code, message: None,
         gauge: Callable[[torch.device], Gauge | None] = gauge_of,
         owner: str = "",
+        world: World = ALONE,
     ) -> None:
-        """`asked` is the setting `micro_batch`; `owner` names the learner in events where a run has several."""
-        self.asked = asked
+        """`asked` is the setting `micro_batch`; `owner` names the learner in events where a run has several; `world`
+        are the processes that share the passes."""
+        self.asked, self.world = asked, world
         self.size: PassSize | None = None if asked == "auto" else PassSize(rows=asked)
         self._report, self._gauge, self._owner = report, gauge, f"{owner}: " if owner else ""
 
@@ -145,7 +157,7 @@ class Passes:
             self.size = PassSize(tokens=CPU_TOKENS)
             self._report("info", "micro_batch.chosen", f"{self._owner}{self.size}")
             return
-        whole = step_tokens()
+        whole = -(-step_tokens() // self.world.size)
         trials = list(_trials(gauge, whole, trial, reserved_bytes))
         if trials:
             best = max(trial.rate for trial in trials)
@@ -158,24 +170,30 @@ class Passes:
             message = f"{chosen.rate:,.0f} tokens a second; tried {tried}"
         else:
             tokens, message = LEAST_TOKENS, "a pass of that many did not fit when it was tried"
-        self.size = PassSize(tokens=tokens)
+        self.size = PassSize(tokens=min(self.world.gather(tokens)))
         self._report("info", "micro_batch.chosen", f"{self._owner}{self.size} ({message})")
 
-    def run(self, device: torch.device, attempt: Callable[[PassSize], ResultT], cut: Cut[Any]) -> ResultT:
+    def run(self, device: torch.device, attempt: Callable[[PassSize], ResultT], cut: Cut[Any]) -> list[ResultT]:
         """`attempt` with the size as it is, or, when memory runs out, with half of it, and again with half of that.
 
-        `attempt` starts from nothing each time; it is given the same random numbers.
+        `attempt` starts from nothing each time; it is given the same random numbers. Gives the results of all
+        processes, by rank.
         """
+        with own_random_numbers(self.world, device):
+            random_state = _random_state(device)
+            while True:
+                size = replace(self._decided(), shares=self.world.size)
+                results = together(self.world, partial(_unless_full, partial(attempt, size)))
+                fitting = [result for result in results if result is not None]
+                if len(fitting) == self.world.size:
+                    return fitting
+                self.size = self._smaller(self._decided(), cut)
+                _release(device)
+                _restore(random_state, device)
+
+    def _decided(self) -> PassSize:
         assert self.size is not None
-        random_state = _random_state(device)
-        while True:
-            try:
-                return attempt(self.size)
-            except torch.OutOfMemoryError:
-                pass  # left before the next attempt: the error keeps the tensors of the failed pass alive
-            self.size = self._smaller(self.size, cut)
-            _release(device)
-            _restore(random_state, device)
+        return self.size
 
     def state(self) -> dict[str, Any]:
         size = self.size
@@ -187,7 +205,7 @@ class Passes:
             self.size = PassSize(tokens=state["tokens"], rows=state["rows"])
 
     def _smaller(self, size: PassSize, cut: Cut[Any]) -> PassSize:
-        smaller = next_smaller(size, cut)
+        smaller = next_smaller(size, cut, shares=self.world.size)
         if smaller is None:
             raise ModelError(
                 f"{self._owner}out of memory in a pass that cannot be cut further: set memory.recompute: true, a "
@@ -204,24 +222,34 @@ class Passes:
 class InferenceSize:
     """Tokens or rows at once without gradients (log-probs, values, scores); halved when memory runs out."""
 
-    def __init__(self, device: torch.device, asked: int | Literal["auto"] = "auto") -> None:
-        """`asked` is a setting: `auto` for tokens, or a number of rows."""
+    def __init__(self, device: torch.device, asked: int | Literal["auto"] = "auto", *, world: World = ALONE) -> None:
+        """`asked` is a setting: `auto` for tokens, or a number of rows; `world` are the processes that share the
+        passes."""
         tokens = WITHOUT_GRADIENTS.get(device.type, CPU_WITHOUT_GRADIENTS)
         self.size = PassSize(tokens=tokens) if asked == "auto" else PassSize(rows=asked)
-        self._device = device
+        self.world, self._device = world, device
 
     def each(self, cut: Cut[T], compute: Callable[[T], ResultT]) -> list[ResultT]:
-        """`compute` on all parts of a cut, which are not kept: a lazy cut has one of them in memory at a time."""
+        """`compute` on this process's share of the parts of a cut, which are not kept: a lazy cut has one of them in
+        memory at a time. What the processes computed is for the caller to bring together."""
         while True:
-            try:
-                return [compute(part) for part in cut(self.size)]
-            except torch.OutOfMemoryError:
-                pass
-            smaller = next_smaller(self.size, cut)
+            results = list[ResultT]()
+            if all(together(self.world, partial(self._fits, cut, compute, results))):
+                return results
+            smaller = next_smaller(self.size, cut, shares=self.world.size)
             if smaller is None:
                 raise ModelError("out of memory while a single sequence is read: allow shorter ones")
             self.size = smaller
             _release(self._device)
+
+    def _fits(self, cut: Cut[T], compute: Callable[[T], ResultT], results: list[ResultT]) -> bool:
+        """Compute this process's share into `results`; False where memory runs out."""
+        parts = cut(replace(self.size, shares=self.world.size))
+        try:
+            results += [compute(parts[place]) for place in self.world.mine(range(len(parts)))]
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def by_length(self, lengths: Sequence[int], compute: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
         """`compute` on all rows, the longest first so that rows of similar length share a pass, in their own order.
@@ -229,18 +257,40 @@ class InferenceSize:
         `lengths` are the rows' tokens, one row or more; `compute` gives a tensor with an entry for each of some rows.
         """
         parts = self.each(
-            lambda size: cut(range(len(lengths)), length=lengths.__getitem__, rows=size.rows, tokens=size.tokens),
+            lambda size: cut(
+                range(len(lengths)),
+                length=lengths.__getitem__,
+                rows=size.rows,
+                tokens=size.tokens,
+                shares=size.shares,
+            ),
             lambda rows: (rows, compute(rows)),
         )
+        if self.world.size > 1:
+            shares = self.world.gather([(rows, result.cpu()) for rows, result in parts])
+            parts = [(rows, result.to(self._device)) for share in shares for rows, result in share]
         results = torch.cat([result for _, result in parts])
         order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
         return results.index_select(0, send(order, results.device))
 
 
-def next_smaller(size: PassSize, cut: Cut[Any]) -> PassSize | None:
-    """The next half of a size that cuts into more passes; None where no size does."""
-    now, smaller = len(cut(size)), size.halved()
-    while smaller is not None and len(cut(smaller)) <= now:
+def _unless_full(attempt: Callable[[], ResultT]) -> ResultT | None:
+    """What `attempt` gives; None where memory runs out. It is left then: its error keeps the tensors of a failed pass
+    alive."""
+    try:
+        return attempt()
+    except torch.OutOfMemoryError:
+        return None
+
+
+def next_smaller(size: PassSize, cut: Cut[Any], *, shares: int = 1) -> PassSize | None:
+    """The next half of a size that cuts into more passes among `shares` processes; None where no size does."""
+
+    def num_passes(size: PassSize) -> int:
+        return len(cut(replace(size, shares=shares)))
+
+    now, smaller = num_passes(size), size.halved()
+    while smaller is not None and num_passes(smaller) <= now:
         smaller = smaller.halved()
     return smaller
 
@@ -276,6 +326,19 @@ def _trials(gauge: Gauge, step_tokens: int, trial: Callable[[PassSize], int], re
             break
         tokens, last_rate = larger, rate
     gauge.release()
+
+
+@contextmanager
+def own_random_numbers(world: World, device: torch.device) -> Generator[None]:
+    """Within the block each process has random numbers of its own, so that no two rows of a step have the same dropout;
+    after it the generators of all are alike again. A single process goes on with those that it has."""
+    if world.size == 1:
+        yield
+        return
+    seed = int(torch.randint(2**62, ()))  # the same on all
+    with same_random_numbers(device):
+        torch.manual_seed(seed_for(seed, "process", world.rank))
+        yield
 
 
 @contextmanager

@@ -97,7 +97,9 @@ def anchor_point(
 
     with evaluating(policy), model.active():
         parts = inference.each(batches, log_ratio)
-    return torch.stack([ratio for ratio, _ in parts]).sum() / sum(num_answers for _, num_answers in parts)
+    ratio = torch.stack([ratio for ratio, _ in parts]).sum() if parts else torch.zeros((), device=model.device)
+    inference.world.add(ratio)
+    return ratio / sum(inference.world.gather(sum(num_answers for _, num_answers in parts)))
 
 
 def adapters_off(model: PreTrainedModel) -> Reference:

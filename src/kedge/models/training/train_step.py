@@ -1,16 +1,18 @@
 """One exact optimiser step over some parameters, from any number of loss terms and micro-batches.
 
 Every micro-batch is divided by the weight of the whole step, so that cutting the step differently changes nothing. A
-step whose loss or gradient is not finite is refused before it reaches the weights. On a GPU parameters are bfloat16,
-and a float32 master of each takes the updates, which bfloat16 would round away; masters are what is saved. In float32,
-as on the CPU, a parameter is its own master.
+step whose loss or gradient is not finite is refused before it reaches the weights. Processes that learn together
+compute a share of the micro-batches each, and add up gradients and totals before the step.
+
+On a GPU parameters are bfloat16, and a float32 master of each takes the updates, which bfloat16 would round away;
+masters are what is saved. In float32, as on the CPU, a parameter is its own master.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -20,26 +22,13 @@ from kedge.core.errors import CheckpointError, ModelError, NumericsError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.models.training.adamw import adamw_backend, load_state_of, make_adamw, state_of
 from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
+from kedge.models.training.totals import HOST, Share, Sums, Totals, added, read
 
 BatchT = TypeVar("BatchT")
 Named = Sequence[tuple[str, nn.Parameter]]
 
 _GRADIENT_BYTES = 4
 """Of a float32 gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
-    """What a micro-batch adds to a step: its loss and each fact to log, as sums over its items, not means.
-
-    `items` is how many items the facts are sums over, where that is not the weight of the loss. Of `peaks`, the largest
-    over the micro-batches is logged.
-    """
-
-    loss: Tensor
-    facts: Mapping[str, Tensor]
-    items: Tensor | None = None
-    peaks: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +134,7 @@ class TrainStep:
         self.step = 0
         self.named = list(named)
         self._device = device = self.named[0][1].device
-        self.inference = InferenceSize(device)
+        self.inference = InferenceSize(device, world=self.passes.world)
         parameters = [parameter for _, parameter in self.named]
         self._masters = list(masters or (_master(parameter, parameter.dtype) for parameter in parameters))
         self._optimiser = make_adamw(self._masters, settings, device)
@@ -157,13 +146,16 @@ class TrainStep:
         self._allocate()
         if self.passes.size is None:
             self._choose_passes(terms)
-        totals, norm = self.passes.run(
-            self._device, lambda size: self._totals(terms, size), lambda size: _all(terms, size)
-        )
+        shares = self.passes.run(self._device, lambda size: self._share(terms, size), lambda size: _all(terms, size))
+        norm = self._norm(shares)
+        totals = [
+            (term, added(parts, self._device))
+            for term, *parts in zip(terms, *(share.totals for share in shares), strict=True)
+        ]
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
         means = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
         clip_scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
-        *metrics, loss_and_norm, scale = _read([*means.values(), norm, loss + norm, clip_scale])
+        *metrics, loss_and_norm, scale = read([*means.values(), norm, loss + norm, clip_scale])
         if not math.isfinite(loss_and_norm):
             raise NumericsError(f"step {self.step}: {self._non_finite(loss)}; the weights are unchanged")
         rate = learning_rate(self.settings, self.step, self.total_steps)
@@ -194,12 +186,32 @@ class TrainStep:
                 "memory.recompute: true"
             ) from error
 
-    def _totals(self, terms: Sequence[Term[Any]], size: PassSize) -> tuple[list[tuple[Term[Any], _Totals]], Tensor]:
-        """The gradients of all terms, from nothing; what they add up to, and the norm of the gradient."""
+    def _share(self, terms: Sequence[Term[Any]], size: PassSize) -> Share:
+        """The gradients of this process's share of all terms, from nothing; and what else it adds to the step."""
+        world = self.passes.world
         self._backend.clear()
-        cut = [(term, list(term.batches(size))) for term in terms]  # they are read twice
-        totals = [(term, self._accumulate(term, batches, self._weight(term, batches))) for term, batches in cut]
-        return totals, self._backend.norm()
+        cut = [list(term.batches(size)) for term in terms]  # they are read twice
+        weights = [self._weight(term, batches) for term, batches in zip(terms, cut, strict=True)]
+        own = world.mine([(number, batch) for number, batches in enumerate(cut) for batch in batches])
+        totals = [
+            self._accumulate(term, [batch for place, batch in own if place == number], weights[number])
+            for number, term in enumerate(terms)
+        ]
+        if world.size == 1:
+            return Share(totals=totals, norm=self._backend.norm())
+        self._backend.widen()
+        return Share(
+            totals=[total.on(HOST) for total in totals],
+            reached=[gradient is not None for gradient in self._backend.gradients()],
+        )
+
+    def _norm(self, shares: Sequence[Share]) -> Tensor:
+        """The norm of the whole gradient, which is added up over the processes before."""
+        if (norm := shares[0].norm) is not None:
+            return norm
+        reached = [any(reaches) for reaches in zip(*(share.reached for share in shares), strict=True)]
+        self._backend.add_up(self.passes.world, reached)
+        return self._backend.norm()
 
     def _weight(self, term: Term[Any], batches: Sequence[Any]) -> float:
         weight = sum(term.objective.weight(batch) for batch in batches)
@@ -230,9 +242,9 @@ class TrainStep:
             reserved_bytes=num_weights * (self.moment_bytes * is_fresh + _GRADIENT_BYTES),
         )
 
-    def _accumulate(self, term: Term[Any], batches: Sequence[Any], weight: float) -> _Totals:
+    def _accumulate(self, term: Term[Any], batches: Sequence[Any], weight: float) -> Totals:
         """Add the gradients of these batches of a term; `weight` is that of the whole step."""
-        totals = _Totals(weight=weight)
+        totals = Totals(weight=weight)
         for batch in batches:
             sums = term.objective.sums(batch)
             self._backend.add(sums.loss * (term.coef / weight))
@@ -243,11 +255,13 @@ class TrainStep:
         """The same means, without gradients and without a step."""
         with torch.no_grad():
             parts = self.inference.each(batches, lambda batch: (objective.weight(batch), objective.sums(batch)))
-        totals = _Totals(weight=sum(weight for weight, _ in parts))
+        own = Totals(weight=sum(weight for weight, _ in parts))
         for _, sums in parts:
-            totals.add(sums)
-        means = totals.means()
-        return dict(zip(means, _read(list(means.values())), strict=True))
+            own.add(sums)
+        world = self.passes.world
+        shares = [own] if world.size == 1 else world.gather(own.on(HOST))
+        means = replace(added(shares, self._device), weight=sum(share.weight for share in shares)).means()
+        return dict(zip(means, read(list(means.values())), strict=True))
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights by the names of their parameters, in full precision."""
@@ -291,38 +305,6 @@ class TrainStep:
 
 def _all(terms: Sequence[Term[Any]], size: PassSize) -> list[Any]:
     return [batch for term in terms for batch in term.batches(size)]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Totals:
-    """Sums over the micro-batches of one term, kept on the device until the step is over."""
-
-    weight: float
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
-    facts: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    items: Tensor | None = None
-    peaks: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-    def add(self, sums: Sums) -> None:
-        self.loss = sums.loss.detach().float() + self.loss  # a number from the host makes nobody wait
-        for name, value in sums.facts.items():
-            fact = value.detach().float()
-            self.facts[name] = self.facts[name] + fact if name in self.facts else fact
-        for name, value in sums.peaks.items():
-            peak = value.detach().float()
-            self.peaks[name] = torch.maximum(self.peaks[name], peak) if name in self.peaks else peak
-        if sums.items is not None:
-            self.items = sums.items if self.items is None else self.items + sums.items
-
-    def means(self) -> dict[str, Tensor]:
-        items = self.weight if self.items is None else self.items
-        facts = {name: value / items for name, value in self.facts.items()}
-        return {"loss": self.loss / self.weight, **facts, **self.peaks}
-
-
-def _read(numbers: Sequence[Tensor]) -> list[float]:
-    """All numbers with a single wait for the device."""
-    return torch.stack(list(numbers)).tolist()
 
 
 def learning_rate(settings: OptimiserSettings, step: int, total: int) -> float:

@@ -152,6 +152,7 @@ ANSWER_DETECTORS = (
 
 
 ENTROPY, CLIP_FRACTION, MISMATCH = "entropy/mean", "policy/clip_fraction", "policy/mismatch"
+AGE = "age/mean"
 APPROX_KL = "policy/approx_kl"
 POLICY_GRADIENT, VALUE_GRADIENT = "policy/grad_norm", "value/grad_norm"
 USEFUL = 0.3
@@ -199,8 +200,17 @@ def never_clips(window: Window, threshold: float) -> Sign | None:
 
 
 def mismatch(window: Window, threshold: float) -> Sign | None:
-    """`threshold` is that of the precision in use where the settings leave it open."""
-    mean = window.mean(MISMATCH, 3)
+    """`threshold` is that of the precision in use where the settings leave it open. Older answers were sampled by other
+    weights than are compared, so only those of the policy itself are judged: under a lag the first batch alone, which
+    has twice the room."""
+    ages, values = window.column(AGE), window.column(MISMATCH)
+    own = [value for value, age in zip(values, ages, strict=True) if math.isfinite(value) and not age > 0]
+    if window.latest.get(AGE, 0.0) > 0:
+        has_just_aged = len(ages) > 1 and not ages[-2] > 0
+        mean = fmean(own[-3:]) if own and has_just_aged else None
+        threshold = threshold if len(own) >= 3 else 2 * threshold
+    else:
+        mean = fmean(own[-3:]) if window.is_fresh(MISMATCH) and len(own) >= 3 else None
     if mean is None or mean <= threshold:
         return None
     return Sign(
@@ -312,9 +322,10 @@ UPDATE_DETECTORS = (
     ),
     Detector(
         code="policy.mismatch",
-        reads=(MISMATCH,),
+        reads=(MISMATCH, AGE),
         rule=mismatch,
-        says="mean of 3 steps > {threshold:g} nats a token",
+        says="mean of 3 steps > {threshold:g} nats a token, of answers of age 0 alone; with a lag, twice that in the "
+        "first step",
         source="by default 0.005 in float32, which agrees to 1e-4, and to 1e-3 where products are rounded to TF32; "
         "0.02 in float16; 0.05 in bfloat16, which keeps 8 bits: of SmolLM2-135M the same layers with the terms of "
         "their sums in another order are 0.026 apart, of random weights 0.009",

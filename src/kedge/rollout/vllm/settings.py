@@ -12,11 +12,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kedge.core.findings import Finding
-from kedge.core.settings import Section
 from kedge.core.stage import MayChange
 from kedge.core.urls import check_url, redacted, refuse_open_key
 from kedge.rollout.generators import GeneratorKind, GeneratorUse
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.settings import SamplingSettings, StreamSettings
 
 FIRST_VERSION: Final = (0, 32)
 """The first vLLM whose weight API is the one that is spoken here."""
@@ -39,7 +38,7 @@ def _server(url: str) -> str:
     return url.rstrip("/")
 
 
-class VllmSettings(Section):
+class VllmSettings(StreamSettings):
     """Samples with vLLM: servers in an environment of its own, which get the weights after every update."""
 
     kind: Literal["vllm"] = "vllm"

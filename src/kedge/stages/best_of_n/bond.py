@@ -189,7 +189,13 @@ def _metrics(answers: _OwnAnswers) -> dict[str, float]:
 
 def _batches(rows: Sequence[_Row], pad: int) -> Cut[WeightedAnswers]:
     def batches(size: PassSize) -> list[WeightedAnswers]:
-        parts = cut(rows, length=lambda row: len(row.prompt) + len(row.answer), rows=size.rows, tokens=size.tokens)
+        parts = cut(
+            rows,
+            length=lambda row: len(row.prompt) + len(row.answer),
+            rows=size.rows,
+            tokens=size.tokens,
+            shares=size.shares,
+        )
         return [_lay_out(part, pad) for part in parts]
 
     return batches

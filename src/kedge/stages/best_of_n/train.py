@@ -44,7 +44,7 @@ def train(context: Context, settings: BestOfNSettings) -> Mapping[str, Path]:
     saved = save_policy(context, model, sampler.tokenizer, weights=trained.weights(), dtype=dtype)
     return {
         "model": saved,
-        "demonstrations": _write_taught(sampler, taught, context.folder / "chosen.jsonl"),
+        "demonstrations": context.once(lambda: _write_taught(sampler, taught, context.folder / "chosen.jsonl")),
     }
 
 

@@ -11,13 +11,15 @@ from kedge.stages.shared.context import Context
 
 
 def run(context: Context, settings: DataSettings) -> Mapping[str, Path]:
-    return prepare(
-        context.inputs("files"),
-        context.folder / "data",
-        heldout=settings.heldout,
-        drop=settings.drop,
-        decontaminate=context.inputs("decontaminate"),
-        max_broken=settings.max_broken,
-        seed=context.seed,
-        report=context.event,
+    return context.once(
+        lambda: prepare(
+            context.inputs("files"),
+            context.folder / "data",
+            heldout=settings.heldout,
+            drop=settings.drop,
+            decontaminate=context.inputs("decontaminate"),
+            max_broken=settings.max_broken,
+            seed=context.seed,
+            report=context.event,
+        )
     )

@@ -71,11 +71,15 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
         left_out = f"{pairs.ties:,} ties and {pairs.unpaired:,} prompts without two scored answers are left out"
         context.event("info", "evaluate.pairs", f"{len(pairs.pairs):,} pairs for the next round of data; {left_out}")
     request = candidates[0].request
-    write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed)
-    return {
-        "evaluation": write_numbers(context.folder / "evaluation.json", evaluation, pairs, request),
-        "pairs": write_pairs(context.folder / "pairs.jsonl", pairs, prompts),
-    }
+
+    def write() -> Mapping[str, Path]:
+        write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed)
+        return {
+            "evaluation": write_numbers(context.folder / "evaluation.json", evaluation, pairs, request),
+            "pairs": write_pairs(context.folder / "pairs.jsonl", pairs, prompts),
+        }
+
+    return context.once(write)
 
 
 def _try_sources(context: Context, settings: EvaluateSettings, prompts: Sequence[Prompt]) -> None:
@@ -87,7 +91,7 @@ def _try_sources(context: Context, settings: EvaluateSettings, prompts: Sequence
 
 
 def _prompts(context: Context) -> list[Prompt]:
-    set_aside = context.folder / "prompts.broken.jsonl"
+    set_aside = context.set_aside("prompts.broken.jsonl")
     reading = read(context.input("prompts"), kind="prompts", set_aside=set_aside)
     prompts = [cast(Prompt, example) for example in reading]
     if reading.num_broken:
@@ -133,7 +137,8 @@ def _answer(
         rows=settings.rows,
     )
     progress = _Progress(context, name, len(prompts) * settings.answers)
-    answered = answer(request, [prompt.prompt for prompt in prompts], progress=progress.show)
+    texts = [prompt.prompt for prompt in prompts]
+    answered = answer(request, texts, progress=progress.show, world=context.world)
     where = ", read from the cache" if answered.is_cached else ""
     context.say(f"  {name}: {len(answered.rollouts.tokens_BT):,} answers{where}")
     return Candidate(name=name, request=request, answered=answered)
@@ -211,7 +216,9 @@ def _divergences(
     )
     with model.active():
         return {
-            candidate.name: log_ratios(model, candidate.answered.rollouts, temperature=settings.temperature).tolist()
+            candidate.name: log_ratios(
+                model, candidate.answered.rollouts, temperature=settings.temperature, world=context.world
+            ).tolist()
             for candidate in alike
         }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kedge.core.protocols import Generator, RewardSource
 from kedge.core.records import Prompts, Rollouts, joined, num_rows, take
 from kedge.runtime.local import Clock
-from kedge.stages.rl.prompts import PromptDataset, stream
+from kedge.stages.rl.prompts import PromptDataset, RolloutStream, submit
 from kedge.trainers.shared import GreedyBaseline, ScoredRollouts
 
 
@@ -33,10 +33,13 @@ class GroupSampler:
         max_rounds: int | None,
         seed: int,
         clock: Clock,
+        ahead: RolloutStream | None = None,
     ) -> None:
+        """`ahead` samples batches before their turn; it fits where each is one round, which then is at the place that
+        its number says."""
         self.position = 0
         self._prompts, self._generator, self._reward, self._greedy = prompts, generator, reward, greedy
-        self._max_rounds, self._seed, self._clock = max_rounds, seed, clock
+        self._max_rounds, self._seed, self._clock, self._ahead = max_rounds, seed, clock, ahead
 
     def state(self) -> dict[str, Any]:
         return {"position": self.position}
@@ -77,13 +80,20 @@ class GroupSampler:
 
     def _next_round(self, number: int) -> tuple[Rollouts, Tensor]:
         """The answers to the next batch of prompts, and their scores."""
-        prompts = self._prompts.prompts_of(range(self.position, self.position + self._prompts.batch))
+        groups = range(self.position, self.position + self._prompts.batch)
         self.position += self._prompts.batch
-        return self._scored_answers(self._generator, prompts, number)
+        if self._ahead is None:
+            return self._scored_answers(self._generator, self._prompts.prompts_of(groups), number)
+        with self._clock.lap("generate"):
+            rollouts = self._ahead.take(number)
+        return self._scored(rollouts)
 
     def _scored_answers(self, generator: Generator, prompts: Prompts, number: int) -> tuple[Rollouts, Tensor]:
         with self._clock.lap("generate"):
-            (rollouts,) = stream(generator, [prompts], lag=0, seed=self._seed, start=number)
+            rollouts = submit(generator, prompts, self._seed, number).result()
+        return self._scored(rollouts)
+
+    def _scored(self, rollouts: Rollouts) -> tuple[Rollouts, Tensor]:
         with self._clock.lap("judge"):
             return rollouts, self._reward.score(rollouts)
 

@@ -18,9 +18,10 @@ from kedge.models.settings import AutoSize
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.rl.settings import (
+    Correction,
     GeneratorSettings,
     ImitationSettings,
     LoggingSettings,
@@ -28,6 +29,8 @@ from kedge.stages.rl.settings import (
     RolesName,
     StopSettings,
     check_rl,
+    correction,
+    explain_lag,
     num_iterations,
     prompt_use,
 )
@@ -68,6 +71,9 @@ class GroupLossSettings(Section):
     """Bonus for the entropy of the policy."""
     stop_at_kl: float | None = Field(default=None, gt=0)
     """End the passes over a batch when a step's `approx_kl` passes this (1.5 times 0.01 is usual)."""
+    correct: Correction = "auto"
+    """Weights for answers that other weights or another engine sampled. `auto` makes them with a `generator.lag` and
+    with generators other than `local`; null never does."""
     imitate: ImitationSettings | None = None
     """PTX: text to imitate alongside."""
 
@@ -169,6 +175,7 @@ class GroupSettings(Section):
             scores=self.scores,
             entropy=self.loss.entropy,
             stop_at_kl=self.loss.stop_at_kl,
+            correct=correction(self),
             epochs=self.epochs,
             minibatches=self.minibatches,
             max_new_tokens=self.sampling.max_new_tokens,
@@ -206,6 +213,7 @@ def explain(settings: GroupSettings) -> list[str]:
     iterations = num_iterations(settings)
     total = iterations * settings.batch * settings.answers
     told = [*one, f"{words.count(iterations, 'iteration')}: {words.count(total, 'response')} in all"]
+    told += explain_lag(settings)
     if settings.max_rounds is not None:
         told.append(
             f"prompts whose answers all have the same score are left out; up to {settings.max_rounds} batches are "
@@ -228,6 +236,17 @@ def check(settings: GroupSettings) -> Iterator[Finding]:
             "would be learnt",
             where="answers",
             fix=f"set answers to 2 or more ({max(traits.answers, 4)} is usual)",
+        )
+    lag = lag_of(settings.generator)
+    if lag and settings.max_rounds is not None and settings.max_rounds > 1:
+        yield Finding(
+            level="fatal",
+            code="group.lag_rounds",
+            message=f"generator.lag is {lag} and max_rounds is {settings.max_rounds}: which prompts come next would "
+            "depend on the scores of answers that are still being sampled",
+            where="max_rounds",
+            fix="set max_rounds to 1 (groups of equal scores are left out and not replaced) or null, or "
+            "generator.lag to 0",
         )
     steps = settings.epochs * settings.minibatches
     if traits.is_on_policy and steps > 1:

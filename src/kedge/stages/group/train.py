@@ -7,11 +7,13 @@ from pathlib import Path
 
 from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
+from kedge.rollout.settings import lag_of
 from kedge.runtime.local import LocalRuntime
 from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.group.settings import GroupSettings
 from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
+from kedge.trainers.correction import AllDropped
 from kedge.trainers.group import GroupRoles, iteration
 from kedge.trainers.shared import KLExceeded
 
@@ -30,14 +32,26 @@ def train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
             max_rounds=settings.max_rounds,
             seed=context.seed,
             clock=run.clock,
+            ahead=run.stream if lag_of(settings.generator) else None,
         )
         run.stateful["sampler"] = sampler
         for number in run.numbers():  # a broken KL budget may lead back to an earlier number
             scored = sampler.sample(number)
             try:
-                evaluated, metrics = iteration(scored, roles, cfg, run.kl, run.shaper, runtime, seed=seed + number)
+                evaluated, metrics = iteration(
+                    scored,
+                    roles,
+                    cfg,
+                    run.kl,
+                    run.shaper,
+                    runtime,
+                    seed=seed + number,
+                    age=run.age(number, scored.rollouts),
+                )
             except KLExceeded as exceeded:
                 run.exceed_budget(exceeded)
+            except AllDropped as error:
+                run.skip(number, error)
             except NumericsError as error:
                 run.drop(number, scored.rollouts, error)
             else:

@@ -15,9 +15,10 @@ from kedge.models.settings import AutoSize
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.rl.settings import (
+    Correction,
     GeneratorSettings,
     ImitationSettings,
     LoggingSettings,
@@ -25,11 +26,14 @@ from kedge.stages.rl.settings import (
     RolesName,
     StopSettings,
     check_rl,
+    correction,
+    explain_lag,
     num_iterations,
     prompt_use,
 )
 from kedge.stages.shared import batch_arithmetic as words
 from kedge.trainers.settings import (
+    CorrectionSettings,
     CreditSettings,
     KLSettings,
     PolicyLossSettings,
@@ -55,6 +59,9 @@ class LossSettings(Section):
     """The clipped surrogate."""
     value: ValueLossSettings = ValueLossSettings()
     """The clipped squared error."""
+    correct: Correction = "auto"
+    """Weights for answers that other weights or another engine sampled. `auto` makes them with a `generator.lag` and
+    with generators other than `local`; null never does."""
     imitate: ImitationSettings | None = None
     """PTX: text to imitate alongside."""
 
@@ -131,6 +138,8 @@ class PPOSettings(Section):
             credit=self.loss.credit,
             policy=self.loss.policy,
             value=self.loss.value,
+            # With the sampler's own log-probs every ratio is 1.
+            correct=None if self.loss.policy.old_logprobs == "sampled" else correction(self),
             epochs=self.epochs,
             minibatches=self.minibatches,
             critic_warmup=self.critic_warmup,
@@ -142,7 +151,8 @@ def explain(settings: PPOSettings) -> list[str]:
     one = words.on_policy(settings.batch, settings.answers, settings.epochs, settings.minibatches, settings.micro_batch)
     iterations = num_iterations(settings)
     total = iterations * settings.batch * settings.answers
-    return [*one, f"{words.count(iterations, 'iteration')}: {words.count(total, 'response')} in all"]
+    in_all = f"{words.count(iterations, 'iteration')}: {words.count(total, 'response')} in all"
+    return [*one, in_all, *explain_lag(settings)]
 
 
 def check(settings: PPOSettings) -> Iterator[Finding]:
@@ -156,6 +166,7 @@ def check(settings: PPOSettings) -> Iterator[Finding]:
             where="loss.policy.old_logprobs",
             fix="on a GPU leave it out (recomputed): there the ratio would not start at 1",
         )
+        yield from _check_sampled(settings)
     if settings.critic_warmup >= num_iterations(settings):
         yield Finding(
             level="fatal",
@@ -164,6 +175,28 @@ def check(settings: PPOSettings) -> Iterator[Finding]:
             "which the policy learns",
             where="critic_warmup",
             fix="set a smaller critic_warmup, or more iterations",
+        )
+
+
+def _check_sampled(settings: PPOSettings) -> Iterator[Finding]:
+    """What cannot be had with the log-probs that the generator noted."""
+    if lag := lag_of(settings.generator):
+        yield Finding(
+            level="fatal",
+            code="ppo.sampled_lag",
+            message=f"generator.lag is {lag} and loss.policy.old_logprobs is sampled: the ratio would be that to "
+            f"weights up to {lag} versions old, and neither it nor the KL would be of the policy",
+            where="loss.policy.old_logprobs",
+            fix="leave old_logprobs out (recomputed), or set generator.lag to 0",
+        )
+    elif isinstance(settings.loss.correct, CorrectionSettings):
+        yield Finding(
+            level="fatal",
+            code="ppo.sampled_correct",
+            message="loss.correct weighs answers by the trainer's log-probs over the generator's, and with "
+            "loss.policy.old_logprobs: sampled both are the generator's: every weight would be 1",
+            where="loss.correct",
+            fix="leave old_logprobs out (recomputed), or leave loss.correct out",
         )
 
 

@@ -12,6 +12,7 @@ from kedge.stages.ppo.settings import PPOSettings
 from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
+from kedge.trainers.correction import AllDropped
 from kedge.trainers.ppo import PPORoles, iteration
 from kedge.trainers.shared import KLExceeded
 
@@ -29,10 +30,20 @@ def train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
         for number, rollouts in run.rollouts():  # a broken KL budget may lead back to an earlier number
             try:
                 evaluated, metrics = iteration(
-                    rollouts, roles, cfg, run.kl, run.shaper, runtime, number=number, seed=seed + number
+                    rollouts,
+                    roles,
+                    cfg,
+                    run.kl,
+                    run.shaper,
+                    runtime,
+                    number=number,
+                    seed=seed + number,
+                    age=run.age(number, rollouts),
                 )
             except KLExceeded as exceeded:
                 run.exceed_budget(exceeded)
+            except AllDropped as error:
+                run.skip(number, error)
             except NumericsError as error:
                 run.drop(number, rollouts, error)
             else:

@@ -170,7 +170,8 @@ def _data(
     All pairs of the round are written to a file, and an event says how many are learnt.
     """
     context, dataset = sampler.context, sampler.dataset
-    write_pairs(pairs.pairs, dataset, context.folder / f"pairs-{number + 1}.jsonl", held_out=offline.held_out_keys)
+    file = context.folder / f"pairs-{number + 1}.jsonl"
+    context.once(lambda: write_pairs(pairs.pairs, dataset, file, held_out=offline.held_out_keys))
     preferences = preferences_of(pairs.pairs, dataset, as_thumbs=isinstance(settings.method, KTO))
     own = [preference for preference in preferences if preference.prompt_key not in offline.held_out_keys]
     beside = drawn_beside(offline.data, round(online.offline * len(own)), seed=context.seed, number=number)

@@ -7,6 +7,7 @@ computed again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import atomic_open, hash_bytes, hash_json
+from kedge.core.world import World
 from kedge.data.batching import TokenSequence, token_batch
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.loading.cache import cache_root
@@ -51,15 +53,22 @@ def reference_logprobs(
     with torch.no_grad(), reference() as opened:
         key = _key(opened.model, sequences, has_adapters=has_adapters)
         shared = cache_root() / "reference-logprobs" / f"{hash_json(key)}.safetensors"
-        _refuse_another_reference(file, key)
-        logp_S = _read(context, file, key, len(sequences))
-        if logp_S is None:
-            logp_S = _read(context, shared, key, len(sequences))
-            if logp_S is None:
-                logp_S = _compute(opened.language_model, sequences, pad)
-                _write(shared, logp_S, key)
-            _write(file, logp_S, key)
+        kept = context.once(lambda: _take_over(context, file, shared, key, len(sequences)))
+        if kept is not None:
+            return kept.tolist()
+        logp_S = _compute(opened.language_model, sequences, pad, context.world)
+        for place in (shared, file):
+            context.once(partial(_write, place, logp_S, key))
     return logp_S.tolist()
+
+
+def _take_over(context: Context, own: Path, shared: Path, key: Mapping[str, str], count: int) -> Tensor | None:
+    """The log-probs of the run's own file, else of the cache, which then are the run's own too."""
+    _refuse_another_reference(own, key)
+    logp_S = _read(context, own, key, count)
+    if logp_S is None and (logp_S := _read(context, shared, key, count)) is not None:
+        _write(own, logp_S, key)
+    return logp_S
 
 
 def tokens_hash(sequences: Sequence[TokenSequence]) -> str:
@@ -80,13 +89,13 @@ def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_
     }
 
 
-def _compute(model: LanguageModel, sequences: Sequence[TokenSequence], pad: int) -> Tensor:
+def _compute(model: LanguageModel, sequences: Sequence[TokenSequence], pad: int, world: World) -> Tensor:
     def compute(rows: list[int]) -> Tensor:
         batch = token_batch([sequences[row] for row in rows], pad=pad)
         return model.logprobs(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT).sum(dim=1)
 
     lengths = [sequence.num_tokens for sequence in sequences]
-    return InferenceSize(model.device).by_length(lengths, compute).float().cpu()
+    return InferenceSize(model.device, world=world).by_length(lengths, compute).float().cpu()
 
 
 def _refuse_another_reference(own: Path, key: Mapping[str, str]) -> None:

@@ -83,7 +83,9 @@ class PreferenceRound:
         return partial(self._cut, answers.items, anchor)
 
     def _cut(self, items: Sequence[LabelledAnswers], anchor: Tensor | None, size: PassSize) -> Sequence[AnswerBatch]:
-        return answer_batches(items, rows=size.rows, tokens=size.tokens, pad=self.pad, anchor=anchor)
+        return answer_batches(
+            items, rows=size.rows, tokens=size.tokens, shares=size.shares, pad=self.pad, anchor=anchor
+        )
 
 
 def prepare_round(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kedge.core.batches import pad_tokens
 from kedge.core.records import send
+from kedge.core.world import ALONE, World
 from kedge.data.encoding.store import LazyRows
 from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
@@ -33,8 +34,10 @@ def score_sequences(
     *,
     normalised: bool = True,
     progress: Callable[[int], None] = lambda _: None,
+    world: World = ALONE,
 ) -> Tensor:
-    """`scores_MNK` of N token sequences in their order, computed longest first in batches of similar length."""
+    """`scores_MNK` of N token sequences in their order, computed longest first in batches of similar length; the
+    processes of `world` share them."""
     pad, device = padding_id(members[0].tokenizer), members[0].device
     scored = set[int]()  # rows, since a pass that does not fit is done again
 
@@ -47,7 +50,7 @@ def score_sequences(
         return scores_MBK.transpose(0, 1)
 
     lengths = [len(sequence) for sequence in sequences]
-    return InferenceSize(device).by_length(lengths, score).transpose(0, 1).cpu()
+    return InferenceSize(device, world=world).by_length(lengths, score).transpose(0, 1).cpu()
 
 
 def report_on(
@@ -57,19 +60,22 @@ def report_on(
     trained: Sequence[EncodedComparison],
     combine: Combine,
     facts: Mapping[str, str],
+    world: World = ALONE,
 ) -> RewardReport:
     """The report on `held_out`, with the accuracy on a part of `trained` beside it."""
     how, coef = in_reports(combine)
     return reward_report(
-        scored_pairs(members, held_out),
+        scored_pairs(members, held_out, world=world),
         combine=how,
         uncertainty_coef=coef,
-        train_accuracy=_accuracy(scored_pairs(members, trained[:MOST_TRAINED])),
+        train_accuracy=_accuracy(scored_pairs(members, trained[:MOST_TRAINED], world=world)),
         facts=facts,
     )
 
 
-def report_out_of_fold(members: Sequence[Member], items: LazyRows[EncodedComparison], *, seed: int) -> RewardReport:
+def report_out_of_fold(
+    members: Sequence[Member], items: LazyRows[EncodedComparison], *, seed: int, world: World = ALONE
+) -> RewardReport:
     """A report on training comparisons, each scored by the one member of an ensemble that never saw its prompt.
 
     This is cross-validation of a member: the ensemble of all is not asked, and tends to be better.
@@ -77,7 +83,9 @@ def report_out_of_fold(members: Sequence[Member], items: LazyRows[EncodedCompari
     items = items[:: -(-len(items) // MOST_OUT_OF_FOLD)]
     member_of = folds(items, members=len(members), seed=seed)
     unseen = [items.take(member_of == number) for number in range(len(members))]
-    scored = [scored_pairs([member], part) for member, part in zip(members, unseen, strict=True) if len(part)]
+    scored = [
+        scored_pairs([member], part, world=world) for member, part in zip(members, unseen, strict=True) if len(part)
+    ]
     return reward_report([pair for pairs in scored for pair in pairs])
 
 
@@ -86,9 +94,12 @@ def in_reports(combine: Combine) -> tuple[ReportCombine, float]:
     return _IN_REPORTS[combine.kind], combine.coef if isinstance(combine, UncertaintyWeighted) else 0.0
 
 
-def scored_pairs(members: Sequence[Member], items: Sequence[EncodedComparison]) -> list[ScoredPair]:
+def scored_pairs(
+    members: Sequence[Member], items: Sequence[EncodedComparison], *, world: World = ALONE
+) -> list[ScoredPair]:
     """Every strict preference in `items` with the scores of its two answers under its own objective."""
-    scores_MNK = score_sequences(members, [answer for item in items for answer in item.ranked.answers])
+    answers = [answer for item in items for answer in item.ranked.answers]
+    scores_MNK = score_sequences(members, answers, world=world)
     pairs: list[ScoredPair] = []
     first = 0
     for item in items:

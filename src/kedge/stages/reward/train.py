@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from kedge.core.batches import Comparisons
 from kedge.core.errors import ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
+from kedge.core.world import World
 from kedge.data.batching import comparison_batches, num_steps, step_rows
 from kedge.data.encoding.store import LazyRows, lazy_map
 from kedge.data.examples import Demonstration
@@ -74,18 +76,25 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
         "truncate": truncation(settings.too_long),
     }
     others = [list(answer) for item in data[:MOST_DEMONSTRATIONS] for answer in item.ranked.answers]
-    members = [_normalised(member, demonstrations, others, about) for member in members]
+    members = [_normalised(member, demonstrations, others, about, context.world) for member in members]
     folder = context.folder / "model"
     weights, dtype = [weights_of_member.weights() for weights_of_member in trained], settings.memory.save_dtype
     for member, weights_of_member in zip(members, weights, strict=True):
         member.activate()
         tell_rounding(context, member.model, weights_of_member, dtype)
+    context.once(lambda: _save(members, folder, weights, settings))
+    _report(context, settings, members, data, held_out, cost)
+    return {"model": folder}
+
+
+def _save(
+    members: Sequence[RewardModel], folder: Path, weights: Sequence[Mapping[str, Tensor]], settings: RewardSettings
+) -> None:
+    dtype = settings.memory.save_dtype
     if len(members) == 1:
         save(members[0], folder, weights=weights[0], dtype=dtype)
     else:
         save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder, weights=weights, dtype=dtype)
-    _report(context, settings, members, data, held_out, cost)
-    return {"model": folder}
 
 
 def _data(
@@ -167,13 +176,14 @@ def _train_member(
     objective = preference(partial(scores, member), ranking=settings.loss.ranking, centre=settings.loss.centre)
     learner = Learner(trained, member.backbone, objective, settings.optimiser, total_steps=total, passes=passes)
     finished = context.folder / "finished" / f"member-{index}"
-    if finished.is_dir():
+    if context.once(finished.is_dir):
         state = load_state(finished)
         trained.load(state["weights"])
         passes.load(state["passes"])
         return
 
-    first_step = _steps_before(context.folder / "finished", index)
+    # Process 0 has written it.
+    first_step = context.world.same(0 if context.world.rank else _steps_before(context.folder / "finished", index))
     stop_if_asked(context, first_step)
     loop = TrainLoop(
         context, learner, checkpoints=settings.checkpoints, evaluation=settings.eval, first_step=first_step
@@ -197,13 +207,18 @@ def _train_member(
             metrics |= held_out_metrics(learner, _batches(held_out, pad))
         loop.finish(metrics)
     loop.take_best()
-    with whole_folder(finished) as beside:
-        save_state(beside, {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()})
+    done = {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()}
+    context.once(lambda: _save_finished(finished, done))
+
+
+def _save_finished(folder: Path, state: Mapping[str, Any]) -> None:
+    with whole_folder(folder) as beside:
+        save_state(beside, state)
 
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
     ranked = lazy_map(lambda item: item.ranked, items)
-    return lambda size: comparison_batches(ranked, rows=size.rows, tokens=size.tokens, pad=pad)
+    return lambda size: comparison_batches(ranked, rows=size.rows, tokens=size.tokens, shares=size.shares, pad=pad)
 
 
 def _steps_before(finished: Path, index: int) -> int:
@@ -226,14 +241,15 @@ def _normalised(
     demonstrations: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]],
     about: Mapping[str, Any],
+    world: World,
 ) -> RewardModel:
     """Demonstrations average 0. The scale stays: a score difference is a log-odds, and calibration is about that.
 
     The range of the scores of `others`, which were trained on, is where scores can be trusted.
     """
-    mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False)[0]).mean
+    mean = fit_normaliser(score_sequences([member], demonstrations, normalised=False, world=world)[0]).mean
     normaliser = Normaliser(mean=mean, std=(1.0,) * len(mean))
-    scores_NK = normaliser(score_sequences([member], others, normalised=False)[0])
+    scores_NK = normaliser(score_sequences([member], others, normalised=False, world=world)[0])
     score_ranges = tuple(zip(scores_NK.amin(dim=0).tolist(), scores_NK.amax(dim=0).tolist(), strict=True))
     return replace(member, facts=replace(member.facts, normaliser=normaliser, score_ranges=score_ranges, **about))
 
@@ -250,9 +266,9 @@ def _report(
     facts = {"trained on": f"{len(data):,} comparisons", "objectives": ", ".join(settings.objectives), **cost}
     if len(members) > 1:
         facts["out of fold"] = _out_of_fold(context, members, data)
-    report = report_on(members, held_out, trained=data, combine=settings.combine, facts=facts)
-    write_json(context.folder / "reward-report.json", report.as_dict())
-    write_text(context.folder / "reward-report.html", render_html(report))
+    report = report_on(members, held_out, trained=data, combine=settings.combine, facts=facts, world=context.world)
+    context.once(lambda: write_json(context.folder / "reward-report.json", report.as_dict()))
+    context.once(lambda: write_text(context.folder / "reward-report.html", render_html(report)))
     for finding in report.findings:
         context.event(finding.level, finding.code, finding.message, fix=finding.fix)
     if not report.is_fit and settings.if_unfit == "stop":
@@ -264,8 +280,8 @@ def _report(
 
 def _out_of_fold(context: Context, members: Sequence[RewardModel], data: LazyRows[EncodedComparison]) -> str:
     """Many more comparisons than are held out, for a narrower interval; kept as a report of its own."""
-    report = report_out_of_fold(members, data, seed=context.seed)
-    write_json(context.folder / "out-of-fold.json", report.as_dict())
+    report = report_out_of_fold(members, data, seed=context.seed, world=context.world)
+    context.once(lambda: write_json(context.folder / "out-of-fold.json", report.as_dict()))
     accuracy = report.accuracy
     interval = f"95 % interval {100 * accuracy.low:.1f} to {100 * accuracy.high:.1f} %"
     right = f"{100 * accuracy.value:.1f} % right ({interval})"

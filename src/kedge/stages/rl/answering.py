@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kedge.core.files import hash_folder, hash_json, write_json
 from kedge.core.records import Prompts, Rollouts, joined, repeated, to_device
+from kedge.core.world import ALONE, World
 from kedge.data.examples import Messages
 from kedge.data.template import encode_prompt, stop_ids, template_hash
 from kedge.data.tokenizer import padding_id
@@ -31,6 +32,7 @@ from kedge.models.settings import AutoSize
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.rows import rows_at_once
 from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.shared import SharedGenerator
 from kedge.stages.rl.reward import decoded, tokenizer_hash
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.tokenizer import tokenizer_for
@@ -81,20 +83,30 @@ class Answered:
         return [decoded(self.tokenizer, tokens) for tokens in self.tokens()]
 
 
-def answer(request: Answering, prompts: Sequence[Messages], *, progress: Progress = lambda _: None) -> Answered:
-    """So many answers to each prompt, sampled or read from the cache. `progress` is called with their number so far."""
+def answer(
+    request: Answering, prompts: Sequence[Messages], *, progress: Progress = lambda _: None, world: World = ALONE
+) -> Answered:
+    """So many answers to each prompt, sampled or read from the cache. `progress` is called with their number so far.
+
+    The processes of `world` share the rows; the cache is that of the first.
+    """
     tokenizer = tokenizer_for(request.model, request.chat_template)
     rows = repeated(
         [encode_prompt(tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=request.answers
     )
     facts = _identity(request, tokenizer, rows)
     if facts is None:
-        return Answered(rollouts=_sampled(request, tokenizer, rows, progress), tokenizer=tokenizer, is_cached=False)
+        sampled = _sampled(request, tokenizer, rows, progress, world)
+        return Answered(rollouts=sampled, tokenizer=tokenizer, is_cached=False)
     folder = cache_root() / "answers" / hash_json(facts)
-    is_cached = folder.is_dir()
     about = {**facts, "prompts": len(prompts), "model": request.model}
-    build_once(folder, lambda beside: _write(beside, _sampled(request, tokenizer, rows, progress), about))
-    return Answered(rollouts=_read(folder, rows), tokenizer=tokenizer, is_cached=is_cached)
+    cached = world.same(_read(folder, rows) if world.rank == 0 and folder.is_dir() else None)
+    if cached is not None:
+        return Answered(rollouts=cached, tokenizer=tokenizer, is_cached=True)
+    sampled = _sampled(request, tokenizer, rows, progress, world)
+    if world.rank == 0:
+        build_once(folder, lambda beside: _write(beside, sampled, about))
+    return Answered(rollouts=sampled, tokenizer=tokenizer, is_cached=False)
 
 
 def room_for_answers(model: str, prompts: Sequence[Messages], *, chat_template: str | None) -> int:
@@ -104,19 +116,23 @@ def room_for_answers(model: str, prompts: Sequence[Messages], *, chat_template: 
     return (context_window(model) or sys.maxsize) - longest
 
 
-def _sampled(request: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress) -> Rollouts:
+def _sampled(
+    request: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress, world: World
+) -> Rollouts:
     model = load_causal(request.model, dtype=request.dtype, device=pick_device(request.device))
     longest = max(map(len, rows.tokens)) + request.sampling.max_new_tokens
-    at_once = rows_at_once(model, request.rows, longest=longest, total=len(rows.tokens))
-    generator = LocalGenerator(
+    at_once = rows_at_once(model, request.rows, longest=longest, total=-(-len(rows.tokens) // world.size))
+    pad = padding_id(tokenizer)
+    local = LocalGenerator(
         model,
         request.sampling,
         stop_ids=stop_ids(tokenizer),
-        pad=padding_id(tokenizer),
+        pad=pad,
         max_rows=at_once,
         decode=partial(decoded, tokenizer),
     )
-    size = at_once * _ROUNDS
+    generator = SharedGenerator(local, world, pad=pad, device=model.device)
+    size = at_once * _ROUNDS * world.size
     parts: list[Rollouts] = []
     for at in range(0, len(rows.tokens), size):
         parts.append(to_device(generator.generate(_part(rows, slice(at, at + size)), request.seed), "cpu"))

@@ -20,7 +20,7 @@ from kedge.data.batching import TokenSequence
 from kedge.data.writing import row_writer
 from kedge.models.training.preference_objectives import Reference
 from kedge.rewards.failures import Reward
-from kedge.rollout.local import LocalGenerator
+from kedge.rollout.shared import SharedGenerator
 from kedge.stages.rl.divergence import log_ratios
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import decoded
@@ -69,9 +69,9 @@ class AnswerSampler:
     """The metric that has the number of the round."""
     dataset: PromptDataset
     tokenizer: PreTrainedTokenizerBase
-    generator: LocalGenerator
+    generator: SharedGenerator
     rows: int
-    """Answers that are sampled at once."""
+    """Answers that a process samples at once."""
     reward: Reward
     gold: Reward | None
     reference: Reference
@@ -80,7 +80,7 @@ class AnswerSampler:
     def draw(self, answers: int, *, seed: int, is_start: bool) -> Groups:
         """So many answers to every prompt. At the start the policy is its own reference, and no KL is measured."""
         num_prompts = len(self.dataset.prompts)
-        size = max(1, self.rows * _ROUNDS // answers)
+        size = max(1, self.rows * self.context.world.size * _ROUNDS // answers)
         scored: list[ScoredAnswer] = []
         for at in range(0, num_prompts, size):
             groups = range(at, min(at + size, num_prompts))
@@ -93,7 +93,8 @@ class AnswerSampler:
     def kl(self, rollouts: Rollouts) -> list[float]:
         """The log-ratio of each answer to the model that the stage started from."""
         with self.reference() as opened:
-            return log_ratios(opened.language_model, rollouts, temperature=self.settings.sampling.temperature).tolist()
+            temperature, world = self.settings.sampling.temperature, self.context.world
+            return log_ratios(opened.language_model, rollouts, temperature=temperature, world=world).tolist()
 
     def _scored(self, rollouts: Rollouts, answers: int, kl: Sequence[float]) -> list[ScoredAnswer]:
         scores, gold = self.reward.score(rollouts).tolist(), self.gold.score(rollouts).tolist() if self.gold else None

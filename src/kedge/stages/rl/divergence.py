@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from kedge.core.records import Rollouts
+from kedge.core.world import ALONE, World
 from kedge.models.forward.backbones import Part, micro_batches
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.passes import InferenceSize
 
 
 @torch.no_grad()
-def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float) -> Tensor:
+def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float, world: World = ALONE) -> Tensor:
     """`ratio_B` = Σ_t log p(token t) − log p_other(token t) over the response, in nats; p is whoever sampled.
 
     Over samples of p, its mean is KL(p ‖ p_other) of a whole answer (the estimator k1: no bias, single ones may be
-    negative). Both log-probs are taken at the temperature of sampling. On the host; `other` is active.
+    negative). Both log-probs are taken at the temperature of sampling. On the host; `other` is active. The processes of
+    `world` share the rows.
     """
 
     def gaps(part: Part[Rollouts]) -> tuple[Tensor, Tensor]:
@@ -32,8 +34,11 @@ def log_ratios(other: LanguageModel, rollouts: Rollouts, *, temperature: float) 
         )
         return part.index_R, gap_RT.sum(dim=1)
 
-    parts = InferenceSize(other.device).each(lambda size: micro_batches(rollouts, tokens=size.tokens), gaps)
+    parts = InferenceSize(other.device, world=world).each(
+        lambda size: micro_batches(rollouts, tokens=size.tokens, shares=size.shares), gaps
+    )
     ratio_B = torch.zeros(len(rollouts.tokens_BT))
-    index_B = torch.cat([index_R for index_R, _ in parts]).cpu()
-    ratio_B[index_B] = torch.cat([gap_R for _, gap_R in parts]).float().cpu()
+    for index_R, gap_R in parts:
+        ratio_B[index_R.cpu()] = gap_R.float().cpu()
+    world.add(ratio_B)
     return ratio_B

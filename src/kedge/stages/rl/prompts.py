@@ -1,22 +1,24 @@
 """The prompts of an RL run, tokenised once, in an order that the seed fixes, and the rollouts of their batches.
 
 Every epoch is a new permutation. A group's id is its position in that endless order, so that a resumed run asks what
-the uninterrupted one would have asked, and a prompt that comes twice is two groups.
+the uninterrupted one would have asked, and a prompt that comes twice is two groups. Batches may be sampled ahead of the
+policy, by at most `lag` versions: batch n is submitted before batch n - lag is learnt from, so it is sampled by the
+weights of n - lag updates or more. What is under way is part of a checkpoint, so that a resumed run learns from the
+very answers that the undisturbed one learns from.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.core.errors import DataError
 from kedge.core.protocols import Generator
-from kedge.core.records import Prompts, Rollouts, repeated
+from kedge.core.records import Prompts, Rollouts, repeated, to_device
 from kedge.core.seeds import item_at, seed_for
 from kedge.core.stage import TooLong
 from kedge.data.encoding.rows import PromptEncoder
@@ -101,8 +103,11 @@ class PromptDataset:
 
     def batches(self, start: int, end: int) -> Iterator[Prompts]:
         """The prompts of the iterations from `start` up to `end`."""
-        for number in range(start, end):
-            yield self.prompts_of(range(number * self.batch, (number + 1) * self.batch))
+        return map(self.prompts_in, range(start, end))
+
+    def prompts_in(self, number: int) -> Prompts:
+        """The prompts of an iteration."""
+        return self.prompts_of(range(number * self.batch, (number + 1) * self.batch))
 
     def prompts_of(self, groups: Sequence[int], *, answers: int | None = None) -> Prompts:
         """What is asked of these groups; `answers` to each, those of a batch where it is not said."""
@@ -124,7 +129,7 @@ def read_prompts(
     answers: int,
     max_tokens: int,
     seed: int,
-    set_aside: Path,
+    set_aside: Path | None,
     limit_name: str = "max_prompt_tokens",
     too_long: TooLong = "refuse",
     report: Callable[[LongPrompts], None] = lambda long: None,
@@ -177,17 +182,63 @@ def report_long_prompts(context: Context, too_long: TooLong, long: LongPrompts) 
         context.event("warning", "prompts.too_long", message, count=len(long.places), total=long.total)
 
 
-def stream(
-    generator: Generator, batches: Iterable[Prompts], *, lag: int, seed: int, start: int = 0
-) -> Iterator[Rollouts]:
-    """Rollouts of the batches, in order. `lag` 0 is strictly on-policy; with 1, they are one version old.
+UnderWay = Sequence[tuple[int, Future[Rollouts]]]
+"""Batches that were submitted and not yet learnt from: their numbers and answers, in order."""
 
-    `start` is the number of the first batch: a resumed run samples what the uninterrupted one would have sampled.
-    """
-    in_flight = deque[Future[Rollouts]]()
-    for number, prompts in enumerate(batches, start=start):
-        in_flight.append(generator.submit(prompts, seed_for(seed, "rollout", number)))
-        if len(in_flight) > lag:
-            yield in_flight.popleft().result()
-    while in_flight:
-        yield in_flight.popleft().result()
+
+class RolloutStream:
+    """`take` the batches by their numbers, one after the other, up to `end`."""
+
+    def __init__(
+        self, generator: Generator, prompts: Callable[[int], Prompts], *, lag: int, seed: int, end: int
+    ) -> None:
+        """`prompts` are those of a batch, by its number."""
+        self._generator, self._prompts = generator, prompts
+        self._lag, self._seed, self._end = lag, seed, end
+        self._under_way: dict[int, Future[Rollouts]] = {}
+
+    def take(self, number: int) -> Rollouts:
+        """The rollouts of a batch. Batches up to `lag` after it are submitted first, with the weights of now."""
+        for later in range(number, min(number + self._lag, self._end - 1) + 1):
+            if later not in self._under_way:
+                self._under_way[later] = submit(self._generator, self._prompts(later), self._seed, later)
+        return self._under_way.pop(number).result()
+
+    @property
+    def under_way(self) -> UnderWay:
+        return tuple(self._under_way.items())
+
+    def replace(self, batches: Iterable[tuple[int, Rollouts]]) -> None:
+        """These are under way, and no others: where a run is resumed, or goes back to a checkpoint."""
+        for future in self._under_way.values():
+            future.cancel()
+        self._under_way = {number: _done(rollouts) for number, rollouts in batches}
+
+
+def submit(generator: Generator, prompts: Prompts, seed: int, number: int) -> Future[Rollouts]:
+    """Ask for the answers of batch `number`: of a seed that is its own."""
+    return generator.submit(prompts, seed_for(seed, "rollout", number))
+
+
+def state_of(under_way: UnderWay) -> list[dict[str, Any]]:
+    """What is under way as a checkpoint holds it, once it is there. From a batch on that failed there is nothing: the
+    error comes to light where that batch is taken, and a resumed run asks for it again."""
+    batches = list[dict[str, Any]]()
+    for number, future in under_way:
+        if future.exception() is not None:
+            break
+        rollouts = future.result()
+        record = {field.name: getattr(rollouts, field.name) for field in fields(Rollouts)}
+        batches.append({"number": number, "rollouts": record})
+    return batches
+
+
+def batches_of(state: Iterable[dict[str, Any]], device: Any) -> list[tuple[int, Rollouts]]:
+    """The other way round, with tensors on the device."""
+    return [(batch["number"], to_device(Rollouts(**batch["rollouts"]), device)) for batch in state]
+
+
+def _done(rollouts: Rollouts) -> Future[Rollouts]:
+    future = Future[Rollouts]()
+    future.set_result(rollouts)
+    return future

@@ -22,6 +22,7 @@ from kedge.core.errors import ConfigError, ModelError
 from kedge.core.files import hash_json
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
+from kedge.core.world import ALONE, World
 from kedge.data.examples import Message, Role
 from kedge.data.template import encode_conversation, encode_prompt, stop_ids, template_hash
 from kedge.models.reward.ensemble import Ensemble, Scorer, combined, disagreement
@@ -70,11 +71,12 @@ def open_reward(
             context.event("warning", "reward.template", f"{counter.source}: {finding.message}", **finding.evidence)
         obstacle = _obstacle(judge, tokenizer, max_tokens)
         if obstacle is None:
-            return ModelOnTokens(judge, source, counter, ends=stop_ids(tokenizer))
+            return ModelOnTokens(judge, source, counter, ends=stop_ids(tokenizer), world=context.world)
         context.event(
             "info", "reward.on_text", f"{counter.source}: {judge.place} reads the answers as text: {obstacle}"
         )
-        return FromText(CountedSource(on_text(scorer_of(judge), source, partial(_encoded, judge)), counter), read)
+        on_texts = on_text(scorer_of(judge), source, partial(_encoded, judge))
+        return FromText(CountedSource(on_texts, counter, world=context.world), read)
 
     wiring = Wiring(
         context=RewardContext(
@@ -87,6 +89,7 @@ def open_reward(
         open_model=open_model,
         failures=failures,
         announce=partial(context.event, "warning", "reward.first_unscored"),
+        world=context.world,
     )
     return build(_placed(settings, field, context), wiring, name=field)
 
@@ -138,11 +141,20 @@ class ModelOnTokens:
     `disagreement_B` is how far the members of an ensemble were apart on the rows scored last; None without members.
     """
 
-    def __init__(self, judge: Judge, settings: ModelSource, counter: FailureCounter, *, ends: frozenset[int]) -> None:
+    def __init__(
+        self,
+        judge: Judge,
+        settings: ModelSource,
+        counter: FailureCounter,
+        *,
+        ends: frozenset[int],
+        world: World = ALONE,
+    ) -> None:
         self.disagreement_B: Tensor | None = None
         one, *others = judge.members
         scorer = _Members(judge) if others else one
-        self._source, self._objective = OnTokens(scorer, settings, counter), objective_index(scorer, settings)
+        self._source = OnTokens(scorer, settings, counter, world=world)
+        self._objective = objective_index(scorer, settings)
         self._spread = len(scorer.objectives) + self._objective if others else None
         self._ends, self._end, self._longest = sorted(ends), end_of_turn(one.tokenizer), judge.max_length
         ranges = [member.facts.score_ranges[self._objective] for member in judge.members if member.facts.score_ranges]

@@ -66,6 +66,7 @@ def build_roles(
         temperature=settings.sampling.temperature,
         rows=settings.micro_batch,
         report=context.event,
+        world=context.world,
         recompute=settings.memory.recompute,
         compile=settings.memory.compiles_on(device),
         ema=settings.ema,

@@ -29,6 +29,7 @@ from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.rows import rows_at_once
+from kedge.rollout.shared import SharedGenerator
 from kedge.runs.state import load_state, save_state
 from kedge.stages.rl.answers import (
     AnswerSampler,
@@ -85,18 +86,24 @@ def open_sampler(
         max_tokens=longest,
         limit_name=limit_name,
         seed=context.seed,
-        set_aside=context.folder / "prompts.broken.jsonl",
+        set_aside=context.set_aside("prompts.broken.jsonl"),
         too_long=settings.too_long,
         report=partial(report_long_prompts, context, settings.too_long),
     )
     answers = max(settings.answers * len(dataset.prompts), settings.step_answers * settings.batch)
     longest_prompt = max(map(len, dataset.tokens))
-    rows = rows_at_once(model, settings.rows, longest=longest_prompt + settings.sampling.max_new_tokens, total=answers)
+    rows = rows_at_once(
+        model,
+        settings.rows,
+        longest=longest_prompt + settings.sampling.max_new_tokens,
+        total=-(-answers // context.world.size),
+    )
+    pad = padding_id(tokenizer)
     generator = LocalGenerator(
         model,
         settings.sampling,
         stop_ids=stop_ids(tokenizer),
-        pad=padding_id(tokenizer),
+        pad=pad,
         max_rows=rows,
         decode=partial(decoded, tokenizer),
     )
@@ -107,7 +114,7 @@ def open_sampler(
         round_metric=round_metric,
         dataset=dataset,
         tokenizer=tokenizer,
-        generator=generator,
+        generator=SharedGenerator(generator, context.world, pad=pad, device=model.device),
         rows=rows,
         reward=source(settings.reward, f"{under}reward"),
         gold=source(settings.gold, f"{under}gold") if settings.gold else None,
@@ -141,7 +148,7 @@ def draw_round(sampler: AnswerSampler, number: int) -> Round:
     folder, settings = sampler.context.folder, sampler.settings
     drawn = _draw(sampler, number, answers=settings.answers, name=f"answers-{number + 1}.jsonl")
     if number == 0:
-        write_json(folder / FRONTIER, frontier(drawn.groups, settings.n))
+        sampler.context.once(lambda: write_json(folder / FRONTIER, frontier(drawn.groups, settings.n)))
     return drawn
 
 
@@ -176,16 +183,20 @@ def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[
 def save_round(context: Context, learner: Learner[Any], number: int, *, step: int) -> None:
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
-    with whole_folder(finished / f"round-{number}") as beside:
-        passes = learner.train_step.passes.state()
-        save_state(beside, {"weights": learner.weights(), "last_step": step, "passes": passes})
-    shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
+    state = {"weights": learner.weights(), "last_step": step, "passes": learner.train_step.passes.state()}
+
+    def save() -> None:
+        with whole_folder(finished / f"round-{number}") as beside:
+            save_state(beside, state)
+        shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
+
+    context.once(save)
 
 
 def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> tuple[int, int]:
     """How many rounds are done, and at which step; the model gets the weights of the last one, `passes` their size."""
     finished = context.folder / "finished"
-    numbers = [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")]
+    numbers = context.once(lambda: [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")])
     if not numbers:
         return 0, 0
     state = load_state(finished / f"round-{max(numbers)}")
@@ -196,13 +207,14 @@ def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> 
 
 def _draw(sampler: AnswerSampler, number: int, *, answers: int, name: str) -> Round:
     file = sampler.context.folder / name
-    if file.exists():
-        return Round(number=number, groups=read_answers(file), seconds=None)
+    before = sampler.context.once(lambda: read_answers(file) if file.exists() else None)
+    if before is not None:
+        return Round(number=number, groups=before, seconds=None)
     since = time.perf_counter()
     seed = seed_for(sampler.context.seed, "answers", number)
     groups = sampler.draw(answers, seed=seed, is_start=number == 0)
     _refuse_unscored_round(sampler, groups)  # before the answers are kept: a resumed run draws and scores them again
-    write_answers(file, groups)
+    sampler.context.once(lambda: write_answers(file, groups))
     return Round(number=number, groups=groups, seconds=time.perf_counter() - since)
 
 

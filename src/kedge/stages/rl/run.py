@@ -15,32 +15,39 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from kedge.core.errors import ContractStop, GeneratorError, NumericsError, RewardError, SyncError
+from kedge.core.errors import ContractStop, GeneratorError, MisledError, NumericsError, RewardError
 from kedge.core.loss import masked
 from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
-from kedge.data.template import stop_ids
-from kedge.data.tokenizer import padding_id
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
-from kedge.rollout.generators import GeneratorParts, close_generator, max_mismatch, open_generator, with_sampling
-from kedge.rollout.rows import rows_at_once
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.generators import close_generator, max_mismatch, with_sampling
+from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
+from kedge.stages.rl.generator import make_generator, refuse_other_weights
 from kedge.stages.rl.journal import IterationJournal
-from kedge.stages.rl.prompts import PromptDataset, prompt_limit, read_prompts, report_long_prompts, stream
-from kedge.stages.rl.reward import decoded
+from kedge.stages.rl.prompts import (
+    PromptDataset,
+    RolloutStream,
+    UnderWay,
+    batches_of,
+    prompt_limit,
+    read_prompts,
+    report_long_prompts,
+    state_of,
+)
 from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
-from kedge.stages.rl.settings import RLSettings, num_iterations
+from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad
 from kedge.stages.shared.policy import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
+from kedge.trainers.correction import AllDropped
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
 from kedge.trainers.supervised import MAX_BAD_STEPS
 
@@ -71,7 +78,7 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         max_tokens=longest,
         limit_name=limit_name,
         seed=context.seed,
-        set_aside=context.folder / "prompts.broken.jsonl",
+        set_aside=context.set_aside("prompts.broken.jsonl"),
         too_long=settings.too_long,
         report=partial(report_long_prompts, context, settings.too_long),
     )
@@ -93,8 +100,8 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         )
         try:
             yield run
-        except (RewardError, GeneratorError):
-            if not run.is_misled:
+        except (RewardError, GeneratorError) as error:
+            if not isinstance(error, MisledError):
                 run.save()  # what fails may be mended, and nothing need be done twice
             raise
         finally:
@@ -118,11 +125,15 @@ class RLRun:
     generator: AnswerGenerator = field(init=False)
     max_mismatch: float | None = field(init=False)
     """`policy/mismatch` above which the generator has other weights than the policy."""
+    stream: RolloutStream = field(init=False)
+    """Rollouts of the iterations by their numbers, sampled ahead where the generator has a lag."""
     journal: IterationJournal = field(init=False)
     stateful: dict[str, Stateful] = field(default_factory=dict[str, Stateful])
     """What else changes while a batch is sampled, by its name in a checkpoint."""
     iterations: int = field(init=False)
     """How many there are in all."""
+    is_always_new: bool = field(init=False)
+    """Whether all answers are of the policy as it is."""
     step: int = field(default=0, init=False)
     """How many iterations the weights have behind them."""
     rollbacks: int = field(default=0, init=False)
@@ -130,14 +141,14 @@ class RLRun:
     """Iterations in a row that were dropped."""
     published: int | None = field(default=None, init=False)
     """The step whose weights the generator has."""
-    is_misled: bool = field(default=False, init=False)
-    """The policy has learnt from answers of other weights than its own: it must not be saved."""
     state_at_step: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     """Failure counts, random state, journal and `stateful` as they were at `step`: sampling the next batch changes
     them, and a checkpoint must not hold half of an iteration."""
+    under_way_at_step: UnderWay = field(default=(), init=False)
+    """The batches that were under way at `step`: a checkpoint waits for them."""
 
     def __post_init__(self) -> None:
-        self.iterations = num_iterations(self.settings)
+        self.iterations, self.is_always_new = num_iterations(self.settings), is_always_new(self.settings)
         self.journal = IterationJournal(
             context=self.context,
             settings=self.settings,
@@ -148,48 +159,38 @@ class RLRun:
             clock=self.clock,
             precision=str(self.roles.model.dtype).removeprefix("torch."),
         )
-        self.generator = self.make_generator(self.settings.sampling)  # last: it may start what has to be ended
+        self.generator = self._make_generator(self.settings.sampling)  # last: it may start what has to be ended
         self.max_mismatch = max_mismatch(self.generator)
-
-    def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
-        """The generator that the recipe names, sampling from this run's policy."""
-        parts = GeneratorParts(
-            model=self.roles.model,
-            sampling=sampling,
-            stop_ids=stop_ids(self.tokenizer),
-            pad=padding_id(self.tokenizer),
-            max_rows=rows_at_once(
-                self.roles.model,
-                self.settings.memory.generate_rows,
-                longest=max(map(len, self.prompts.tokens)) + sampling.max_new_tokens,
-                total=self.settings.batch * self.settings.answers,
-            ),
-            decode=partial(decoded, self.tokenizer),
-            source=self.context.input("from"),
-            folder=self.context.folder,
-            longest=max(map(len, self.prompts.tokens)) + sampling.max_new_tokens,
-            probe=max((self.prompts.tokens[at] for at in range(min(8, len(self.prompts.tokens)))), key=len),
-            report=self.context.event,
-            world=self.context.world,
+        self.stream = RolloutStream(
+            self.generator,
+            self.prompts.prompts_in,
+            lag=lag_of(self.settings.generator),
+            seed=self.context.seed,
+            end=self.iterations,
         )
-        return open_generator(self.settings.generator, parts)
+
+    def _make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
+        return make_generator(
+            self.context,
+            self.settings,
+            sampling,
+            policy=self.roles.model,
+            prompts=self.prompts,
+            tokenizer=self.tokenizer,
+        )
 
     def sibling_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
         """A generator with the weights of the run's own that samples in another way."""
-        return with_sampling(self.generator, sampling) or self.make_generator(sampling)
+        return with_sampling(self.generator, sampling) or self._make_generator(sampling)
 
     # The iterations
 
     def rollouts(self) -> Iterator[tuple[int, Rollouts]]:
         """Number and rollouts of each iteration, from where the run was, or where a rollback led back to."""
-        for start in self.numbers():
-            batches = self.prompts.batches(start, self.iterations)
-            sampled = stream(self.generator, batches, lag=0, seed=self.context.seed, start=start)
-            for number, rollouts in enumerate(self.clock.each(sampled, "generate"), start=start):
-                yield number, rollouts
-                if self.step != number + 1:
-                    break  # a broken KL budget led back
-                self._publish_weights()
+        for number in self.numbers():
+            with self.clock.lap("generate"):
+                rollouts = self.stream.take(number)
+            yield number, rollouts
 
     def numbers(self) -> Iterator[int]:
         """The number of the next iteration, until all are done and the last policy is within the KL budget too."""
@@ -198,12 +199,18 @@ class RLRun:
             self._publish_weights()
             yield self.step
 
+    def age(self, number: int, rollouts: Rollouts) -> int | None:
+        """How many versions older than the policy of iteration `number` the one is that sampled; None where it is
+        always the same one."""
+        return None if self.is_always_new else number - rollouts.version
+
     def finish(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> None:
         """After an iteration: journal, detectors, samples, checkpoint; and whether it was the last one for now."""
         step, run = number + 1, self.context.run
         self.num_bad = 0
         has_gold, gold_error = self.journal.write(number, evaluated, metrics)
-        self._refuse_other_weights(evaluated.rollouts.version, metrics.get("policy/mismatch"))
+        if self.max_mismatch is not None:
+            refuse_other_weights(metrics, self.max_mismatch)
         if number in run.checkpoints.steps():
             run.checkpoints.pin(number, _GOOD)
         self._end_step(step)
@@ -212,37 +219,29 @@ class RLRun:
         if self.settings.stop.overoptimisation and has_gold:
             self._stop_at_peak(step)
 
-    def _refuse_other_weights(self, version: int, mismatch: float | None) -> None:
-        """Stop where answers of the policy's own weights have other log-probs than it gives them itself: the weights
-        did not arrive at the generator. Of older weights that is no sign."""
-        limit = self.max_mismatch
-        if limit is None or mismatch is None or version != self.step or mismatch <= limit:
-            return
-        self.is_misled = True
-        raise SyncError(
-            f"policy/mismatch is {mismatch:.3g} nats a token between generator and trainer with the same weights, and "
-            f"generator.mismatch allows {limit:g}: the weights did not arrive, or the two do not compute alike. Look "
-            "at the log of the generator for weights that were not loaded, at the precision of both sides, and at its "
-            "mode of log-probs (docs/vllm.md). What was learnt from these answers is not saved: --resume goes on "
-            "before them"
-        )
-
     def drop(self, number: int, rollouts: Rollouts, error: NumericsError) -> None:
         """A batch with numbers that are not finite: kept for study and reported; too many in a row end the run.
 
         A reward source that has not scored a single answer so far ends it at once, before anything is lost.
         """
         refuse_never_scored(self.reward.failure_counters)
+        place = self.context.once(lambda: keep_bad(self.context.run, number + 1, [rollouts]))
+        self._end_without_learning(number, "step.not_finite", f"dropped: {error}; its batch is kept in {place}", error)
+
+    def skip(self, number: int, error: AllDropped) -> None:
+        """A batch of which no answer is near enough to the policy: reported; too many in a row end the run."""
+        self._end_without_learning(number, "step.all_dropped", f"skipped: {error}", error)
+
+    def _end_without_learning(self, number: int, code: str, what: str, error: NumericsError | AllDropped) -> None:
         step = number + 1
         self.num_bad += 1
         self.clock.take()
-        place = keep_bad(self.context.run, step, [rollouts])
-        message = f"iteration {step}: dropped: {error}; its batch is kept in {place}"
-        self.context.event("warning", "step.not_finite", message, step=step)
-        if self.num_bad >= MAX_BAD_STEPS:
+        self.context.event("warning", code, f"iteration {step}: {what}", step=step)
+        # Batches under way were sampled before: those behind them are of the policy as it now stays.
+        if self.num_bad >= MAX_BAD_STEPS + lag_of(self.settings.generator):
             self._note_state(step)
             self.save()
-            raise NumericsError(f"{self.num_bad} iterations in a row were dropped; the last one: {error}") from error
+            raise type(error)(f"{self.num_bad} iterations in a row were dropped; the last one: {error}") from error
         self._end_step(step)
 
     def exceed_budget(self, exceeded: KLExceeded) -> None:
@@ -291,6 +290,7 @@ class RLRun:
             "shaper": self.shaper.state(),
             "rollbacks": self.rollbacks,
             "num_bad": self.num_bad,
+            "under_way": state_of(self.under_way_at_step),
             **self.state_at_step,
         }
         self.context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state))
@@ -324,10 +324,12 @@ class RLRun:
         self.rollbacks, self.num_bad = max(self.rollbacks, state["rollbacks"]), state["num_bad"]
         self.journal.load(state["journal"])
         restore_rng(state["rng"])
+        self.stream.replace(batches_of(state.get("under_way", ()), self.roles.model.device))
         self._note_state(state["step"])
 
     def _note_state(self, step: int) -> None:
         self.step = step
+        self.under_way_at_step = self.stream.under_way
         self.state_at_step = {
             "failures": [[counter.state() for counter in source.failure_counters] for source in self.journal.sources],
             "rng": capture_rng(),
@@ -360,7 +362,7 @@ class RLRun:
         if limit is None:
             return True
         self._publish_weights()
-        (prompts,) = self.prompts.batches(self.iterations, self.iterations + 1)
+        prompts = self.prompts.prompts_in(self.iterations)
         rollouts = self.generator.submit(prompts, seed_for(self.context.seed, "last")).result()
         gap_BT = self.roles.policy.logprobs(rollouts) - self.roles.reference.logprobs(rollouts)
         kl = masked(gap_BT, rollouts.response_mask_BT).sum(dim=1).mean().item()

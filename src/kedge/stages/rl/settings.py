@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
 from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
-from kedge.core.plugin_sections import PluginSection, installed_name
+from kedge.core.plugin_sections import PluginSection, installed_name, kind_of
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, PartName, PromptUse, TooLong
 from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import GeneratorUse, check_generator
-from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
-from kedge.trainers.settings import KLSettings, ScoreSettings
+from kedge.stages.shared.batch_arithmetic import count
+from kedge.trainers.settings import CorrectionSettings, KLSettings, ScoreSettings
 
 GeneratorSettings = Annotated[Section, PluginSection("generators")]
 """Who samples: `local`, or any installed generator with its settings, `{kind: NAME, …}`."""
+Correction = CorrectionSettings | Literal["auto"] | None
+"""Weights for answers that other weights sampled; `auto`: where answers can be of other weights or another engine."""
 RolesName = Annotated[str, AfterValidator(installed_name("roles")), PartName("roles")]
 """A way of holding the roles: `separate`, `lora`, `trunk`, or any that is installed."""
 
@@ -74,6 +77,8 @@ class LossSettings(Protocol):
 
     @property
     def imitate(self) -> ImitationSettings | None: ...
+    @property
+    def correct(self) -> Correction: ...
 
 
 class RLSettings(Protocol):
@@ -138,6 +143,27 @@ def num_iterations(settings: RLSettings) -> int:
     return min(settings.iterations, settings.max_steps or settings.iterations)
 
 
+def is_always_new(settings: RLSettings) -> bool:
+    """Whether all answers are of the policy as it is and of our own engine, so that there is nothing to correct."""
+    return lag_of(settings.generator) == 0 and kind_of(settings.generator) == "local"
+
+
+def correction(settings: RLSettings) -> CorrectionSettings | None:
+    """The correction that a run makes; None where it makes none."""
+    if settings.loss.correct == "auto":
+        return None if is_always_new(settings) else CorrectionSettings()
+    return settings.loss.correct
+
+
+def explain_lag(settings: RLSettings) -> list[str]:
+    """How old answers may be, where they may be old at all."""
+    lag = lag_of(settings.generator)
+    if lag == 0:
+        return []
+    ages = ", ".join(map(str, range(lag + 1)))
+    return [f"answers are sampled ahead of the policy: of batch after batch they are {ages}, {lag}, … versions old"]
+
+
 def prompt_use(settings: RLSettings) -> PromptUse:
     """How the prompts of an RL stage are asked."""
     sources = {"reward": settings.reward, "gold": settings.gold}
@@ -154,12 +180,7 @@ def prompt_use(settings: RLSettings) -> PromptUse:
 def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iterator[Finding]:
     """What is wrong with the settings that all RL stages have. `is_mismatch_measured`: whether the trainer computes the
     log-probs of the answers itself too."""
-    use = GeneratorUse(
-        sampling=settings.sampling,
-        base_bits=settings.memory.lora.base_bits if settings.roles == "lora" else 16,
-        is_mismatch_measured=is_mismatch_measured,
-    )
-    yield from check_generator(settings.generator, use)
+    yield from _check_generator(settings, is_mismatch_measured=is_mismatch_measured)
     responses = settings.batch * settings.answers
     if settings.minibatches > responses:
         yield Finding(
@@ -203,6 +224,7 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
             where="kl.start",
             fix="set kl.start to a small number (0.05), or kl.on_limit to stop",
         )
+    yield from _check_lag(settings)
     if settings.kl.target is not None and settings.kl.start == 0:
         yield Finding(
             level="fatal",
@@ -210,4 +232,49 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
             message="kl.start is 0, and a coefficient of 0 stays 0 however it is steered to kl.target",
             where="kl.start",
             fix="set kl.start to a small number (0.05)",
+        )
+
+
+def _check_generator(settings: RLSettings, *, is_mismatch_measured: bool) -> Iterable[Finding]:
+    """What the generator cannot do of what the stage asks."""
+    use = GeneratorUse(
+        sampling=settings.sampling,
+        base_bits=settings.memory.lora.base_bits if settings.roles == "lora" else 16,
+        is_mismatch_measured=is_mismatch_measured,
+    )
+    return check_generator(settings.generator, use)
+
+
+def _check_lag(settings: RLSettings) -> Iterator[Finding]:
+    """What follows from answers that are older than the policy."""
+    lag = lag_of(settings.generator)
+    if lag == 0:
+        return
+    if correction(settings) is None:
+        yield Finding(
+            level="warning",
+            code=f"{settings.kind}.uncorrected_lag",
+            message=f"generator.lag is {lag} and loss.correct is null: answers of older weights are learnt from, and "
+            "their KL is measured, as if the policy had sampled them",
+            where="loss.correct",
+            fix="leave loss.correct out, and each token counts for its ratio of probabilities",
+        )
+    if settings.kl.limit is not None:
+        yield Finding(
+            level="info",
+            code=f"{settings.kind}.kl_limit_lag",
+            message=f"kl.limit {settings.kl.limit:g} is measured on answers up to {count(lag, 'version')} old, by "
+            f"their weights: the policy may be over it for up to {lag + 1} iterations before the run sees it (1 "
+            "without a lag); the last policy is measured on answers of its own",
+            where="generator.lag",
+            fix="set generator.lag to 0, or kl.limit lower, where the limit is a hard one",
+        )
+    if lag >= num_iterations(settings):
+        yield Finding(
+            level="warning",
+            code=f"{settings.kind}.long_lag",
+            message=f"generator.lag is {lag}, and of {count(num_iterations(settings), 'iteration')} all answers are of "
+            "the policy that the run starts from",
+            where="generator.lag",
+            fix="set generator.lag to 1 or 2, or more iterations",
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kedge.core.world import ALONE, World
+from kedge.core.world import ALONE, World, once
 from kedge.stages.shared.interrupt import StopRequest
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kedge.runs.folder import Run
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,14 @@ class Context:
     @property
     def folder(self) -> Path:
         return self.run.folder
+
+    def once(self, action: Callable[[], T]) -> T:
+        """What is done in the stage's folder: by process 0, while the others wait for what it gives."""
+        return once(self.world, action)
+
+    def set_aside(self, name: str) -> Path | None:
+        """A file of the stage's folder for rows that cannot be used; for one process alone to write."""
+        return None if self.world.rank else self.folder / name
 
     def inputs(self, field: str) -> Sequence[str]:
         return self.sources.get(field, ())

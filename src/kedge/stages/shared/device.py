@@ -30,12 +30,12 @@ class CostMeter:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        if device == "cuda":
+        if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()
 
     def read(self, metrics: Sequence[Mapping[str, float]]) -> dict[str, str]:
         """`metrics` are all that the run has logged: those of the parts before a resumption count too."""
         cost = {"training time": f"{sum(line.get('time/step', 0.0) for line in metrics):.1f} s"}
-        if self._device == "cuda":
+        if self._device.startswith("cuda"):
             cost["peak GPU memory"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
         return cost

@@ -168,7 +168,8 @@ class TrainLoop(Generic[BatchT]):
     def _note_refusal(self, batches: Sequence[BatchT], error: NumericsError) -> None:
         self.step = self._first_step + self._learner.step
         self._num_refused += 1
-        message = f"dropped: {error}; its batch is kept in {keep_bad(self._context.run, self.step, batches)}"
+        place = self._context.once(lambda: keep_bad(self._context.run, self.step, batches))
+        message = f"dropped: {error}; its batch is kept in {place}"
         event = {"level": "warning", "code": "step.not_finite", "message": message, "step": self.step}
         self._context.tracker.event(event)
 
@@ -211,12 +212,12 @@ class _Recorded(Generic[BatchT]):
 
 def passes_for(context: Context, micro_batch: AutoSize) -> Passes:
     """The size of a stage's passes, which says as an event what it is and when it changes."""
-    return Passes(micro_batch, report=context.event)
+    return Passes(micro_batch, report=context.event, world=context.world)
 
 
 def batches_of(sequences: Sequence[TokenSequence], pad: int) -> Cut[Batch]:
     """Sequences, a row each, in batches of a size of passes."""
-    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, pad=pad)
+    return lambda size: padded_batches(sequences, rows=size.rows, tokens=size.tokens, shares=size.shares, pad=pad)
 
 
 def steps_left(max_steps: int | None, step: int) -> int | None:

@@ -53,7 +53,8 @@ def save_policy(
     `weights` are the float32 masters of trained weights by the names of their parameters.
     """
     tell_rounding(context, model, weights, dtype)
-    return save_causal(model, tokenizer, context.folder / "model", weights=weights, dtype=dtype)
+    folder = context.folder / "model"
+    return context.once(lambda: save_causal(model, tokenizer, folder, weights=weights, dtype=dtype))
 
 
 def tell_rounding(context: Context, model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: SaveDType) -> None:

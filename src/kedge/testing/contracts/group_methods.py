@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 from kedge.algorithms.group.method import Credit, GroupMethod, KLDefaults
 from kedge.core.loss import mean
-from kedge.core.per import Per
+from kedge.core.optimiser import Per
 from kedge.core.records import Experience, Rollouts, take, trimmed
 from kedge.core.settings import Section
 

@@ -1,0 +1,78 @@
+"""Where a run computes: how many processes, and what follows when one of them dies or hangs. Never changes a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kedge.core.errors import ConfigError
+from kedge.core.quoting import quoted
+from kedge.core.settings import Section
+
+MOST: Final = 1024
+MOST_ON_CPU: Final = 64
+"""Processes without a GPU share the cores of the machine; a larger number is a slip of the keyboard."""
+
+
+def _auto_or_count(processes: Any) -> Any:
+    is_count = isinstance(processes, int) and not isinstance(processes, bool) and 1 <= processes <= MOST
+    if processes != "auto" and not is_count:
+        raise ValueError(f"must be auto or a whole number from 1 to {MOST:,}, found {quoted(processes)}")
+    return processes
+
+
+def _replicated(weights: Any) -> Any:
+    if weights == "shard":
+        raise ValueError("sharded weights are not there yet: every process holds all weights (`replicate`)")
+    return weights
+
+
+class PlacementSettings(Section):
+    """The processes that compute a run together. A resumed run may have other ones."""
+
+    processes: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = 1
+    """How many; `auto`: one for each GPU of this machine. Under torchrun and srun, those that they started."""
+    weights: Annotated[Literal["replicate"], BeforeValidator(_replicated)] = "replicate"
+    """`replicate`: every process holds all weights, and gradients are added up."""
+    timeout: float = Field(default=600, gt=0, le=7 * 24 * 3600)
+    """Seconds that one process may keep the others waiting before the run ends with its name."""
+    restarts: int = Field(default=3, ge=0, le=1000)
+    """How many times a process that was killed leads back to the last checkpoint by itself."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_groups(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "groups" in given:
+            raise ValueError("`groups` (roles on GPUs of their own) are not there yet: all processes hold all roles")
+        return given
+
+
+def num_processes(placement: PlacementSettings, *, num_gpus: int | None) -> int:
+    """How many processes this machine starts; `num_gpus` is None where the run computes on the CPU.
+
+    >>> num_processes(PlacementSettings(processes="auto"), num_gpus=8)
+    8
+    >>> num_processes(PlacementSettings(processes="auto"), num_gpus=None)
+    1
+    """
+    if placement.processes == "auto":
+        return max(num_gpus or 1, 1)
+    if problem := too_many(placement.processes, num_gpus=num_gpus):
+        raise ConfigError(f"placement.processes: {problem}")
+    return placement.processes
+
+
+def too_many(processes: int, *, num_gpus: int | None) -> str | None:
+    """Why this machine cannot run so many processes; None where it can."""
+    if num_gpus is None:
+        if processes <= MOST_ON_CPU:
+            return None
+        return f"{processes:,} processes on the CPU of one machine are too many; at most {MOST_ON_CPU}"
+    if processes <= num_gpus:
+        return None
+    return (
+        f"{processes:,} processes need a GPU each, and torch finds {num_gpus} here; use at most {num_gpus}, `auto`, "
+        "or device: cpu"
+    )

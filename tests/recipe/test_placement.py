@@ -1,0 +1,75 @@
+"""`placement`: what it takes, what it refuses, and that a resumed run may have another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kedge.commands import check_machine
+from kedge.commands.check import check_recipe
+from kedge.core.errors import ConfigError
+from kedge.recipe.placement import PlacementSettings, num_processes
+from kedge.recipe.runner import run_recipe
+from kedge.recipe.schema import load_recipe
+
+Write = Callable[[str, str], Path]
+
+PAIRS = '{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "d", "chosen": "e", "rejected": "f"}\n'
+RECIPE = "kedge: 1\nname: p\nmodel: tiny\ndevice: cpu\nstages:\n  prepare: {kind: data, files: [pairs.jsonl]}\n"
+SFT = "  sft: {kind: sft, data: demos.jsonl, batch: 4, max_length: 64}\n"
+
+
+@pytest.fixture
+def file(write: Write) -> Path:
+    write("pairs.jsonl", PAIRS)
+    write("demos.jsonl", '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    return write("a.yaml", RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("processes=0", "placement.processes: must be auto or a whole number from 1 to 1,024, found 0"),
+        ("processes=all", "placement.processes: must be auto or a whole number from 1 to 1,024, found 'all'"),
+        ("processes=true", "found True"),
+        ("weights=shard", "sharded weights are not there yet: every process holds all weights"),
+        ("groups={judge: 1}", "`groups` .* are not there yet: all processes hold all roles"),
+        ("restarts=-1", "placement.restarts: must be at least 0"),
+        ("timeout=0", "placement.timeout: must be greater than 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_words(file: Path, setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(file, [f"placement.{setting}"])
+
+
+def test_another_placement_may_resume_a_run(file: Path, tmp_path: Path) -> None:
+    run_recipe(load_recipe(file), tmp_path / "runs", is_resumed=False, say=lambda _: None)
+    changed = load_recipe(file, ["placement.processes=2", "placement.timeout=5"])
+    run_recipe(changed, tmp_path / "runs", is_resumed=True, say=lambda _: None)
+
+
+def test_processes_are_counted_by_the_machine() -> None:
+    assert num_processes(PlacementSettings(), num_gpus=8) == 1
+    assert num_processes(PlacementSettings(processes="auto"), num_gpus=8) == 8
+    assert num_processes(PlacementSettings(processes="auto"), num_gpus=None) == 1
+    assert num_processes(PlacementSettings(processes=3), num_gpus=None) == 3
+    with pytest.raises(ConfigError, match="9 processes need a GPU each, and torch finds 8 here; use at most 8"):
+        num_processes(PlacementSettings(processes=9), num_gpus=8)
+    with pytest.raises(ConfigError, match="at most 64"):
+        num_processes(PlacementSettings(processes=65), num_gpus=None)
+
+
+def test_check_prints_the_layout_and_refuses_what_the_machine_lacks(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(RECIPE + SFT)
+    assert check_recipe(load_recipe(file)).placement == ()
+    layout = check_recipe(load_recipe(file, ["placement.processes=2"])).placement
+    assert layout[0] == "2 processes on the CPU, each with all weights"
+    assert layout[1].startswith("sft: 4 rows a step, about 2 a process; 963.0 KiB of gradients")
+    monkeypatch.setattr(check_machine, "gpus_of", lambda _: 1)
+    (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=2"]))
+    assert finding.message.startswith("2 processes need a GPU each, and torch finds 1 here")
