@@ -163,12 +163,16 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
 
-def interpreter(folder: Path, *, version: str = VERSION) -> Path:
-    """A program that takes the arguments of `python` and is this server. The file that the environment variable
-    DIES_ONCE names says at which answer it dies, once."""
+def interpreter(folder: Path, *, version: str = VERSION, dies_at: int = 0) -> Path:
+    """A program that takes the arguments of `python` and is this server. The first one dies at the answer `dies_at`;
+    those that are started after it do not."""
     file = folder / "python"
+    once = folder / "dies-once"
+    if dies_at:
+        once.write_text(str(dies_at))
     file.write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] && {{ echo {version}; exit; }}\nexec {sys.executable} -S -c '
+        f'#!/bin/sh\n[ "$1" = -c ] && {{ echo {version}; exit; }}\nexport DIES_ONCE="{once}"\n'
+        f"exec {sys.executable} -S -c "
         f'"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}; '
         'import fake_vllm; fake_vllm.main(sys.argv[3:])" "$@"\n'
     )
@@ -178,7 +182,7 @@ def interpreter(folder: Path, *, version: str = VERSION) -> Path:
 
 def main(arguments: list[str]) -> None:
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    folder, once = Path(options["--model"]), Path(os.environ.get("DIES_ONCE", "/dev/null/none"))
+    folder, once = Path(options["--model"]), Path(os.environ["DIES_ONCE"])
     dies_at = int(once.read_text()) if once.is_file() else 0
     once.unlink(missing_ok=True) if once.is_file() else None
     assert os.environ["VLLM_SERVER_DEV_MODE"] == "1"

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -29,14 +29,17 @@ from vllm_parts import (
     train,
 )
 
-from kedge.core.errors import GeneratorError, SyncError
-from kedge.core.records import Rollouts
+from kedge.core.errors import ConfigError, GeneratorError, SyncError
+from kedge.core.records import Prompts, Rollouts
 from kedge.core.world import Alone
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.load import load_causal
 from kedge.models.settings import LoraSettings
 from kedge.rollout.generators import close_generator
 from kedge.rollout.settings import SamplingSettings
+from kedge.rollout.vllm.generator import devices_of
+from kedge.rollout.vllm.processes import FirstProcess
+from kedge.rollout.vllm.settings import VllmSettings
 
 
 def test_requests_say_everything_that_changes_what_is_sampled(tmp_path: Path) -> None:
@@ -181,16 +184,12 @@ def test_a_server_that_fails_once_and_lives_is_asked_again(tmp_path: Path) -> No
         generator.close()
 
 
-def test_a_server_that_dies_in_mid_batch_is_started_again_and_its_rows_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once, events = tmp_path / "once", Events()
-    monkeypatch.setenv("DIES_ONCE", str(once))
+def test_a_server_that_dies_in_mid_batch_is_started_again_and_its_rows_are_the_same(tmp_path: Path) -> None:
+    events = Events()
     model = load_causal(str(base(tmp_path)), dtype="float32")
     weights, rollouts = train(model), list[Rollouts]()
     for dies_at in (0, 3):
-        once.write_text(str(dies_at))
-        settings = {"python": str(interpreter(tmp_path)), "gpus": 0, "extra": {"max_num_seqs": 7}}
+        settings = {"python": str(interpreter(tmp_path, dies_at=dies_at)), "gpus": 0, "extra": {"max_num_seqs": 7}}
         generator = open_vllm(tmp_path, settings, model=model, report=events)
         generator.load_weights(weights, 1)
         rollouts.append(generator.generate(prompts(), seed=5))
@@ -271,20 +270,22 @@ def test_batches_are_served_in_order_and_close_does_not_wait_for_a_server_that_h
 class ThreadWorld(Alone):
     """Two processes as two threads: what the first has, both get."""
 
-    def __init__(self, rank: int, meeting: Barrier, table: dict[str, Any]) -> None:
+    def __init__(self, rank: int, meeting: Barrier, table: dict[int, Any]) -> None:
         self.rank, self.size, self._meeting, self._table = rank, 2, meeting, table
 
+    def gather(self, value: Any) -> list[Any]:
+        self._table[self.rank] = value
+        self._meeting.wait(10)
+        values = [self._table[rank] for rank in range(self.size)]
+        self._meeting.wait(10)
+        return values
+
     def same(self, value: Any) -> Any:
-        if self.rank == 0:
-            self._table["value"] = value
-        self._meeting.wait(10)
-        value = self._table["value"]
-        self._meeting.wait(10)
-        return value
+        return self.gather(value)[0]
 
 
 def test_of_two_processes_the_first_asks_and_both_get_the_answers_and_the_errors(tmp_path: Path) -> None:
-    meeting, table = Barrier(2), dict[str, Any]()
+    meeting, table = Barrier(2), dict[int, Any]()
     models = [load_causal(str(base(tmp_path)), dtype="float32") for _ in range(2)]
 
     def process(rank: int) -> tuple[Rollouts, str]:
@@ -309,6 +310,76 @@ def test_of_two_processes_the_first_asks_and_both_get_the_answers_and_the_errors
     assert words == other_words
 
 
+class SlowGenerator:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answers: list[Future[Rollouts]] = []
+
+    def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:
+        self.answers.append(Future())
+        return self.answers[-1]
+
+    def load_weights(self, weights: Any, version: int) -> None: ...
+
+
+def test_others_keep_meeting_the_first_process_while_it_waits_and_batches_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch may take longer than processes wait for each other (placement.timeout)."""
+    monkeypatch.setattr("kedge.rollout.vllm.processes._PATIENCE_S", 0.02)
+    meeting, table, slow, meetings = Barrier(2), dict[int, Any](), SlowGenerator(), list[int]()
+    batch = Rollouts(**{**record_of(), "version": 4})
+
+    class CountingWorld(ThreadWorld):
+        def same(self, value: Any) -> Any:
+            meetings.append(self.rank)
+            if meetings.count(0) == 5 and self.rank == 0:
+                slow.answers[0].set_result(batch)
+            return super().same(value)
+
+    def process(rank: int) -> tuple[Any, Any, bool]:
+        world = CountingWorld(rank, meeting, table)
+        generator = FirstProcess(world, slow if rank == 0 else None, device=torch.device("cpu"), max_mismatch=1.0)
+        first, second = generator.submit(prompts(), 1), generator.submit(prompts(), 2)
+        second.cancel()
+        return first.exception(), first.result().version, second.cancelled()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(process, [0, 1])) == [(None, 4, True)] * 2
+    assert meetings.count(0) == meetings.count(1) > 4
+    assert slow.answers[1].cancelled()
+
+
+def record_of() -> dict[str, Any]:
+    """The fields of a batch: one row with an answer of one token."""
+    zero_BT, yes_BT = torch.zeros(1, 2), torch.tensor([[True, True]])
+    return {
+        "tokens_BT": zero_BT.long(),
+        "attention_mask_BT": yes_BT,
+        "response_mask_BT": torch.tensor([[False, True]]),
+        "behaviour_logp_BT": zero_BT,
+        "group_B": torch.tensor([0]),
+        "finished_B": torch.tensor([True]),
+    }
+
+
+def test_weights_of_a_version_that_comes_again_are_files_of_their_own(tmp_path: Path) -> None:
+    """After a rollback version 1 is sent again while an earlier 1 and 2 are in the queue still."""
+    model = load_causal(str(base(tmp_path)), dtype="float32")
+    with serving(tmp_path) as engine:
+        generator = open_vllm(tmp_path, {"servers": [engine.url]}, model=model)
+        with engine.lock:  # nothing is served yet
+            generator.load_weights(train(model), 1)
+            generator.load_weights(train(model), 2)
+            generator.load_weights(train(model), 1)
+            rollouts = generator.submit(prompts(), 5)
+        assert mismatch(model, rollouts.result()) < 1e-5
+        assert rollouts.result().version == 1
+        assert len(list((tmp_path / "vllm/weights").iterdir())) == 1
+        generator.close()
+
+
 def test_another_way_of_sampling_shares_servers_and_weights(tmp_path: Path) -> None:
     with serving(tmp_path) as engine:
         generator = open_vllm(tmp_path, {"servers": [engine.url]})
@@ -318,3 +389,12 @@ def test_another_way_of_sampling_shares_servers_and_weights(tmp_path: Path) -> N
         assert torch.equal(first.tokens_BT, second.tokens_BT)
         assert first.version == 3
         generator.close()
+
+
+def test_servers_get_the_last_gpus_and_never_one_that_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = VllmSettings(python="python", gpus=4, tensor_parallel=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,5,7")
+    assert devices_of(settings, 2) == [("2", "3"), ("5", "7")]
+    with pytest.raises(ConfigError, match="is 4, beside 3 that learn, and torch finds 6"):
+        devices_of(settings, 3)
+    assert devices_of(VllmSettings(python="python", gpus=0), 6) == [()]

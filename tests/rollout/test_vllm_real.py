@@ -126,8 +126,8 @@ def has_stopped(answer: list[int]) -> bool:
     return answer[-1] == 258 or bytes(token for token in answer if token < 256).endswith((b"e", b"ab"))
 
 
-@pytest.mark.parametrize("roles", ["separate", "lora"])
-def test_a_run_of_five_iterations_agrees_with_vllm(roles: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("roles", "lag"), [("separate", 0), ("lora", 0), ("lora", 1)])
+def test_a_run_of_five_iterations_agrees_with_vllm(roles: str, lag: int, tmp_path: Path) -> None:
     (tmp_path / "rules.py").write_text(
         "def plain(answer):\n    return sum(letter < 'n' for letter in answer.text) / 8\n"
     )
@@ -137,7 +137,7 @@ def test_a_run_of_five_iterations_agrees_with_vllm(roles: str, tmp_path: Path) -
     stage = {
         "kind": "ppo", "reward": {"kind": "function", "path": "rules.py:plain"}, "roles": roles,
         "prompts": str(tmp_path / "prompts.jsonl"), "memory": {"dtype": "float32"},
-        "generator": {"kind": "vllm", **VLLM}, "iterations": 5, "batch": 8, "epochs": 2, "minibatches": 2,
+        "generator": {"kind": "vllm", **VLLM, "lag": lag}, "iterations": 5, "batch": 8, "epochs": 2, "minibatches": 2,
         "actor": learn, "critic": learn,
         "sampling": {"max_new_tokens": 16, "temperature": 0.7},
     }  # fmt: skip
@@ -145,8 +145,10 @@ def test_a_run_of_five_iterations_agrees_with_vllm(roles: str, tmp_path: Path) -
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     run_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path / "runs", is_resumed=False, say=print)
     lines = [json.loads(line) for line in (tmp_path / "runs/r/ppo/metrics.jsonl").read_text().splitlines()]
-    found = [line["policy/mismatch"] for line in lines]
-    print(f"{roles}: policy/mismatch {[f'{value:.2g}' for value in found]}")
-    assert len(found) == 5
-    assert max(found) <= 1e-5
+    by_age = [(int(line["age/mean"]), line.get("policy/mismatch")) for line in lines]
+    print(
+        f"{roles}, lag {lag}: ages and policy/mismatch {by_age}; weights {[line['correct/weight'] for line in lines]}"
+    )
+    assert [age for age, _ in by_age] == [0, lag, lag, lag, lag]
+    assert all((mismatch is not None and mismatch <= 1e-5) == (age == 0) for age, mismatch in by_age)
     assert abs(lines[-1]["kl/mean"]) > 0.01  # the policy has moved

@@ -10,7 +10,7 @@ from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
-from kedge.recipe.placement import too_many
+from kedge.recipe.placement import num_processes, too_many
 from kedge.runs.checkpoints import CheckpointSettings
 
 if TYPE_CHECKING:
@@ -48,18 +48,28 @@ def gpus_of(device: str) -> int | None:
     return torch.cuda.device_count() if torch.cuda.is_available() else None
 
 
+def num_sampling(recipe: Recipe) -> int:
+    """The most GPUs that a stage gives to servers of vLLM: they do not learn."""
+    generators: list[Any] = [getattr(settings, "generator", None) for settings in recipe.stages.values()]
+    started = [generator for generator in generators if kind_of(generator) == "vllm" and generator.python]
+    return max((generator.gpus for generator in started), default=0)
+
+
 def placement_findings(recipe: Recipe) -> Iterator[Finding]:
     """A fatal finding where the recipe asks for more processes than this machine can run."""
     processes = recipe.settings.placement.processes
-    problem = None if processes == "auto" else too_many(processes, num_gpus=gpus_of(recipe.settings.device))
-    if problem:
+    if processes == "auto":
+        return
+    num_gpus = gpus_of(recipe.settings.device)
+    if problem := too_many(processes, num_gpus=num_gpus, num_sampling=num_sampling(recipe)):
         yield Finding(level="fatal", code="machine.processes", message=problem, where="placement.processes")
 
 
 def placement_lines(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> Iterator[str]:
     """Who computes what, where several processes do; `facts` by stage."""
-    num_gpus, asked = gpus_of(recipe.settings.device), recipe.settings.placement.processes
-    processes = max(num_gpus or 1, 1) if asked == "auto" else asked
+    num_gpus, processes = gpus_of(recipe.settings.device), recipe.settings.placement.processes
+    if processes == "auto":
+        processes = num_processes(recipe.settings.placement, num_gpus=num_gpus, num_sampling=num_sampling(recipe))
     if processes == 1:
         return
     devices = f"cuda:0 to cuda:{processes - 1}" if num_gpus else "the CPU"
@@ -73,6 +83,8 @@ def placement_lines(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> Iterator
         line = f"{name}: {rows:,} rows a step, {share}"
         if name in facts:
             line += f"; {readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)} of gradients added up"
+        if kind_of(getattr(values, "generator", None)) == "vllm":
+            line += "; vLLM is asked by process 0, for all"
         yield line
 
 

@@ -79,6 +79,36 @@ def test_answers_of_other_weights_stop_a_run_which_goes_on_before_them(
     assert max(line["policy/mismatch"] for line in lines) < 1e-5
 
 
+def test_under_a_lag_weights_that_do_not_arrive_stop_a_run_before_their_answers_are_learnt_from(
+    ppo_recipe: Recipe,
+    kedge: Kedge,
+    records: Records,
+    generator: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Old answers tell nothing of whether weights arrived: the probe does, at every handover."""
+    recipe = ppo_recipe(tmp_path, generator={**generator, "lag": 1}, iterations=4)
+    load, first = vllm.weights_of, dict[str, Any]()
+
+    def frozen(model: Any, trained: Any) -> Any:
+        return first or first.update(load(model, trained)) or {name: weight.clone() for name, weight in first.items()}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(vllm, "weights_of", frozen)
+        assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 1
+    assert "the same text scores" in "".join(capsys.readouterr())
+    stage = tmp_path / "runs/short/ppo"
+    lines = records(stage / "metrics.jsonl")
+    assert [(line["step"], line["age/mean"]) for line in lines] == [(1, 0), (2, 1)]  # both of weights that had arrived
+    assert kedge("run", recipe, "--runs", tmp_path / "runs", "--resume") == 0
+    lines = records(stage / "metrics.jsonl")
+    assert [line["age/mean"] for line in lines] == [0, 1, 0, 1]  # the batch that failed is asked for again
+    assert max(line["policy/mismatch"] for line in lines if line["age/mean"] == 0) < 1e-5
+    assert all("policy/mismatch" not in line for line in lines if line["age/mean"])
+
+
 def test_without_a_server_left_everything_is_saved_and_the_run_goes_on_later(
     ppo_recipe: Recipe,
     kedge: Kedge,
@@ -150,7 +180,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sampled": ({"loss": {"policy": {"old_logprobs": "sampled"}}}, "nobody sees whether vLLM samples"),
     "no program": ({"generator": {"python": "no/such/python", "gpus": 0}}, "there is no program 'no/such/python'"),
     "no vLLM": ({"generator": {"python": sys.executable, "gpus": 0}}, "has no vLLM"),
-    "no GPU": ({"generator": {"gpus": 99}}, "generator.gpus is 99, beside the one that learns, and torch finds"),
+    "no GPU": ({"generator": {"gpus": 99}}, "generator.gpus is 99, beside 1 that learn, and torch finds"),
 }
 
 

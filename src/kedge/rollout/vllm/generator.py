@@ -8,6 +8,7 @@ Shape letters: B rows, T token positions.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from kedge.core.errors import ConfigError, GeneratorError
 from kedge.core.protocols import Generator
@@ -30,7 +30,7 @@ from kedge.rollout.vllm.engines import Engines, GivenServer, Server
 from kedge.rollout.vllm.http import MODEL, Answer
 from kedge.rollout.vllm.processes import first_process
 from kedge.rollout.vllm.server import ServerSpec, StartedServer
-from kedge.rollout.vllm.settings import VllmSettings, logprobs_mode
+from kedge.rollout.vllm.settings import VllmSettings, logprobs_mode, too_few_gpus
 from kedge.rollout.vllm.weights import probe_tokens, remove_weights, score, weights_of, write_weights
 
 T = TypeVar("T")
@@ -42,8 +42,14 @@ class Queue:
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
         self.version = 0
+        self._handovers = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kedge-vllm")
         self._failure: Exception | None = None
+
+    def next_name(self, version: int) -> str:
+        """A name for the next weights. A rollback leads to a version again whose files may wait in the queue still."""
+        self._handovers += 1
+        return f"{version}-{self._handovers}"
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         return self._thread.submit(self._serve, call)
@@ -67,7 +73,7 @@ class VllmGenerator:
     def __init__(self, queue: Queue, parts: GeneratorParts, sampling: SamplingSettings, *, max_mismatch: float) -> None:
         self._queue, self._parts, self._sampling = queue, parts, sampling
         self._probe = probe_tokens(parts.probe, len(heads.lm_head(parts.model)))
-        self._sent: list[Path] = []
+        self._sent: Path | None = None
         self.max_mismatch = max_mismatch
         """Nats a token above which the weights did not arrive."""
 
@@ -80,7 +86,7 @@ class VllmGenerator:
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Hand over the weights as they are now; batches that are submitted from here on are sampled with them."""
-        folder = self._parts.folder / "vllm" / "weights" / str(version)
+        folder = self._parts.folder / "vllm" / "weights" / self._queue.next_name(version)
         write_weights(folder, weights_of(self._parts.model, weights))
         scores = score(self._parts.model, self._probe)
         self._queue.submit(lambda: self._load(folder, version, scores))
@@ -96,10 +102,9 @@ class VllmGenerator:
     def _load(self, folder: Path, version: int, scores: Sequence[float]) -> None:
         self._queue.engines.load_weights(folder, version, probe=self._probe, scores=scores)
         self._queue.version = version
-        for older in self._sent:  # a server that dies gets the last ones
-            if older != folder:
-                remove_weights(older)
-        self._sent = [folder]
+        if self._sent is not None:  # until here: a server that dies gets the last ones
+            remove_weights(self._sent)
+        self._sent = folder
 
     def _rollouts(self, prompts: Prompts, bodies: Sequence[Mapping[str, Any]]) -> Rollouts:
         answers = self._queue.engines.ask(bodies)
@@ -168,12 +173,23 @@ def make(settings: VllmSettings, parts: GeneratorParts) -> Generator:
     world = parts.world
     if world is None or world.size == 1:
         return open_vllm(settings, parts)
-    return first_process(world, lambda: open_vllm(settings, parts), settings.mismatch)
+    own_host = socket.gethostname()
+    num_here = world.gather(own_host).count(own_host)
+    return first_process(
+        world,
+        lambda: open_vllm(settings, parts, num_processes=num_here),
+        device=parts.model.device,
+        max_mismatch=settings.mismatch,
+    )
 
 
-def open_vllm(settings: VllmSettings, parts: GeneratorParts) -> VllmGenerator:
+def open_vllm(settings: VllmSettings, parts: GeneratorParts, *, num_processes: int = 1) -> VllmGenerator:
+    """`num_processes` of this machine learn, each on a GPU of its own where the policy is on one."""
     report = _silent if parts.report is None else parts.report
-    servers = _started(settings, parts, report) if settings.python else [GivenServer(url) for url in settings.servers]
+    if settings.python:
+        servers = _started(settings, parts, report, num_learning=num_processes)
+    else:
+        servers = [GivenServer(url) for url in settings.servers]
     queue = Queue(Engines(servers, settings, report))
     return VllmGenerator(queue, parts, parts.sampling, max_mismatch=settings.mismatch)
 
@@ -182,9 +198,9 @@ def _silent(level: Any, code: str, message: str, **evidence: Any) -> None:
     del level, code, message, evidence
 
 
-def _started(settings: VllmSettings, parts: GeneratorParts, report: Report) -> list[Server]:
+def _started(settings: VllmSettings, parts: GeneratorParts, report: Report, *, num_learning: int) -> Sequence[Server]:
     """All of them at once: a start takes a minute."""
-    devices = _devices(settings, parts.model)
+    devices = devices_of(settings, num_learning if parts.model.device.type == "cuda" else 0)
     logs = [parts.folder / "vllm" / f"server-{number}.log" for number in range(len(devices))]
     report("info", "vllm.start", f"starting {len(devices)} vLLM server(s); their logs are in {logs[0].parent}")
     servers: list[Server] = []
@@ -217,19 +233,13 @@ def _spec(settings: VllmSettings, parts: GeneratorParts, log: Path, devices: Seq
     )
 
 
-def _devices(settings: VllmSettings, model: PreTrainedModel) -> list[tuple[str, ...]]:
-    """The GPUs of each server, by their names in CUDA_VISIBLE_DEVICES: the last ones that the trainer can see."""
+def devices_of(settings: VllmSettings, num_learning: int) -> list[tuple[str, ...]]:
+    """The GPUs of each server, by their names in CUDA_VISIBLE_DEVICES: the last ones that this process can see."""
     if not settings.gpus:
         return [()]
-    count = torch.cuda.device_count()
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if os.environ.get("CUDA_VISIBLE_DEVICES") else []
-    names = names or [str(number) for number in range(count)]
-    own = names[len(names) - settings.gpus :]
-    learning = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if model.device.type == "cuda" else 0
-    if settings.gpus + learning > len(names):
-        raise ConfigError(
-            f"generator.gpus is {settings.gpus}, beside {learning} that learn, and torch finds {count}; set gpus: 0 "
-            "for vLLM on the CPU, or sample with generator: local"
-        )
-    size = settings.tensor_parallel
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    if problem := too_few_gpus(settings, len(names), num_learning=num_learning):
+        raise ConfigError(problem)
+    own, size = names[len(names) - settings.gpus :], settings.tensor_parallel
     return [tuple(own[at : at + size]) for at in range(0, len(own), size)]

@@ -23,7 +23,8 @@ _LOOK_S: Final = 0.2
 _LAST_LINES: Final = 15
 _OURS: Final = (
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK",
-    "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+    "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID", "KEDGE_LAUNCHED",
 )  # fmt: skip
 """What the environment says of Kedge's own interpreter and processes, and must not of the server's."""
 

@@ -151,15 +151,25 @@ def _check_machine(settings: VllmSettings) -> Iterator[Finding]:
         return
     import torch
 
-    found = torch.cuda.device_count()
-    if found <= settings.gpus:
+    if problem := too_few_gpus(settings, torch.cuda.device_count(), num_learning=1):
         yield Finding(
             level="fatal",
             code="vllm.gpus",
-            message=f"generator.gpus is {settings.gpus}, beside the one that learns, and torch finds {found} here",
+            message=problem,
             where="generator.gpus",
             fix="set gpus: 0 for vLLM on the CPU, give it servers, or sample with generator: local",
         )
+
+
+def too_few_gpus(settings: VllmSettings, num_gpus: int, *, num_learning: int) -> str | None:
+    """Why the servers do not fit on a machine with so many GPUs, of which some learn; None where they do.
+
+    >>> too_few_gpus(VllmSettings(python="python", gpus=2), 8, num_learning=7)
+    'generator.gpus is 2, beside 7 that learn, and torch finds 8'
+    """
+    if settings.gpus + num_learning <= num_gpus:
+        return None
+    return f"generator.gpus is {settings.gpus}, beside {num_learning} that learn, and torch finds {num_gpus}"
 
 
 def _check_python(python: str) -> Iterator[Finding]:
