@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,30 @@ def test_without_a_server_left_everything_is_saved_and_the_run_goes_on_later(
 def without_mismatch(line: dict[str, Any]) -> dict[str, Any]:
     """Which rows are computed together changes the last bits of log-probs that servers note."""
     return {name: value for name, value in line.items() if name != "policy/mismatch"}
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_that_loses_its_server_gives_the_numbers_of_one(
+    ppo_recipe: Recipe, records: Records, tmp_path: Path
+) -> None:
+    lines: list[list[dict[str, Any]]] = []
+    for processes, dies_at in ((1, 0), (2, 6)):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        python = str(interpreter(folder, dies_at=dies_at))
+        generator = {"kind": "vllm", "python": python, "gpus": 0, "mismatch": 1e-4, "lag": 1}
+        recipe = ppo_recipe(folder, generator=generator, iterations=3)
+        placement = ["--set", f"placement.processes={processes}"]
+        command = [sys.executable, "-m", "kedge.cli", "run", str(recipe), "--no-check", "--runs", "runs", *placement]
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        codes = [event["code"] for event in records(folder / "runs/short/ppo/events.jsonl")]
+        assert codes.count("vllm.restarted") == (processes == 2)
+        lines.append(records(folder / "runs/short/ppo/metrics.jsonl"))
+    one, two = lines
+    assert [line["age/mean"] for line in two] == [0, 1, 1]
+    for name in ("reward/mean", "length/mean", "kl/mean", "policy/approx_kl", "value/loss"):
+        assert [line[name] for line in two] == pytest.approx([line[name] for line in one], abs=1e-5), name
 
 
 def test_greedy_answers_of_a_baseline_come_from_the_same_server(
