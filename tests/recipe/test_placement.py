@@ -60,6 +60,9 @@ def test_processes_are_counted_by_the_machine() -> None:
         num_processes(PlacementSettings(processes=9), num_gpus=8)
     with pytest.raises(ConfigError, match="at most 64"):
         num_processes(PlacementSettings(processes=65), num_gpus=None)
+    assert num_processes(PlacementSettings(processes=6), num_gpus=8, num_sampling=2) == 6
+    with pytest.raises(ConfigError, match="finds 8 here, of which vLLM has 2; use at most 6"):
+        num_processes(PlacementSettings(processes=7), num_gpus=8, num_sampling=2)
 
 
 def test_check_prints_the_layout_and_refuses_what_the_machine_lacks(
@@ -73,3 +76,17 @@ def test_check_prints_the_layout_and_refuses_what_the_machine_lacks(
     monkeypatch.setattr(check_machine, "gpus_of", lambda _: 1)
     (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=2"]))
     assert finding.message.startswith("2 processes need a GPU each, and torch finds 1 here")
+
+
+def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = "{kind: vllm, python: python, gpus: 2}"
+    reward = "{kind: function, path: 'rules.py:plain'}"
+    ppo = f"  ppo: {{kind: ppo, reward: {reward}, prompts: prompts.jsonl, batch: 24, generator: {generator}}}\n"
+    file.write_text(RECIPE + SFT + ppo)
+    monkeypatch.setattr(check_machine, "gpus_of", lambda _: 8)
+    (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=7"]))
+    assert "torch finds 8 here, of which vLLM has 2; use at most 6" in finding.message
+    lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}))
+    assert lines[0] == "6 processes on cuda:0 to cuda:5, each with all weights"
+    assert lines[-1].startswith("ppo: 6 rows a step")
+    assert lines[-1].endswith("vLLM is asked by process 0, for all")

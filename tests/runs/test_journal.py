@@ -8,6 +8,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,16 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: P
     with pytest.raises(RunError, match=r"Cannot write a record to .*samples\.jsonl"):
         journal.append(record)
     assert not journal.path.exists()
+
+
+def test_threads_that_write_at_once_leave_lines_and_hashes_in_one_order(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+
+    def write(thread: int) -> None:
+        for number in range(100):
+            journal.append({"thread": thread, "number": number})
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    assert journal.alteration() is None
+    assert len(journal.read().records) == journal.num_lines() == 400

@@ -17,6 +17,7 @@ from kedge.commands.check_machine import (
     device_findings,
     disk_bytes,
     disk_findings,
+    generator_findings,
     placement_findings,
     placement_lines,
     role_lines,
@@ -225,6 +226,8 @@ def _check_stage(
     if model.facts:
         lines.extend(role_lines(settings, model.facts, reward_members=_reward_members(recipe, links)))
     findings = list(stage.check(settings))
+    if model.facts:
+        findings.extend(generator_findings(settings, model.facts))
     use = stage.prompts(settings)
     window = stage.window(settings)
     limit = model.facts.window if model.facts else None

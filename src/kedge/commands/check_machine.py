@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding
+from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
-from kedge.recipe.placement import too_many
+from kedge.recipe.placement import num_processes, too_many
 from kedge.runs.checkpoints import CheckpointSettings
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _WEIGHT_BYTES, _ADAM_BYTES = 4, 8
 """A learning weight is kept in float32, with two moments of Adam."""
+_VLLM_CPU_HEAD = 32
+"""The narrowest attention head that vLLM computes on a CPU."""
 _ADAPTED_MATRICES = 7
 """Of a transformer block: queries, keys, values, output, and three of the feed-forward part."""
 
@@ -45,18 +48,28 @@ def gpus_of(device: str) -> int | None:
     return torch.cuda.device_count() if torch.cuda.is_available() else None
 
 
+def num_sampling(recipe: Recipe) -> int:
+    """The most GPUs that a stage gives to servers of vLLM: they do not learn."""
+    generators: list[Any] = [getattr(settings, "generator", None) for settings in recipe.stages.values()]
+    started = [generator for generator in generators if kind_of(generator) == "vllm" and generator.python]
+    return max((generator.gpus for generator in started), default=0)
+
+
 def placement_findings(recipe: Recipe) -> Iterator[Finding]:
     """A fatal finding where the recipe asks for more processes than this machine can run."""
     processes = recipe.settings.placement.processes
-    problem = None if processes == "auto" else too_many(processes, num_gpus=gpus_of(recipe.settings.device))
-    if problem:
+    if processes == "auto":
+        return
+    num_gpus = gpus_of(recipe.settings.device)
+    if problem := too_many(processes, num_gpus=num_gpus, num_sampling=num_sampling(recipe)):
         yield Finding(level="fatal", code="machine.processes", message=problem, where="placement.processes")
 
 
 def placement_lines(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> Iterator[str]:
     """Who computes what, where several processes do; `facts` by stage."""
-    num_gpus, asked = gpus_of(recipe.settings.device), recipe.settings.placement.processes
-    processes = max(num_gpus or 1, 1) if asked == "auto" else asked
+    num_gpus, processes = gpus_of(recipe.settings.device), recipe.settings.placement.processes
+    if processes == "auto":
+        processes = num_processes(recipe.settings.placement, num_gpus=num_gpus, num_sampling=num_sampling(recipe))
     if processes == 1:
         return
     devices = f"cuda:0 to cuda:{processes - 1}" if num_gpus else "the CPU"
@@ -70,6 +83,8 @@ def placement_lines(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> Iterator
         line = f"{name}: {rows:,} rows a step, {share}"
         if name in facts:
             line += f"; {readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)} of gradients added up"
+        if kind_of(getattr(values, "generator", None)) == "vllm":
+            line += "; vLLM is asked by process 0, for all"
         yield line
 
 
@@ -94,6 +109,29 @@ def disk_findings(needed: int, runs: Path) -> Iterator[Finding]:
             where="checkpoints",
             fix="free some space, choose another place (kedge run --runs), or keep fewer checkpoints "
             "(checkpoints.keep); kedge run --no-check starts all the same",
+        )
+
+
+def generator_findings(settings: Section, facts: ModelFacts) -> Iterator[Finding]:
+    """Fatal findings where vLLM is to sample from a model that it or the trainer cannot compute."""
+    generator: Any = getattr(settings, "generator", None)
+    if kind_of(generator) != "vllm":
+        return
+    if facts.head_problem:
+        yield Finding(
+            level="fatal",
+            code="vllm.head",
+            message=f"vLLM's log-probs could not be compared with the trainer's: {facts.head_problem}",
+            where="generator",
+            fix="use a model with a plain output head",
+        )
+    if generator.python and not generator.gpus and facts.head_dim < _VLLM_CPU_HEAD:
+        yield Finding(
+            level="fatal",
+            code="vllm.head_dim",
+            message=f"{facts.source} has attention heads of {facts.head_dim}, and vLLM on a CPU needs {_VLLM_CPU_HEAD}",
+            where="generator",
+            fix="sample with generator: local, or with vLLM on a GPU",
         )
 
 

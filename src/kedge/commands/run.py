@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from kedge.commands.check_machine import gpus_of
+from kedge.commands.check_machine import gpus_of, num_sampling
 from kedge.core.errors import ConfigError, KedgeError, ProcessLost, RunError
 from kedge.core.world import ALONE, World, once
 from kedge.recipe.placement import num_processes
@@ -66,7 +66,10 @@ def refuse_launch_from_script(recipe: Recipe) -> None:
 
 def _count(recipe: Recipe) -> int:
     placement = recipe.settings.placement
-    return 1 if placement.processes == 1 else num_processes(placement, num_gpus=gpus_of(recipe.settings.device))
+    if placement.processes == 1:
+        return 1
+    num_gpus = gpus_of(recipe.settings.device)
+    return num_processes(placement, num_gpus=num_gpus, num_sampling=num_sampling(recipe))
 
 
 def _run_joined(

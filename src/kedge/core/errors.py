@@ -65,6 +65,18 @@ class RewardError(KedgeError, RuntimeError):
     """A reward source is broken, or fails too often to learn from."""
 
 
+class GeneratorError(KedgeError, RuntimeError):
+    """Who samples the answers is gone, refuses, or answers what cannot be used."""
+
+
+class SyncError(GeneratorError):
+    """The weights that sample are not those that learn."""
+
+
+class MisledError(SyncError):
+    """The policy has learnt from answers of other weights than its own: it must not be saved."""
+
+
 class ContractStop(KedgeError, RuntimeError):
     """A contract of the recipe (a KL limit, a gate) stopped the run; everything is saved."""
 

@@ -49,30 +49,35 @@ class PlacementSettings(Section):
         return given
 
 
-def num_processes(placement: PlacementSettings, *, num_gpus: int | None) -> int:
-    """How many processes this machine starts; `num_gpus` is None where the run computes on the CPU.
+def num_processes(placement: PlacementSettings, *, num_gpus: int | None, num_sampling: int = 0) -> int:
+    """How many processes this machine starts; `num_gpus` is None where the run computes on the CPU, and `num_sampling`
+    of the GPUs sample and do not learn.
 
     >>> num_processes(PlacementSettings(processes="auto"), num_gpus=8)
     8
+    >>> num_processes(PlacementSettings(processes="auto"), num_gpus=8, num_sampling=2)
+    6
     >>> num_processes(PlacementSettings(processes="auto"), num_gpus=None)
     1
     """
     if placement.processes == "auto":
-        return max(num_gpus or 1, 1)
-    if problem := too_many(placement.processes, num_gpus=num_gpus):
+        return max((num_gpus or 1) - num_sampling, 1)
+    if problem := too_many(placement.processes, num_gpus=num_gpus, num_sampling=num_sampling):
         raise ConfigError(f"placement.processes: {problem}")
     return placement.processes
 
 
-def too_many(processes: int, *, num_gpus: int | None) -> str | None:
+def too_many(processes: int, *, num_gpus: int | None, num_sampling: int = 0) -> str | None:
     """Why this machine cannot run so many processes; None where it can."""
     if num_gpus is None:
         if processes <= MOST_ON_CPU:
             return None
         return f"{processes:,} processes on the CPU of one machine are too many; at most {MOST_ON_CPU}"
-    if processes <= num_gpus:
+    num_learning = max(num_gpus - num_sampling, 1)
+    if processes <= num_learning:
         return None
+    samplers = f", of which vLLM has {num_sampling}" if num_sampling else ""
     return (
-        f"{processes:,} processes need a GPU each, and torch finds {num_gpus} here; use at most {num_gpus}, `auto`, "
-        "or device: cpu"
+        f"{processes:,} processes need a GPU each, and torch finds {num_gpus} here{samplers}; use at most "
+        f"{num_learning}, `auto`, or device: cpu"
     )

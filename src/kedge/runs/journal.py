@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,10 +51,12 @@ class Journal:
         self._chain = Chain(path)
         self._handle: int | None = None
         self._num_lines = 0
+        self._writing = threading.RLock()
+        """A line and its hash are written together, also where a thread reports of what it does."""
 
     def append(self, record: Mapping[str, Any]) -> None:
         line = self._encode(record)
-        with run_errors("append to", self.path):
+        with self._writing, run_errors("append to", self.path):
             handle = self._opened()
             end = os.fstat(handle).st_size
             try:
@@ -65,7 +68,7 @@ class Journal:
                 with suppress(OSError):  # if even this fails, the next writer removes the half line
                     os.ftruncate(handle, end)
                 raise
-        self._num_lines += 1
+            self._num_lines += 1
 
     def read(self) -> JournalContents:
         _, records, is_cut_off = self._scan()
@@ -89,16 +92,17 @@ class Journal:
 
         The file is replaced as a whole: a kill leaves the old one or the new one.
         """
-        lines, records, is_cut_off = self._scan()
-        is_kept_at = [is_kept(place, record) for place, record in enumerate(records)]
-        if all(is_kept_at) and not is_cut_off:
-            return 0
-        self.close()
-        with run_errors("rewind", self.path):
-            self._chain.cut(is_kept_at.index(False) if False in is_kept_at else len(lines))
-            with atomic_open(self.path) as file:
-                file.writelines(line + b"\n" for line, keeps in zip(lines, is_kept_at, strict=True) if keeps)
-        return is_kept_at.count(False)
+        with self._writing:
+            lines, records, is_cut_off = self._scan()
+            is_kept_at = [is_kept(place, record) for place, record in enumerate(records)]
+            if all(is_kept_at) and not is_cut_off:
+                return 0
+            self.close()
+            with run_errors("rewind", self.path):
+                self._chain.cut(is_kept_at.index(False) if False in is_kept_at else len(lines))
+                with atomic_open(self.path) as file:
+                    file.writelines(line + b"\n" for line, keeps in zip(lines, is_kept_at, strict=True) if keeps)
+            return is_kept_at.count(False)
 
     def repair(self) -> int:
         """Remove a cut-off last line; returns its length in bytes."""

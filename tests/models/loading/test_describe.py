@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,16 @@ def test_facts_come_from_the_config_alone(tmp_path: Path) -> None:
         hidden_size=64,
         layers=3,
         tied_embeddings=True,
+        head_dim=16,
     )
     assert describe(folder, dtype="float32").weights_bytes == 4 * parameters
+
+
+def test_a_head_that_log_probs_cannot_be_computed_from_is_told(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "m", hidden=32, layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
+    assert "final_logit_softcapping = 30.0" in describe(folder).head_problem
 
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:

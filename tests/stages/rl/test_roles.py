@@ -22,7 +22,7 @@ from kedge.recipe.schema import load_recipe
 from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.stages.group import train as group_train
 from kedge.stages.ppo import train as ppo_train
-from kedge.stages.rl import run as rl_run
+from kedge.stages.rl import generator as rl_generator
 from kedge.stages.rl.judge import load_judge
 
 RunPPO = Callable[..., Path]
@@ -118,7 +118,7 @@ def test_the_generator_is_made_from_what_the_recipe_says(
         opened.append((settings, parts))
         raise Seen
 
-    monkeypatch.setattr(rl_run, "open_generator", open_generator)
+    monkeypatch.setattr(rl_generator, "open_generator", open_generator)
     for name, memory, rows in (("all", {}, 12), ("few", {"generate_rows": 3}, 3)):
         with pytest.raises(Seen):
             run_ppo(tmp_path / name, batch=4, answers=3, memory=memory, sampling={"top_k": 5, "max_new_tokens": 6})
@@ -134,13 +134,13 @@ def test_a_method_with_a_greedy_baseline_has_a_second_generator_that_takes_the_l
     method: str, top_k: list[int], ppo_recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     opened: list[int | None] = []
-    open_generator = rl_run.open_generator
+    open_generator = rl_generator.open_generator
 
     def noted(settings: Any, parts: GeneratorParts) -> Any:
         opened.append(parts.sampling.top_k)
         return open_generator(settings, parts)
 
-    monkeypatch.setattr(rl_run, "open_generator", noted)
+    monkeypatch.setattr(rl_generator, "open_generator", noted)
     recipe = json.loads(ppo_recipe(tmp_path, iterations=1, sampling={"top_k": 7}).read_text())
     settings = recipe["stages"].pop("ppo") | {"kind": "group", "method": method, "answers": 2}
     del settings["critic"]

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from kedge.core.errors import ModelError
+from kedge.models.forward.heads import lm_head
 from kedge.models.loading.load import DTypeName, dtype_for, explain
 from kedge.models.loading.resolve import resolve
 
@@ -29,6 +30,10 @@ class ModelFacts:
     hidden_size: int
     layers: int
     tied_embeddings: bool
+    head_dim: int
+    """Width of one attention head."""
+    head_problem: str = ""
+    """Why log-probs cannot be computed from its output head, if so."""
 
 
 def window_of(config: Any) -> int | None:
@@ -88,4 +93,14 @@ def describe(
         hidden_size=text.hidden_size,
         layers=text.num_hidden_layers,
         tied_embeddings=bool(text.tie_word_embeddings),
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        head_problem=_head_problem(empty),
     )
+
+
+def _head_problem(model: PreTrainedModel) -> str:
+    try:
+        lm_head(model)
+    except ModelError as error:
+        return str(error)
+    return ""

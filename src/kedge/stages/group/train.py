@@ -28,7 +28,7 @@ def train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
             run.prompts,
             run.generator,
             run.reward,
-            greedy=run.make_generator(greedy) if cfg.method.traits.needs_greedy else None,
+            greedy=run.sibling_generator(greedy) if cfg.method.traits.needs_greedy else None,
             max_rounds=settings.max_rounds,
             seed=context.seed,
             clock=run.clock,

@@ -156,7 +156,7 @@ def explain(settings: PPOSettings) -> list[str]:
 
 
 def check(settings: PPOSettings) -> Iterator[Finding]:
-    yield from check_rl(settings)
+    yield from check_rl(settings, is_mismatch_measured=settings.loss.policy.old_logprobs == "recomputed")
     if settings.loss.policy.old_logprobs == "sampled":
         yield Finding(
             level="warning",

@@ -15,22 +15,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from kedge.core.errors import ContractStop, NumericsError, RewardError
+from kedge.core.errors import ContractStop, GeneratorError, MisledError, NumericsError, RewardError
 from kedge.core.loss import masked
 from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
-from kedge.data.template import stop_ids
-from kedge.data.tokenizer import padding_id
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
-from kedge.rollout.generators import GeneratorParts, open_generator
-from kedge.rollout.rows import rows_at_once
+from kedge.rollout.generators import close_generator, max_mismatch, with_sampling
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
+from kedge.stages.rl.generator import make_generator, refuse_other_weights
 from kedge.stages.rl.journal import IterationJournal
 from kedge.stages.rl.prompts import (
     PromptDataset,
@@ -42,7 +40,6 @@ from kedge.stages.rl.prompts import (
     report_long_prompts,
     state_of,
 )
-from kedge.stages.rl.reward import decoded
 from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
 from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
@@ -103,9 +100,12 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         )
         try:
             yield run
-        except RewardError:
-            run.save()  # a source that fails too often may be mended, and nothing need be done twice
+        except (RewardError, GeneratorError) as error:
+            if not isinstance(error, MisledError):
+                run.save()  # what fails may be mended, and nothing need be done twice
             raise
+        finally:
+            close_generator(run.generator)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,6 +123,8 @@ class RLRun:
     tokenizer: PreTrainedTokenizerBase
     clock: Clock
     generator: AnswerGenerator = field(init=False)
+    max_mismatch: float | None = field(init=False)
+    """`policy/mismatch` above which the generator has other weights than the policy."""
     stream: RolloutStream = field(init=False)
     """Rollouts of the iterations by their numbers, sampled ahead where the generator has a lag."""
     journal: IterationJournal = field(init=False)
@@ -137,6 +139,8 @@ class RLRun:
     rollbacks: int = field(default=0, init=False)
     num_bad: int = field(default=0, init=False)
     """Iterations in a row that were dropped."""
+    published: int | None = field(default=None, init=False)
+    """The step whose weights the generator has."""
     state_at_step: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     """Failure counts, random state, journal and `stateful` as they were at `step`: sampling the next batch changes
     them, and a checkpoint must not hold half of an iteration."""
@@ -145,14 +149,6 @@ class RLRun:
 
     def __post_init__(self) -> None:
         self.iterations, self.is_always_new = num_iterations(self.settings), is_always_new(self.settings)
-        self.generator = self.make_generator(self.settings.sampling)
-        self.stream = RolloutStream(
-            self.generator,
-            self.prompts.prompts_in,
-            lag=lag_of(self.settings.generator),
-            seed=self.context.seed,
-            end=self.iterations,
-        )
         self.journal = IterationJournal(
             context=self.context,
             settings=self.settings,
@@ -163,24 +159,29 @@ class RLRun:
             clock=self.clock,
             precision=str(self.roles.model.dtype).removeprefix("torch."),
         )
-
-    def make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
-        """The generator that the recipe names, sampling from this run's policy."""
-        parts = GeneratorParts(
-            model=self.roles.model,
-            sampling=sampling,
-            stop_ids=stop_ids(self.tokenizer),
-            pad=padding_id(self.tokenizer),
-            max_rows=rows_at_once(
-                self.roles.model,
-                self.settings.memory.generate_rows,
-                longest=max(map(len, self.prompts.tokens)) + sampling.max_new_tokens,
-                total=-(-self.settings.batch * self.settings.answers // self.context.world.size),
-            ),
-            decode=partial(decoded, self.tokenizer),
-            world=self.context.world,
+        self.generator = self._make_generator(self.settings.sampling)  # last: it may start what has to be ended
+        self.max_mismatch = max_mismatch(self.generator)
+        self.stream = RolloutStream(
+            self.generator,
+            self.prompts.prompts_in,
+            lag=lag_of(self.settings.generator),
+            seed=self.context.seed,
+            end=self.iterations,
         )
-        return open_generator(self.settings.generator, parts)
+
+    def _make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
+        return make_generator(
+            self.context,
+            self.settings,
+            sampling,
+            policy=self.roles.model,
+            prompts=self.prompts,
+            tokenizer=self.tokenizer,
+        )
+
+    def sibling_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
+        """A generator with the weights of the run's own that samples in another way."""
+        return with_sampling(self.generator, sampling) or self._make_generator(sampling)
 
     # The iterations
 
@@ -208,6 +209,8 @@ class RLRun:
         step, run = number + 1, self.context.run
         self.num_bad = 0
         has_gold, gold_error = self.journal.write(number, evaluated, metrics)
+        if self.max_mismatch is not None:
+            refuse_other_weights(metrics, self.max_mismatch)
         if number in run.checkpoints.steps():
             run.checkpoints.pin(number, _GOOD)
         self._end_step(step)
@@ -309,6 +312,7 @@ class RLRun:
 
     def _load(self, folder: Path) -> None:
         state = load_state(folder)
+        self.published = None
         self.roles.load(state["roles"])
         self.kl.load(state["kl"])
         self.shaper.load(state["shaper"])
@@ -345,7 +349,9 @@ class RLRun:
 
     def _publish_weights(self) -> None:
         """The generator samples with the weights as they are now; rollouts carry their version."""
-        self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+        if self.published != self.step:
+            self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+            self.published = self.step
 
     # Ends
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field
@@ -15,6 +15,7 @@ from kedge.core.stage import Input, MayChange, PartName, PromptUse, TooLong
 from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
 from kedge.monitor.detectors.settings import DetectorSettings
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
+from kedge.rollout.generators import GeneratorUse, check_generator
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared.batch_arithmetic import count
@@ -176,8 +177,10 @@ def prompt_use(settings: RLSettings) -> PromptUse:
     )
 
 
-def check_rl(settings: RLSettings) -> Iterator[Finding]:
-    """What is wrong with the settings that all RL stages have."""
+def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iterator[Finding]:
+    """What is wrong with the settings that all RL stages have. `is_mismatch_measured`: whether the trainer computes the
+    log-probs of the answers itself too."""
+    yield from _check_generator(settings, is_mismatch_measured=is_mismatch_measured)
     responses = settings.batch * settings.answers
     if settings.minibatches > responses:
         yield Finding(
@@ -230,6 +233,16 @@ def check_rl(settings: RLSettings) -> Iterator[Finding]:
             where="kl.start",
             fix="set kl.start to a small number (0.05)",
         )
+
+
+def _check_generator(settings: RLSettings, *, is_mismatch_measured: bool) -> Iterable[Finding]:
+    """What the generator cannot do of what the stage asks."""
+    use = GeneratorUse(
+        sampling=settings.sampling,
+        base_bits=settings.memory.lora.base_bits if settings.roles == "lora" else 16,
+        is_mismatch_measured=is_mismatch_measured,
+    )
+    return check_generator(settings.generator, use)
 
 
 def _check_lag(settings: RLSettings) -> Iterator[Finding]:
