@@ -55,6 +55,28 @@ def test_two_under_srun_leave_what_one_leaves(tmp_path: Path) -> None:
     events = [json.loads(line)["message"] for line in (two / "ppo/events.jsonl").read_text().splitlines()]
     assert len(events) == len(set(events))
     assert failures.difference(failures.metrics(failures.alone()), failures.metrics(tmp_path)) is None
+    assert_timed_by_process(one, two)
+
+
+def assert_timed_by_process(one: Path, two: Path) -> None:
+    """From the second step on the seconds of both processes are written, and those of one process alone never."""
+    first, *others = [json.loads(line) for line in (two / "ppo/metrics.jsonl").read_text().splitlines()]
+    by_rank = {f"time/{what}/{rank}" for what in ("busy", "communicate", "wait") for rank in (0, 1)}
+    assert not by_rank & {*first}, "before the first step models and data were read"
+    for line in others:
+        assert by_rank | {"time/communicate", "time/wait"} <= {*line}
+        for rank in (0, 1):
+            whole = sum(line[f"time/{what}/{rank}"] for what in ("busy", "communicate", "wait"))
+            assert abs(whole - line["time/step"]) < 0.2 * line["time/step"] + 0.05
+            assert line[f"time/communicate/{rank}"] > 0
+    alone = [json.loads(line) for line in (one / "ppo/metrics.jsonl").read_text().splitlines()]
+    phases = {"step", "generate", "judge", "update", "save", "sync"}
+    calls = {"reward_score", "policy_logprobs", "policy_update", "reference_logprobs", "critic_values", "critic_update"}
+    assert {name for name in alone[1] if name.startswith("time/")} == {f"time/{name}" for name in phases | calls}
+    for line in alone:
+        parts = sum(line.get(f"time/{name}", 0.0) for name in phases - {"step"})
+        assert abs(parts - line["time/step"]) < 1e-6
+        assert sum(line[f"time/{name}"] for name in calls) <= line["time/judge"] + line["time/update"]
 
 
 _KILLED_IN_SAVE = """

@@ -11,6 +11,7 @@ from kedge.runtime.local import LocalRuntime
 from kedge.stages.ppo.settings import PPOSettings
 from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.run import open_rl_run
+from kedge.stages.rl.timing import TimedCritic, TimedPolicy, TimedReference, TimedReward
 from kedge.stages.shared.context import Context
 from kedge.trainers.correction import AllDropped
 from kedge.trainers.ppo import PPORoles, iteration
@@ -24,7 +25,10 @@ def train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
     )
     with open_rl_run(context, settings, critic=critic) as run:
         roles = PPORoles(
-            policy=run.roles.policy, critic=run.roles.critic, reference=run.roles.reference, reward=run.reward
+            policy=TimedPolicy(run.roles.policy, run.clock),
+            critic=TimedCritic(run.roles.critic, run.clock),
+            reference=TimedReference(run.roles.reference, run.clock),
+            reward=TimedReward(run.reward, run.clock),
         )
         cfg, runtime, seed = settings.config(), LocalRuntime(run.clock), seed_for(context.seed, "minibatches")
         for number, rollouts in run.rollouts():  # a broken KL budget may lead back to an earlier number
