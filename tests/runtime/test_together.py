@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import crew
 import every_stage
 import failures
+import kills
 import pytest
 from crew import Member
 
@@ -208,20 +206,9 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("number", range(20))
-def test_killed_at_random_a_run_is_resumed_on_any_number_of_processes(tmp_path: Path, number: int) -> None:
-    draw = random.Random(number)
-    size, resumed_size = draw.choice((2, 3)), (1, 2, 3)[number % 3]
-    failures.write_recipe(tmp_path)
-    processes = crew.start(failures.members(tmp_path, size), tmp_path)
-    time.sleep(draw.uniform(0.2, 8))
-    with suppress(ProcessLookupError):
-        os.kill(draw.choice(processes), signal.SIGKILL)
-    crew.wait(size, tmp_path)
-    if not (tmp_path / "runs/pair/run.json").exists():
-        assert crew.run(failures.members(tmp_path, resumed_size), tmp_path).codes == [0] * resumed_size
-    assert failures.resumed_equals(tmp_path, resumed_size) is None
+@pytest.mark.parametrize("case", kills.CASES, ids=str)
+def test_killed_at_random_a_run_is_resumed_on_any_number_of_processes(case: kills.Case) -> None:
+    assert kills.attempt(case) is None
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ def process_plot(metrics: Sequence[Record]) -> Plot | None:
         return None
     return Plot(
         title="What each process did",
-        note="Shares of the time between the steps, in %. Processes that wait have too little to do, or another one has "
-        "too much: process 0 also writes the run folder. The seconds show under the pointer.",
+        note="Shares of the time between the steps, in %. Processes that wait have too little to do, or another one "
+        "has too much: process 0 also writes the run folder. The seconds show under the pointer.",
         x_name="process",
         bars=tuple(
             Bars(name=kind, colour=colour, bars=tuple(_bar(rank, times[rank], place) for rank in range(len(times))))
