@@ -11,6 +11,7 @@ import random
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +35,32 @@ class Case:
     """How many steps are in the journal when the wait for the kill begins; None: the processes were just started."""
     after_s: float
     resumed_on: int
+    has_launcher: bool
+    """Whether somebody kills the other processes then, as `kedge run` does; without one they find out by themselves,
+    once they have met: before that they wait for `placement.timeout`."""
 
     def __str__(self) -> str:
         who = "all" if len(self.victims) == self.size else f"process {self.victims[0]}"
         since = "the start" if self.steps is None else f"step {self.steps}"
-        return f"{self.number}: {who} of {self.size}, {self.after_s:.2f} s after {since}, resumed on {self.resumed_on}"
+        launcher = "launcher" if self.has_launcher else "no launcher"
+        when = f"{self.after_s:.2f} s after {since}"
+        return f"{self.number}: {who} of {self.size}, {when}, {launcher}, resumed on {self.resumed_on}"
 
 
 def _case(number: int) -> Case:
     draw = random.Random(number)
     size = draw.choice((2, 3))
     victims = tuple(range(size)) if number % 4 == 3 else (draw.randrange(size),)
-    return Case(number, size, victims, (None, 0, 1, 2, 3)[number % 5], draw.uniform(0.0, 0.6), (1, 2, 3)[number % 3])
+    steps = (None, 0, 1, 2, 3)[number % 5]
+    return Case(
+        number,
+        size,
+        victims,
+        steps,
+        draw.uniform(0.0, 0.6),
+        resumed_on=(1, 2, 3)[number % 3],
+        has_launcher=steps in (None, 0) or number % 2 == 0,
+    )
 
 
 CASES = [_case(number) for number in range(20)]
@@ -70,11 +85,18 @@ def kill(case: Case, home: Path, after_s: float) -> bool:
     while case.steps is not None and not _has_come_to(case.steps, home) and time.monotonic() < until:
         time.sleep(0.002)
     time.sleep(after_s)
-    for rank in case.victims:
-        with suppress(ProcessLookupError):
-            os.kill(processes[rank], signal.SIGKILL)
+    _kill([processes[rank] for rank in case.victims])
+    if case.has_launcher:
+        time.sleep(0.05)
+        _kill(processes)
     codes = crew.wait(case.size, home).codes
     return any(codes[rank] == -signal.SIGKILL for rank in case.victims)
+
+
+def _kill(processes: Sequence[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def resumed(case: Case, home: Path) -> str | None:
