@@ -130,12 +130,13 @@ def test_the_sampled_tokens_are_those_of_one_process(
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_who_comes_early_to_a_meeting_waits_and_who_comes_late_is_busy(pool: Pool, late: int) -> None:
-    spent = together(pool, training.spend_time, late, 0.4, size=3)
+    spent = together(pool, training.spend_time, late, 0.5, size=3)
     assert len(spent) == 3
     for rank, process in enumerate(spent):
-        assert (process.busy > 0.35) == (rank == late), spent
-        assert (process.waiting > 0.35) == (rank != late), spent
-        assert 0 < process.communicating < 0.35, spent
+        assert process.communicating > 0, spent
+        if rank != late:  # a busy machine adds to both sides
+            assert process.busy < spent[late].busy - 0.25, spent
+            assert process.waiting > spent[late].waiting + 0.25, spent
     assert training.spend_time(ALONE, 0, 0.0) == []
 
 

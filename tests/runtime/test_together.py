@@ -65,7 +65,7 @@ def assert_timed_by_process(one: Path, two: Path) -> None:
         assert by_rank | {"time/communicate", "time/wait"} <= {*line}
         for rank in (0, 1):
             whole = sum(line[f"time/{what}/{rank}"] for what in ("busy", "communicate", "wait"))
-            assert abs(whole - line["time/step"]) < 0.2 * line["time/step"] + 0.05
+            assert abs(whole - line["time/step"]) < 0.5 * line["time/step"] + 0.3
             assert line[f"time/communicate/{rank}"] > 0
     alone = [json.loads(line) for line in (one / "ppo/metrics.jsonl").read_text().splitlines()]
     phases = {"step", "generate", "judge", "update", "save", "sync"}
