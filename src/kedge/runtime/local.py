@@ -1,13 +1,22 @@
-"""All roles in one process: independent calls are made one after the other; and seconds by phase (`Clock`)."""
+"""All roles in one process: independent calls are made one after the other; and seconds by phase (`Clock`).
+
+A timed role or source is one whose calls are laps of a clock, by names of their own: `time/<role>_<verb>` in metrics.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
+
+from kedge.core.optimiser import Per
+from kedge.core.protocols import CriticRole, Metrics, PolicyLoss, PolicyRole, ReferenceRole, RewardSource, ValueLoss
+from kedge.core.records import Experience, Rollouts, ValueTargets
 
 
 class LocalRuntime:
@@ -75,3 +84,52 @@ class Clock:
         event = cast(Any, torch.cuda).Event(enable_timing=True)
         event.record()
         return event
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReward:
+    source: RewardSource
+    clock: Clock
+    name: str = "reward"
+
+    def score(self, rollouts: Rollouts) -> Tensor:
+        with self.clock.lap(f"{self.name}_score"):
+            return self.source.score(rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReference:
+    role: ReferenceRole
+    clock: Clock
+
+    def logprobs(self, rollouts: Rollouts) -> Tensor:
+        with self.clock.lap("reference_logprobs"):
+            return self.role.logprobs(rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPolicy:
+    role: PolicyRole
+    clock: Clock
+
+    def logprobs(self, rollouts: Rollouts) -> Tensor:
+        with self.clock.lap("policy_logprobs"):
+            return self.role.logprobs(rollouts)
+
+    def update(self, experience: Experience, loss: PolicyLoss, *, per: Per) -> Metrics:
+        with self.clock.lap("policy_update"):
+            return self.role.update(experience, loss, per=per)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCritic:
+    role: CriticRole
+    clock: Clock
+
+    def values(self, rollouts: Rollouts) -> Tensor:
+        with self.clock.lap("critic_values"):
+            return self.role.values(rollouts)
+
+    def update(self, targets: ValueTargets, loss: ValueLoss, *, per: Per) -> Metrics:
+        with self.clock.lap("critic_update"):
+            return self.role.update(targets, loss, per=per)

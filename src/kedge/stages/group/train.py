@@ -8,11 +8,10 @@ from pathlib import Path
 from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
 from kedge.rollout.settings import lag_of
-from kedge.runtime.local import LocalRuntime
+from kedge.runtime.local import LocalRuntime, TimedPolicy, TimedReference, TimedReward
 from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.group.settings import GroupSettings
 from kedge.stages.rl.run import open_rl_run
-from kedge.stages.rl.timing import TimedPolicy, TimedReference, TimedReward
 from kedge.stages.shared.context import Context
 from kedge.trainers.correction import AllDropped
 from kedge.trainers.group import GroupRoles, iteration

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
-from kedge.runtime.local import LocalRuntime
+from kedge.runtime.local import LocalRuntime, TimedCritic, TimedPolicy, TimedReference, TimedReward
 from kedge.stages.ppo.settings import PPOSettings
 from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.run import open_rl_run
-from kedge.stages.rl.timing import TimedCritic, TimedPolicy, TimedReference, TimedReward
 from kedge.stages.shared.context import Context
 from kedge.trainers.correction import AllDropped
 from kedge.trainers.ppo import PPORoles, iteration

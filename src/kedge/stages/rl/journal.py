@@ -15,11 +15,10 @@ from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, num_rows
 from kedge.monitor.detectors import CATALOGUE, Watchdog
 from kedge.rewards.failures import Reward, refuse_never_scored
-from kedge.runtime.local import Clock
+from kedge.runtime.local import Clock, TimedReward
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
 from kedge.stages.rl.settings import RLSettings, num_iterations
-from kedge.stages.rl.timing import TimedReward
 from kedge.stages.shared.context import Context
 from kedge.trainers.shared import EvaluatedRollouts, correlation, sampled_tokens
 
