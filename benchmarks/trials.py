@@ -5,6 +5,8 @@
 - kills: one recipe with every kind of stage, killed (SIGKILL) at random moments and resumed, with an empty cache each
   time; metrics, events, samples, weights and files must be those of a run that nothing interrupted.
 - malformed: recipes, data files, run folders, disks and rewards that are wrong; each must be answered with words.
+- processes: runs of several processes of which one raises, hangs, is stopped or killed; and kills of one or all of them
+  at random moments, resumed on one, two or three.
 - attacks: programs that try to leave the sandbox or to harm the machine.
 - injections: answers that try to talk a judge into a good score.
 - overoptimisation: the curves of ten seeds that were driven past their peak; what is said of them must be true.
@@ -164,6 +166,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     "malformed": lambda _: cases(
         "recipe/malformed_recipes.py", "data/malformed.py", "runs/trouble.py", "commands/preflight_cases.py"
     ),
+    "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
     "injections": lambda _: cases("rewards/injections.py"),
     "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py"),

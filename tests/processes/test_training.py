@@ -128,6 +128,18 @@ def test_the_sampled_tokens_are_those_of_one_process(
     assert_close(found_BT, logp_BT, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("late", [0, 2])
+def test_who_comes_early_to_a_meeting_waits_and_who_comes_late_is_busy(pool: Pool, late: int) -> None:
+    spent = together(pool, training.spend_time, late, 0.5, size=3)
+    assert len(spent) == 3
+    for rank, process in enumerate(spent):
+        assert process.communicating > 0, spent
+        if rank != late:  # a busy machine adds to both sides
+            assert process.busy < spent[late].busy - 0.25, spent
+            assert process.waiting > spent[late].waiting + 0.25, spent
+    assert training.spend_time(ALONE, 0, 0.0) == []
+
+
 def test_shares_are_of_different_processes(pool: Pool) -> None:
     ids = pool.run(training.process_id, size=3)
     assert [(rank, size) for _, rank, size in ids] == [(0, 3), (1, 3), (2, 3)]

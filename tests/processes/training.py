@@ -6,6 +6,7 @@ Each is run by one process alone, with `ALONE`, and by several; what they give i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from kedge.core.batches import Batch
 from kedge.core.errors import KedgeError, RewardError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import cut, repeated, take
-from kedge.core.world import World
+from kedge.core.world import Spent, World
 from kedge.data.batching import TokenSequence, padded_batches
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, Imitation, RoleSet
@@ -282,6 +283,16 @@ def sample(world: World, base: Path, prompts: int, answers: int) -> list[Tensor]
         rollouts.finished_B,
         rollouts.behaviour_logp_BT,
     ]
+
+
+def spend_time(world: World, late: int, seconds: float) -> list[Spent]:
+    """Process `late` works for some time before it adds up a large tensor with the others, as it did before this."""
+    world.add(torch.ones(1))
+    world.spent()
+    if world.rank == late:
+        time.sleep(seconds)
+    world.add(torch.ones(2**20))
+    return world.spent()
 
 
 def process_id(world: World) -> tuple[int, int, int]:

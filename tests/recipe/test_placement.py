@@ -10,6 +10,7 @@ import pytest
 from kedge.commands import check_machine
 from kedge.commands.check import check_recipe
 from kedge.core.errors import ConfigError
+from kedge.models.loading.describe import describe
 from kedge.recipe.placement import PlacementSettings, num_processes
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
@@ -71,8 +72,9 @@ def test_check_prints_the_layout_and_refuses_what_the_machine_lacks(
     file.write_text(RECIPE + SFT)
     assert check_recipe(load_recipe(file)).placement == ()
     layout = check_recipe(load_recipe(file, ["placement.processes=2"])).placement
-    assert layout[0] == "2 processes on the CPU, each with all weights"
-    assert layout[1].startswith("sft: 4 rows a step, about 2 a process; 963.0 KiB of gradients")
+    assert layout[0] == "2 processes on the CPU, each with all weights; process 0 also writes the run folder"
+    work = "4 rows a step, about 2 a process; 963.0 KiB of gradients added up a step"
+    assert layout[1] == f"sft: each holds the model that learns, about 3.8 MiB; {work}"
     monkeypatch.setattr(check_machine, "gpus_of", lambda _: 1)
     (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=2"]))
     assert finding.message.startswith("2 processes need a GPU each, and torch finds 1 here")
@@ -84,9 +86,38 @@ def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) 
     ppo = f"  ppo: {{kind: ppo, reward: {reward}, prompts: prompts.jsonl, batch: 24, generator: {generator}}}\n"
     file.write_text(RECIPE + SFT + ppo)
     monkeypatch.setattr(check_machine, "gpus_of", lambda _: 8)
+    monkeypatch.setattr(check_machine, "_gpu_bytes", lambda: 80 * 2**30)
     (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=7"]))
     assert "torch finds 8 here, of which vLLM has 2; use at most 6" in finding.message
-    lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}))
+    lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}, {}))
     assert lines[0] == "6 processes on cuda:0 to cuda:5, each with all weights"
-    assert lines[-1].startswith("ppo: 6 rows a step")
+    assert lines[-1].startswith("ppo: 24 answers an iteration, about 4 a process; 6 rows a step")
     assert lines[-1].endswith("vLLM is asked by process 0, for all")
+
+
+_PPO = """
+  ppo: {kind: ppo, reward: {kind: function, path: "r.py:score"}, prompts: p.jsonl, batch: 8, answers: 3, minibatches: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("roles", "held"),
+    [
+        ("separate", "actor, critic, reference, about 8.5 MiB of 80.0 GiB"),
+        ("lora", "base, actor, critic, reference, about 2.3 MiB of 80.0 GiB"),
+        ("trunk", "all roles"),
+    ],
+)
+def test_the_layout_says_which_roles_a_gpu_holds_and_how_much_of_it_they_take(
+    file: Path, monkeypatch: pytest.MonkeyPatch, roles: str, held: str
+) -> None:
+    monkeypatch.setattr(check_machine, "gpus_of", lambda _: 4)
+    monkeypatch.setattr(check_machine, "_gpu_bytes", lambda: 80 * 2**30)
+    file.write_text(RECIPE + _PPO)
+    recipe = load_recipe(file, ["placement.processes=auto", f"stages.ppo.roles={roles}"])
+    facts = describe("tiny", dtype="float32")
+    first, ppo = check_machine.placement_lines(recipe, {"ppo": facts}, {})
+    assert first.startswith("4 processes on cuda:0 to cuda:3, each with all weights; ")
+    assert ppo.startswith(
+        f"ppo: each holds {held}; 24 answers an iteration, about 6 a process; 12 rows a step, about 3 a process; "
+    )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import crew
 import every_stage
 import failures
+import kills
 import pytest
 from crew import Member
 
@@ -55,6 +53,28 @@ def test_two_under_srun_leave_what_one_leaves(tmp_path: Path) -> None:
     events = [json.loads(line)["message"] for line in (two / "ppo/events.jsonl").read_text().splitlines()]
     assert len(events) == len(set(events))
     assert failures.difference(failures.metrics(failures.alone()), failures.metrics(tmp_path)) is None
+    assert_timed_by_process(one, two)
+
+
+def assert_timed_by_process(one: Path, two: Path) -> None:
+    """From the second step on the seconds of both processes are written, and those of one process alone never."""
+    first, *others = [json.loads(line) for line in (two / "ppo/metrics.jsonl").read_text().splitlines()]
+    by_rank = {f"time/{what}/{rank}" for what in ("busy", "communicate", "wait") for rank in (0, 1)}
+    assert not by_rank & {*first}, "before the first step models and data were read"
+    for line in others:
+        assert by_rank | {"time/communicate", "time/wait"} <= {*line}
+        for rank in (0, 1):
+            whole = sum(line[f"time/{what}/{rank}"] for what in ("busy", "communicate", "wait"))
+            assert abs(whole - line["time/step"]) < 0.5 * line["time/step"] + 0.3
+            assert line[f"time/communicate/{rank}"] > 0
+    alone = [json.loads(line) for line in (one / "ppo/metrics.jsonl").read_text().splitlines()]
+    phases = {"step", "generate", "judge", "update", "save", "sync"}
+    calls = {"reward_score", "policy_logprobs", "policy_update", "reference_logprobs", "critic_values", "critic_update"}
+    assert {name for name in alone[1] if name.startswith("time/")} == {f"time/{name}" for name in phases | calls}
+    for line in alone:
+        parts = sum(line.get(f"time/{name}", 0.0) for name in phases - {"step"})
+        assert abs(parts - line["time/step"]) < 1e-6
+        assert sum(line[f"time/{name}"] for name in calls) <= line["time/judge"] + line["time/update"]
 
 
 _KILLED_IN_SAVE = """
@@ -186,20 +206,9 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("number", range(20))
-def test_killed_at_random_a_run_is_resumed_on_any_number_of_processes(tmp_path: Path, number: int) -> None:
-    draw = random.Random(number)
-    size, resumed_size = draw.choice((2, 3)), (1, 2, 3)[number % 3]
-    failures.write_recipe(tmp_path)
-    processes = crew.start(failures.members(tmp_path, size), tmp_path)
-    time.sleep(draw.uniform(0.2, 8))
-    with suppress(ProcessLookupError):
-        os.kill(draw.choice(processes), signal.SIGKILL)
-    crew.wait(size, tmp_path)
-    if not (tmp_path / "runs/pair/run.json").exists():
-        assert crew.run(failures.members(tmp_path, resumed_size), tmp_path).codes == [0] * resumed_size
-    assert failures.resumed_equals(tmp_path, resumed_size) is None
+@pytest.mark.parametrize("case", kills.CASES, ids=str)
+def test_killed_at_random_a_run_is_resumed_on_any_number_of_processes(case: kills.Case) -> None:
+    assert kills.attempt(case) is None
 
 
 @pytest.mark.slow

@@ -128,6 +128,7 @@ def check_recipe(
     stages: list[StageReport] = []
     checked: list[Checked] = []
     bases: dict[str, ModelFacts] = {}
+    members = {name: _reward_members(recipe, plan.links[name]) for name in plan.order}
     for name in plan.order:
         links = plan.links[name]
         base = next((models[link.source()] for link in links if link.source() in models), default)
@@ -155,7 +156,7 @@ def check_recipe(
             *disk_findings(needed, runs),
         ),
         checked=(*merged(checked), *((disk,) if needed else ())),
-        placement=tuple(placement_lines(recipe, bases)),
+        placement=tuple(placement_lines(recipe, bases, members)),
     )
 
 

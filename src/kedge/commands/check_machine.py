@@ -15,6 +15,7 @@ from kedge.runs.checkpoints import CheckpointSettings
 
 if TYPE_CHECKING:
     from kedge.models.loading.describe import ModelFacts
+    from kedge.models.roles.memory import RoleMemory
     from kedge.recipe.schema import Recipe
 
 _WEIGHT_BYTES, _ADAM_BYTES = 4, 8
@@ -65,27 +66,55 @@ def placement_findings(recipe: Recipe) -> Iterator[Finding]:
         yield Finding(level="fatal", code="machine.processes", message=problem, where="placement.processes")
 
 
-def placement_lines(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> Iterator[str]:
-    """Who computes what, where several processes do; `facts` by stage."""
+def placement_lines(
+    recipe: Recipe, facts: Mapping[str, ModelFacts], reward_members: Mapping[str, int]
+) -> Iterator[str]:
+    """The layout of several processes: where they are, what each holds and computes, and what they add up.
+
+    `facts` and `reward_members` are by stage.
+    """
     num_gpus, processes = gpus_of(recipe.settings.device), recipe.settings.placement.processes
     if processes == "auto":
         processes = num_processes(recipe.settings.placement, num_gpus=num_gpus, num_sampling=num_sampling(recipe))
     if processes == 1:
         return
     devices = f"cuda:0 to cuda:{processes - 1}" if num_gpus else "the CPU"
-    yield f"{processes} processes on {devices}, each with all weights"
+    yield f"{processes} processes on {devices}, each with all weights; process 0 also writes the run folder"
+    room = f" of {readable_bytes(_gpu_bytes())}" if num_gpus else ""
     for name, settings in recipe.stages.items():
         values: Any = settings
         if not hasattr(values, "batch"):
             continue
-        rows = max(values.batch * getattr(values, "answers", 1) // getattr(values, "minibatches", 1), 1)
-        share = f"about {rows / processes:,.0f} a process" if rows >= processes else "fewer than there are processes"
-        line = f"{name}: {rows:,} rows a step, {share}"
+        parts = list(_work(values, processes))
         if name in facts:
-            line += f"; {readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)} of gradients added up"
+            roles = _role_rows(values, facts[name], reward_members.get(name, 0))
+            held = sum(role.own_bytes + role.learning_bytes for role in roles)
+            names = ", ".join(role.role for role in roles) or "all roles"
+            parts.insert(0, f"each holds {names}" + (f", about {readable_bytes(held)}{room}" if roles else ""))
+            added = readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)
+            parts.append(f"{added} of gradients added up a step")
         if kind_of(getattr(values, "generator", None)) == "vllm":
-            line += "; vLLM is asked by process 0, for all"
-        yield line
+            parts.append("vLLM is asked by process 0, for all")
+        yield f"{name}: {'; '.join(parts)}"
+
+
+def _work(values: Any, processes: int) -> Iterator[str]:
+    """The rows of an iteration and of an optimiser step, and the share of a process."""
+
+    def share(rows: int) -> str:
+        return f"about {rows / processes:,.0f} a process" if rows >= processes else "fewer than there are processes"
+
+    answers = values.batch * getattr(values, "answers", 1)
+    if hasattr(values, "iterations"):
+        yield f"{answers:,} answers an iteration, {share(answers)}"
+    rows = max(answers // getattr(values, "minibatches", 1), 1)
+    yield f"{rows:,} rows a step, {share(rows)}"
+
+
+def _gpu_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
 
 
 def disk_bytes(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> int:
@@ -140,15 +169,38 @@ def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> 
 
     The run itself prints what its tensors really take. `reward_members` are those of a reward model that a stage makes.
     """
-    values: Any = settings
-    roles = getattr(values, "roles", None)
-    if roles not in ("separate", "lora"):
+    rows = _role_rows(settings, facts, reward_members) if hasattr(settings, "roles") else []
+    if not rows:
         return []
-    from kedge.models.roles.memory import RoleMemory, table
+    from kedge.models.roles.memory import table
 
-    weights, is_lora = facts.parameters * _WEIGHT_BYTES, roles == "lora"
+    return ["memory of the roles, about:", *(f"  {line}" for line in table(rows))]
+
+
+def _role_rows(values: Any, facts: ModelFacts, reward_members: int) -> list[RoleMemory]:
+    """The roles of a stage, or its one model that learns; none where they share what their weights do not tell, as they
+    do under `trunk`."""
+    roles = getattr(values, "roles", None)
+    if roles not in (None, "separate", "lora"):
+        return []
+    from kedge.models.roles.memory import RoleMemory
+
+    weights, learning = facts.parameters * _WEIGHT_BYTES, _learning_weights(values, facts)
+    if roles is None:
+        adapters = learning * _WEIGHT_BYTES if learning < facts.parameters else 0
+        learning_bytes = learning * (_WEIGHT_BYTES + _ADAM_BYTES)
+        return [
+            RoleMemory(
+                role="the model that learns",
+                shared_bytes=0,
+                own_bytes=weights + adapters,
+                learning_bytes=learning_bytes,
+                learns=learning,
+            )
+        ]
+    is_lora = roles == "lora"
     learners = ("actor", "critic") if hasattr(values, "critic") else ("actor",)
-    learns = _learning_weights(values, facts) // len(learners)
+    learns = learning // len(learners)
     shared = weights if is_lora else 0
 
     def row(role: str, *, own: int, learns: int = 0, shared: int = shared) -> RoleMemory:
@@ -160,7 +212,7 @@ def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> 
     rows.append(row("reference", own=0 if is_lora else weights))
     if reward_members:
         rows.append(row("reward", own=reward_members * weights, shared=0))
-    return ["memory of the roles, about:", *(f"  {line}" for line in table(rows))]
+    return rows
 
 
 def _stage_bytes(settings: Section, facts: ModelFacts) -> int:

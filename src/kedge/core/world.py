@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What one process did for some time: seconds of its own work, of exchanging numbers, and of waiting until all of
+    the others had come to exchange them. `memory_peak` is in GiB of its GPU, 0 without one."""
+
+    busy: float
+    communicating: float
+    waiting: float
+    memory_peak: float = 0.0
 
 
 class World(Protocol):
@@ -53,6 +65,10 @@ class World(Protocol):
         """The value of process 0."""
         ...
 
+    def spent(self) -> list[Spent]:
+        """What each process did since this was asked last, by rank; nothing is measured of one that is alone."""
+        ...
+
 
 class Alone:
     """A single process."""
@@ -74,6 +90,9 @@ class Alone:
 
     def same(self, value: T) -> T:
         return value
+
+    def spent(self) -> list[Spent]:
+        return []
 
 
 ALONE: World = Alone()

@@ -10,17 +10,18 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import kedge
 from kedge.core.errors import ConfigError, ProcessError
 from kedge.core.files import hash_json
 from kedge.core.protocols import Metrics, Tracker
-from kedge.core.world import World, acting_alone, once, portable
+from kedge.core.world import Spent, World, acting_alone, once, portable
 from kedge.recipe.schema import Recipe
 from kedge.stages.shared.interrupt import StopRequest
 
@@ -100,16 +101,19 @@ def _is_seen(token: Path, wait_s: float) -> bool:
 class SharedTracker:
     """One tracker for all processes: that of process 0, which the others do not have.
 
-    After every step they compare what they logged, and agree on whether to stop.
+    After every step they compare what they logged, and agree on whether to stop. Where the time between two steps went
+    is written with the later one; before the first one models and data were read.
     """
 
     def __init__(self, world: World, inner: Tracker | None, stop: StopRequest) -> None:
         self._world = world
         self._inner = inner
         self._stop = stop
+        self._has_logged = False
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        error = self._log_here(metrics, step)
+        spent = time_metrics(self._world.spent()) if self._has_logged else self._begin()
+        error = self._log_here({**metrics, **spent}, step)
         values = {name: _plain(value) for name, value in sorted(metrics.items()) if not name.startswith(_TIMED)}
         told = None if error is None else portable(error)
         reports = self._world.gather((hash_json(values), self._stop.is_asked_here, told))
@@ -127,6 +131,11 @@ class SharedTracker:
     def close(self) -> None:
         """The tracker of process 0 is closed by who opened it."""
 
+    def _begin(self) -> dict[str, float]:
+        self._world.spent()
+        self._has_logged = True
+        return {}
+
     def _log_here(self, metrics: Metrics, step: int) -> BaseException | None:
         if self._inner is None:
             return None
@@ -136,6 +145,30 @@ class SharedTracker:
         except BaseException as error:
             return error
         return None
+
+
+def time_metrics(spent: Sequence[Spent]) -> dict[str, float]:
+    """Seconds that each process was busy, communicated and waited, by rank, the means of the last two, and the memory
+    that each GPU has taken at its peak.
+
+    >>> spent = [Spent(busy=8.0, communicating=1.0, waiting=1.0), Spent(busy=6.0, communicating=1.0, waiting=3.0)]
+    >>> metrics = time_metrics(spent)
+    >>> metrics["time/busy/1"], metrics["time/wait/1"], metrics["time/wait"]
+    (6.0, 3.0, 2.0)
+    """
+    metrics = {
+        "time/communicate": fmean(process.communicating for process in spent),
+        "time/wait": fmean(process.waiting for process in spent),
+    }
+    for rank, process in enumerate(spent):
+        metrics |= {
+            f"time/busy/{rank}": process.busy,
+            f"time/communicate/{rank}": process.communicating,
+            f"time/wait/{rank}": process.waiting,
+        }
+        if process.memory_peak:
+            metrics[f"gpu/{rank}/memory_peak"] = process.memory_peak
+    return metrics
 
 
 def _plain(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kedge.core.errors import ConfigError, ProcessError, ProcessLost
-from kedge.core.world import share
+from kedge.core.world import Spent, share
 from kedge.runtime.watch import Watch
 
 T = TypeVar("T")
@@ -34,12 +35,19 @@ _PURPOSES: Final = ("adds up numbers", "looks for the largest number", "tells wh
 
 
 class ProcessWorld:
-    """The processes of a group that has been joined (`torch.distributed.init_process_group`)."""
+    """The processes of a group that has been joined (`torch.distributed.init_process_group`).
 
-    def __init__(self, watch: Watch | None = None, *, timeout_s: float = 0.0) -> None:
+    On a GPU a meeting begins when this process's own work is done and ends when its numbers are there: what is still
+    queued would else be counted as waiting for the others.
+    """
+
+    def __init__(self, watch: Watch | None = None, *, timeout_s: float = 0.0, on_gpu: bool = False) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.watch = watch
         self._timeout_s = timeout_s
+        self._on_gpu = on_gpu
+        self._waiting = self._communicating = 0.0
+        self._since = time.perf_counter()
 
     def write_stacks_to(self, folder: Path) -> None:
         """Where this process writes what it was doing, should another one hang."""
@@ -69,14 +77,39 @@ class ProcessWorld:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def spent(self) -> list[Spent]:
+        now = self._now()
+        busy = now - self._since - self._waiting - self._communicating
+        peak = torch.cuda.max_memory_allocated() / 2**30 if self._on_gpu else 0.0
+        by_rank = torch.zeros(self.size, 4, dtype=torch.float64)
+        by_rank[self.rank] = torch.tensor([busy, self._communicating, self._waiting, peak], dtype=torch.float64)
+        self._since, self._waiting, self._communicating = now, 0.0, 0.0
+        self.add(by_rank)
+        return [
+            Spent(busy=busy, communicating=communicating, waiting=waiting, memory_peak=peak)
+            for busy, communicating, waiting, peak in by_rank.tolist()
+        ]
+
+    def _now(self) -> float:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     @contextmanager
     def _meeting(self, purpose: int) -> Generator[None]:
-        """Within, processes that are gone, that hang, or that came for something else become errors that say so."""
+        """Within, processes that are gone, that hang, or that came for something else become errors that say so.
+
+        They compare what they came for once all are there, so the time until then was spent waiting.
+        """
         if self.watch is not None:
             self.watch.is_waiting = True
         try:
+            come = self._now()
             self._compare(purpose)
+            met = time.perf_counter()
             yield
+            self._waiting += met - come
+            self._communicating += self._now() - met
         except RuntimeError as error:
             if isinstance(error, ProcessError) or self.watch is None:
                 raise
@@ -212,7 +245,7 @@ def joined(place: Place, *, on_gpu: bool, timeout_s: float) -> Generator[Process
         ) from error
     watch = Watch(cast(Any, dist).PrefixStore("watch", store), rank, size)
     try:
-        yield ProcessWorld(watch, timeout_s=timeout_s)
+        yield ProcessWorld(watch, timeout_s=timeout_s, on_gpu=on_gpu)
     except BaseException as error:
         watch.tell(error)
         raise

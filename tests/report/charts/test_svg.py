@@ -146,6 +146,17 @@ def test_points_have_their_interval_and_a_title_that_is_escaped() -> None:
     assert not {word for word in ("data-hover", "tabindex", "cursor", "<output", "<figcaption") if word in page}
 
 
+def test_bars_stand_on_one_another_and_are_all_told_to_who_cannot_see_them() -> None:
+    lower = Bars(name="a", colour="first", bars=(Bar(low=0.0, high=5.0, base=0.0, height=1.0, title="a is 1"),))
+    upper = Bars(name="b", colour="second", bars=(Bar(low=0.0, high=5.0, base=1.0, height=4.0, title="b is 3"),))
+    across, up = Axis(low=0.0, high=10.0), Axis(low=0.0, high=4.0)
+    page = figure(Plot(title="t", note="", x_name="", bars=(lower, upper), across=across, up=up), SMALL)
+    assert '<rect x="4.0" y="54.0" width="159.0" height="18.0"><title>a is 1</title>' in page
+    assert '<rect x="4.0" y="0.0" width="159.0" height="54.0"><title>b is 3</title>' in page
+    assert "overlaid" not in page
+    assert 'aria-label="t. a is 1; b is 3."' in page
+
+
 def test_bars_of_one_histogram_stand_alone_and_two_show_through() -> None:
     bars = [Bars(name=name, colour="first", bars=(Bar(low=0.0, high=5.0, height=2.0, title=name),)) for name in "ab"]
     axes = {"across": Axis(low=0.0, high=10.0), "up": Axis(low=0.0, high=4.0)}

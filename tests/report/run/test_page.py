@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from kedge.core.errors import RunError
+from kedge.core.world import Spent
+from kedge.recipe.together import time_metrics
 from kedge.report.run.page import render_run
 from kedge.report.run.run_records import read_run
 from kedge.runs.folder import Run
@@ -164,3 +166,19 @@ def test_a_damaged_file_is_named(pipeline_run: Path) -> None:
     (pipeline_run / "eval/evaluation.json").write_text("[]")
     with pytest.raises(RunError, match="is a list, not an object"):
         read_run(pipeline_run)
+
+
+def test_the_processes_of_a_run_have_a_bar_each_and_one_process_has_none(ppo_run: MakeRun) -> None:
+    folder = ppo_run(6)
+    assert "What each process did" not in render_run(read_run(folder))
+    spent = [Spent(busy=6.0, communicating=1.0, waiting=3.0), Spent(busy=9.0, communicating=1.0, waiting=0.0)]
+    with Run.open(folder, for_writing=True) as run:
+        for step in (7, 8, 9):
+            run.log({"time/step": 10.0, **time_metrics(spent), "gpu/1/memory_peak": 3.0}, step)
+    page = Page(render_run(read_run(folder)))
+    chart = page.text[page.text.index("What each process did") :]
+    assert chart.startswith("What each process didbusycommunicatingwaiting")
+    titles = ["process 0: busy 60 %, 18 s", "process 1: busy 90 %, 27 s", "process 0: communicating 10 %, 3.0 s"]
+    assert all(title in chart for title in titles)
+    assert "process 1 keeps the others waiting: it is busy 50 % longer than they are" in page.text
+    assert "gpu/1/memory_peak" not in page.text[: page.text.index("The same as a table")], "it has no curve"

@@ -81,6 +81,14 @@ def test_time_that_no_phase_explains_is_other(tmp_path: Path, ppo_run: MakeRun) 
     assert dict(cost_of(read_run(folder).stages[0]).by_phase)["other"] == pytest.approx(4.0)
 
 
+def test_parts_of_less_than_a_hundredth_are_other(ppo_run: MakeRun) -> None:
+    folder = ppo_run(1)
+    with Run.open(folder, for_writing=True) as run:
+        run.log({"time/step": 100.0, "time/update": 80.0, "time/save": 15.0, "time/data": 0.5}, 2)
+    by_phase = dict(cost_of(read_run(folder).stages[0]).by_phase)
+    assert by_phase == pytest.approx({"learning": 80.7, "saving": 15.0, "other": 6.2})
+
+
 def test_ends_are_means_over_a_tenth_of_the_finite_values() -> None:
     records: list[dict[str, Any]] = [{"a": float(at)} for at in range(20)]
     records[5]["a"] = math.nan

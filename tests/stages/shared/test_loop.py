@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,9 +124,10 @@ def train(
 
 
 def logged(run: Run) -> dict[int, dict[str, float]]:
-    timed = ("step", "at", "time/step", "tokens/per_second", "train/drawn")
+    left_out = ("step", "at", "time/", "tokens/per_second", "train/drawn")
     return {
-        line["step"]: {name: value for name, value in line.items() if name not in timed} for line in run.read_metrics()
+        line["step"]: {name: value for name, value in line.items() if not name.startswith(left_out)}
+        for line in run.read_metrics()
     }
 
 
@@ -155,6 +157,22 @@ def test_speed_is_that_of_the_step_and_of_steps_refused_before_it(run: Run) -> N
     train(run, Scripted(total_steps=4, bad=frozenset({2})))
     num_tokens = {line["step"]: line["time/step"] * line["tokens/per_second"] for line in run.read_metrics()}
     assert num_tokens == pytest.approx({1: 1, 3: 2 + 3, 4: 4})
+
+
+def test_the_seconds_of_a_step_are_those_of_its_parts(run: Run) -> None:
+    def slow(step: int) -> float:
+        time.sleep(0.02)
+        return 1.0
+
+    train(run, Scripted(total_steps=4, bad=frozenset({2})), held_out=slow, eval_every=4, save_every=1)
+    first, third, fourth = run.read_metrics()
+    parts = {"time/step", "time/data", "time/update"}
+    assert {name for name in first if name.startswith("time/")} == parts
+    assert {name for name in third if name.startswith("time/")} == parts | {"time/save"}, "of the step before"
+    assert {name for name in fourth if name.startswith("time/")} == parts | {"time/save", "time/evaluate"}
+    assert fourth["time/evaluate"] >= 0.02
+    for line in (first, third, fourth):
+        assert sum(line[name] for name in line if name.startswith("time/")) <= 2 * line["time/step"] + 1e-9
 
 
 def test_steps_of_earlier_learners_come_before(run: Run) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from kedge.core.findings import Level
 from kedge.core.metric_table import as_table
 from kedge.monitor.alarms import Alarm
-from kedge.monitor.doctor import ppo, supervised
+from kedge.monitor.doctor import ppo, speed, supervised
 from kedge.monitor.doctor.diagnosis import Cause, Diagnosis, History, Moment
 from kedge.monitor.doctor.settings_changes import in_tuning_order
 
@@ -50,7 +50,7 @@ def diagnose(history: History) -> Diagnosis:
         timeline=_timeline(history, alarms, () if is_rl else causes),
         causes=tuple(causes),
         changes=in_tuning_order(proposals),
-        notes=tuple(ppo.notes(history) if is_rl else supervised.notes(history)),
+        notes=(*(ppo.notes(history) if is_rl else supervised.notes(history)), *speed.notes(history)),
     )
 
 
@@ -68,7 +68,7 @@ def _verdict(history: History, causes: Sequence[Cause], reason: str | None, stor
         return f"Not healthy: {reason}; {story}."
     if not history.metrics:
         return "Nothing to judge: no step has been logged."
-    return f"Healthy: {story}."
+    return " ".join(filter(None, (f"Healthy: {story}.", speed.notice(history))))
 
 
 def rivals_of(causes: Sequence[Cause]) -> list[Cause]:

@@ -57,15 +57,21 @@ class Bar:
     high: float
     height: float
     title: str
+    base: float | None = None
+    """Where it begins, for bars that stand on others; None is the bottom of the chart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """The bars of one histogram; several in one chart show through each other."""
+    """The bars of one histogram; several in one chart show through each other, unless they stand on one another."""
 
     name: str
     colour: Colour
     bars: tuple[Bar, ...]
+
+    @property
+    def is_stacked(self) -> bool:
+        return any(bar.base is not None for bar in self.bars)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

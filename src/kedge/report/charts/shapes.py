@@ -92,7 +92,7 @@ def histogram(shown: Bars, plane: Plane, *, is_overlaid: bool) -> Markup:
             plane.x(bar.low),
             plane.y(bar.height),
             max(1.0, round(plane.x(bar.high) - plane.x(bar.low) - gap, 1)),
-            round(plane.frame.bottom - plane.y(bar.height), 1),
+            round((plane.frame.bottom if bar.base is None else plane.y(bar.base)) - plane.y(bar.height), 1),
             bar.title,
         )
         for bar in shown.bars

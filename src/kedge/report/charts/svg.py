@@ -87,7 +87,7 @@ def _drawing(plot: Plot, plane: Plane) -> Markup:
         *(shapes.band(plot.x, series, plane) for series in plot.series if series.spread),
         *(shapes.threshold(threshold, plane) for threshold in plot.thresholds),
         *shapes.events(plot.marks, plane),
-        *(shapes.histogram(bars, plane, is_overlaid=len(plot.bars) > 1) for bars in plot.bars),
+        *(shapes.histogram(bars, plane, is_overlaid=len(plot.bars) > 1 and not bars.is_stacked) for bars in plot.bars),
         *((shapes.points(plot.points, plane),) if plot.points else ()),
         *(shapes.line(plot.x, series, plane) for series in plot.series),
         *((shapes.curve(plot.curve, plane),) if plot.curve else ()),
@@ -140,7 +140,8 @@ def _num_not_finite(values: Column) -> int:
 
 
 def _summary(plot: Plot) -> str:
-    """The chart for a reader who cannot see it: ends and extremes of each line, every point, the highest bars."""
+    """The chart for a reader who cannot see it: ends and extremes of each line, every point, the highest bars, and all
+    bars that stand on one another."""
     return f"{plot.title}. {'; '.join(_summaries(plot)) or 'no values'}."
 
 
@@ -154,7 +155,9 @@ def _summaries(plot: Plot) -> Iterator[str]:
     if plot.points:
         yield "; ".join(point.title for point in plot.points)
     for bars in plot.bars:
-        if bars.bars:
+        if bars.is_stacked:
+            yield "; ".join(bar.title for bar in bars.bars)
+        elif bars.bars:
             yield f"highest of {bars.name}: {max(bars.bars, key=lambda bar: bar.height).title}"
 
 

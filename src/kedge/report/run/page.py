@@ -19,6 +19,7 @@ from kedge.report.run import summary, tables
 from kedge.report.run.curves import plots
 from kedge.report.run.methods import what_was_run
 from kedge.report.run.overoptimisation import gold_plot
+from kedge.report.run.processes import process_plot
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.run.samples import Samples, compare
 from kedge.report.run.tables import Cost, cost_of
@@ -38,6 +39,8 @@ class StagePage:
     diagnosis: Diagnosis
     figures: tuple[Markup, ...]
     more_figures: tuple[Markup, ...]
+    of_processes: Markup | None
+    """How several processes spent their time."""
     notes: tuple[tuple[str, str], ...]
     """How to read the curves, by their titles."""
     samples: Samples
@@ -80,6 +83,7 @@ def stage_page(stage: StageRecord) -> StagePage:
     figures = [svg.figure(replace(plot, note="")) for plot in curves]
     if gold := gold_plot(stage.metrics):
         figures.insert(1, svg.figure(gold))  # beside the reward; its words are about this run
+    processes = process_plot(stage.metrics)
     return StagePage(
         record=stage,
         what=what_was_run(stage.kind, stage.settings),
@@ -87,6 +91,7 @@ def stage_page(stage: StageRecord) -> StagePage:
         diagnosis=diagnosis_of(stage),
         figures=tuple(figures[:_CURVES_IN_SIGHT]),
         more_figures=tuple(figures[_CURVES_IN_SIGHT:]),
+        of_processes=svg.figure(processes) if processes else None,
         notes=tuple((plot.title, plot.note) for plot in curves if plot.note),
         samples=compare(stage.samples),
         cost=cost_of(stage),

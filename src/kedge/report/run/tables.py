@@ -16,7 +16,16 @@ from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import NONE, number, percent, short
 from kedge.runs.lineage import Link, lineage
 
-_PHASES = {"time/generate": "generating", "time/judge": "judging", "time/update": "learning"}
+_PHASES = {
+    "time/generate": "generating",
+    "time/judge": "judging",
+    "time/gold_score": "asking gold",
+    "time/data": "reading",
+    "time/update": "learning",
+    "time/evaluate": "measuring",
+    "time/sync": "passing weights on",
+    "time/save": "saving",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +156,7 @@ def _extent(table: MetricTable, name: str) -> Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """`seconds` is the time of the steps; `by_phase` what is known of its parts, the rest as "other"."""
+    """`seconds` is the time of the steps; `by_phase` its parts of more than 1 % that are known, the rest as "other"."""
 
     seconds: float
     elapsed: float
@@ -161,7 +170,7 @@ def cost_of(stage: StageRecord) -> Cost:
     seconds = _sum(metrics, "time/step")
     tokens = float(np.nansum(metrics.values("tokens/per_second") * metrics.values("time/step")))
     phases = [(name, _sum(metrics, key)) for key, name in _PHASES.items()]
-    known = [(name, spent) for name, spent in phases if spent]
+    known = [(name, spent) for name, spent in phases if spent and spent > 0.01 * seconds]
     other = seconds - sum(spent for _, spent in known)
     if known and other > 0.01 * seconds:
         known.append(("other", other))

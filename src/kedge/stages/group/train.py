@@ -8,7 +8,7 @@ from pathlib import Path
 from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
 from kedge.rollout.settings import lag_of
-from kedge.runtime.local import LocalRuntime
+from kedge.runtime.local import LocalRuntime, TimedPolicy, TimedReference, TimedReward
 from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.group.settings import GroupSettings
 from kedge.stages.rl.run import open_rl_run
@@ -21,13 +21,15 @@ from kedge.trainers.shared import KLExceeded
 def train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
     """Train, and save the policy; a resumed run goes on where it was."""
     with open_rl_run(context, settings) as run:
-        roles = GroupRoles(policy=run.roles.policy, reference=run.roles.reference)
+        roles = GroupRoles(
+            policy=TimedPolicy(run.roles.policy, run.clock), reference=TimedReference(run.roles.reference, run.clock)
+        )
         cfg, runtime, seed = settings.config(), LocalRuntime(run.clock), seed_for(context.seed, "minibatches")
         greedy = settings.sampling.model_copy(update={"top_k": 1})
         sampler = GroupSampler(
             run.prompts,
             run.generator,
-            run.reward,
+            TimedReward(run.reward, run.clock),
             greedy=run.sibling_generator(greedy) if cfg.method.traits.needs_greedy else None,
             max_rounds=settings.max_rounds,
             seed=context.seed,

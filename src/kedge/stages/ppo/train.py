@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
-from kedge.runtime.local import LocalRuntime
+from kedge.runtime.local import LocalRuntime, TimedCritic, TimedPolicy, TimedReference, TimedReward
 from kedge.stages.ppo.settings import PPOSettings
 from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.run import open_rl_run
@@ -24,7 +24,10 @@ def train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
     )
     with open_rl_run(context, settings, critic=critic) as run:
         roles = PPORoles(
-            policy=run.roles.policy, critic=run.roles.critic, reference=run.roles.reference, reward=run.reward
+            policy=TimedPolicy(run.roles.policy, run.clock),
+            critic=TimedCritic(run.roles.critic, run.clock),
+            reference=TimedReference(run.roles.reference, run.clock),
+            reward=TimedReward(run.reward, run.clock),
         )
         cfg, runtime, seed = settings.config(), LocalRuntime(run.clock), seed_for(context.seed, "minibatches")
         for number, rollouts in run.rollouts():  # a broken KL budget may lead back to an earlier number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, num_rows
 from kedge.monitor.detectors import CATALOGUE, Watchdog
 from kedge.rewards.failures import Reward, refuse_never_scored
-from kedge.runtime.local import Clock
+from kedge.runtime.local import Clock, TimedReward
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
 from kedge.stages.rl.settings import RLSettings, num_iterations
@@ -24,6 +24,10 @@ from kedge.trainers.shared import EvaluatedRollouts, correlation, sampled_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_PHASES: Final = ("generate", "judge", "gold_score", "save", "sync")
+"""Laps of an iteration that are not inside of each other: answers, scores and log-probs, scores of the gold source, the
+checkpoint of the iteration before, and weights for the generator."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +104,7 @@ class IterationJournal:
         if not self.gold or not is_due:
             return None, None
         try:
-            gold_B = self.gold.score(evaluated.rollouts)
+            gold_B = TimedReward(self.gold, self.clock, "gold").score(evaluated.rollouts)
             refuse_never_scored(self.gold.failure_counters)
         except RewardError as error:
             return None, error
@@ -122,8 +126,9 @@ class IterationJournal:
         return {"prompts/repeated": len(prompts & before) / len(prompts)}
 
     def _speed(self, rollouts: Rollouts) -> dict[str, float]:
+        """Seconds by phase, and in each phase by role; what is no other phase is the update."""
         laps = self.clock.take()
-        laps["update"] = laps["step"] - laps.get("generate", 0.0) - laps.get("judge", 0.0)
+        laps["update"] = laps["step"] - sum(laps.get(phase, 0.0) for phase in _PHASES)
         tokens = int(rollouts.attention_mask_BT.sum())
         return {"tokens/per_second": tokens / laps["step"]} | {f"time/{name}": value for name, value in laps.items()}
 

@@ -84,7 +84,7 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
     )
     roles = build_roles(context, settings, tokenizer, critic)
     with interruptible(context.stop, context.say):
-        clock = Clock(torch.cuda.synchronize if roles.model.device.type == "cuda" else lambda: None)
+        clock = Clock(on_gpu=roles.model.device.type == "cuda")
         open_source = partial(open_run_reward, context, settings, roles, prompts, tokenizer)
         run = RLRun(
             context=context,
@@ -196,7 +196,8 @@ class RLRun:
         """The number of the next iteration, until all are done and the last policy is within the KL budget too."""
         self._resume()
         while self.step < self.iterations or not self._last_policy_is_within_budget():
-            self._publish_weights()
+            with self.clock.lap("sync"):
+                self._publish_weights()
             yield self.step
 
     def age(self, number: int, rollouts: Rollouts) -> int | None:
@@ -342,7 +343,8 @@ class RLRun:
         self.roles.forget()
         is_last, is_asked = step == self.iterations, self.context.stop.is_asked
         if is_last or is_asked or step % self.settings.checkpoints.every == 0:
-            self.save()
+            with self.clock.lap("save"):
+                self.save()
         if is_asked and not is_last:
             self.context.event("info", "run.interrupted", f"stopped at step {step}, which is saved", step=step)
             raise KeyboardInterrupt

@@ -16,7 +16,6 @@ The loop itself is written out in each stage:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Generic, Protocol, TypeVar
@@ -30,6 +29,7 @@ from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import Run
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
+from kedge.runtime.local import Clock
 from kedge.stages.shared.context import Context
 from kedge.trainers.supervised import MAX_BAD_STEPS, EarlyStopping, EvalSettings
 
@@ -78,16 +78,16 @@ class TrainLoop(Generic[BatchT]):
         self._first_step = first_step
         self._num_refused = 0
         self._num_tokens = 0
-        self._since = time.perf_counter()
+        self._clock = Clock()
         self.is_resumed = self._resume()
         self.step = first_step + learner.step
 
     def steps(self, items: Iterable[ItemT]) -> Iterator[ItemT]:
         """What each step is made of, one item a step, until the items end or early stopping does."""
-        self._since = time.perf_counter()
+        self._clock.take()
         if self._stopping.is_over:  # a resumed run that was killed just after it had stopped
             return
-        for item in items:
+        for item in self._clock.each(items, "data"):
             yield item
             if self._stopping.is_over:
                 return
@@ -101,7 +101,8 @@ class TrainLoop(Generic[BatchT]):
         """
         computed = _Recorded(batches)
         try:
-            metrics = self._learner.update(computed)
+            with self._clock.lap("update"):
+                metrics = self._learner.update(computed)
         except NumericsError as error:
             self._note_refusal(computed.last, error)
             if self._num_refused == MAX_BAD_STEPS:
@@ -129,7 +130,8 @@ class TrainLoop(Generic[BatchT]):
         is_last = step == self._learner.total_steps or self._stopping.is_over
         is_saved = is_best or is_last or step % self._checkpoints.every == 0
         if is_saved:
-            self._save(is_best=is_best)
+            with self._clock.lap("save"):
+                self._save(is_best=is_best)
         if not is_last:
             self._stop_if_asked(is_saved=is_saved)
 
@@ -159,10 +161,12 @@ class TrainLoop(Generic[BatchT]):
         return is_own
 
     def _log(self, metrics: Metrics) -> None:
-        now = time.perf_counter()
-        seconds = now - self._since
-        speed = {"time/step": seconds, "tokens/per_second": self._num_tokens / seconds}
-        self._since, self._num_tokens = now, 0
+        laps = self._clock.take()
+        if "heldout/loss" in metrics:
+            laps["evaluate"] = laps["step"] - sum(laps.get(phase, 0.0) for phase in ("data", "update", "save"))
+        speed = {f"time/{name}": seconds for name, seconds in laps.items()}
+        speed["tokens/per_second"] = self._num_tokens / laps["step"]
+        self._num_tokens = 0
         self._context.tracker.log({**metrics, **speed}, step=self.step)
 
     def _note_refusal(self, batches: Sequence[BatchT], error: NumericsError) -> None:
