@@ -105,7 +105,8 @@ def test_nothing_is_computed_for_a_caller_that_is_gone(service: Service, monkeyp
         try:
             with pytest.raises(httpx2.TimeoutException):
                 server.client.post("/v1/completions", json={"model": NAME, "prompt": "gone"}, timeout=0.2)
-            until(lambda: any(job.future.cancelled() for job in server.worker._waiting))
+            until(lambda: server.worker.rows_waiting == 1)
+            until(lambda: server.worker.rows_waiting == 0)
         finally:
             gate.is_open.set()
         thread.join()

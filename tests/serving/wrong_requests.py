@@ -88,7 +88,7 @@ CASES = [
 def attempt(case: Case, server: Served) -> str | None:
     """None where the server refuses the request as it should, and still answers the next one."""
     body = case.body if case.body is not None or case.method == "GET" else asking(case.path)
-    headers = {name: value.encode("latin-1") for name, value in case.headers.items()}
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in case.headers.items()]
     reply = server.client.request(case.method, case.path, content=body, headers=headers)
     if reply.status_code != case.status:
         return f"status {reply.status_code}, expected {case.status}: {reply.text[:200]}"

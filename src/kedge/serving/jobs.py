@@ -49,17 +49,21 @@ class Worker:
     @property
     def rows_waiting(self) -> int:
         with self._changed:
-            return sum(job.rows for job in self._waiting)
+            return self._count()
 
     def submit(self, job: Job) -> Future[Any]:
         """A job of more rows than may wait is taken by an empty queue."""
         with self._changed:
-            waiting = sum(other.rows for other in self._waiting)
+            waiting = self._count()
             if waiting and waiting + job.rows > self.most_waiting:
                 raise QueueFull(waiting, max(1, math.ceil(self._last_s)))
             self._waiting.append(job)
             self._changed.notify()
         return job.future
+
+    def _count(self) -> int:
+        """Rows that wait, without those that nobody waits for any more."""
+        return sum(job.rows for job in self._waiting if not job.future.cancelled())
 
     def close(self) -> None:
         """Compute what waits, then end."""
