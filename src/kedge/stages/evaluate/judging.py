@@ -45,7 +45,16 @@ def judge_answers(
             context.say(f"  {judge.name} compares {len(pairs):,} answers of {model} with those of {baseline}")
             comparisons = _compared(judge, pairs, prompts, max_failed=max_failed) if context.world.rank == 0 else []
             judged[judge.name][model] = context.world.same(comparisons)
+            _report_unreadable(context, judge.name, model, judged[judge.name][model])
     return judged
+
+
+def _report_unreadable(context: Context, judge: str, model: str, comparisons: Sequence[Judged]) -> None:
+    unreadable = sum(not comparison.is_readable for comparison in comparisons)
+    if unreadable:
+        what = "no win rate" if unreadable == len(comparisons) else "left out of the win rate"
+        message = f"{judge}: {unreadable:,} of {len(comparisons):,} comparisons of {model} name no winner: {what}"
+        context.event("warning", "evaluate.judge", message)
 
 
 def _compared(
@@ -95,6 +104,8 @@ def write_judgements(file: Path, judged: Judgements, answers: int) -> Path:
                             "as_second": comparison.as_second,
                             "preference": comparison.preference,
                             "probability": comparison.probability,
+                            "length": comparison.length,
+                            "baseline_length": comparison.baseline_length,
                         }
                     )
     return file
