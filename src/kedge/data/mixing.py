@@ -65,6 +65,30 @@ def _shares(parts: Sequence[Part]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
+def even_copies(values: Sequence[str], seed: int) -> list[int]:
+    """How often each example is written so that every value has as many as the most frequent one.
+
+    >>> even_copies(["de", "en", "en", "en"], seed=0), sorted(even_copies(["de", "de", "en", "en", "en"], seed=0))
+    ([3, 1, 1, 1], [1, 1, 1, 1, 2])
+    """
+    rows: dict[str, list[int]] = {}
+    for row, value in enumerate(values):
+        rows.setdefault(value, []).append(row)
+    most = max(map(len, rows.values()))
+    copies = [0] * len(values)
+    for value, own in rows.items():
+        times, again = _whole_and_rest(most, len(own), seed_for(seed, f"balance/{value}"))
+        for number, row in enumerate(own):
+            copies[row] = times + (number in again)
+    return copies
+
+
+def even_marks(values: Sequence[str]) -> list[dict[str, Any]]:
+    """For prompts, which are not repeated: the mark by which an RL stage draws every value equally often."""
+    numbers = {value: number for number, value in enumerate(sorted(set(values)))}
+    return [{MIXTURE: {"part": numbers[value], "share": 1 / len(numbers)}} for value in values]
+
+
 def _copies(readings: Sequence[Reading], shares: Sequence[float], seed: int) -> list[tuple[int, frozenset[int]]]:
     """How often each file is written as a whole, and which of its examples once more."""
     if not shares:

@@ -9,15 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.core.errors import DataError
-from kedge.core.suggest import did_you_mean
 from kedge.evaluate.answers import ModelAnswer
 from kedge.evaluate.evaluation import Evaluation, evaluate
 from kedge.evaluate.judged import Judged, JudgedRates, as_dict, judged_rates
-
-MOST_VALUES = 64
-NO_VALUE = "(none)"
-"""The group of the prompts that do not have the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,25 +27,6 @@ class Group:
 
 Groups = Mapping[str, Mapping[str, Group]]
 """By field, then by value."""
-
-
-def group_values(records: Sequence[Mapping[str, Any]], field: str, *, most: int = MOST_VALUES) -> list[str]:
-    """The value of a field in each record, as text; a field that none has, or with too many values, is refused.
-
-    >>> group_values([{"language": "de"}, {}, {"language": "en"}], "language")
-    ['de', '(none)', 'en']
-    """
-    values = [str(record[field]) if record.get(field) is not None else NO_VALUE for record in records]
-    if set(values) == {NO_VALUE}:
-        known = sorted({name for record in records for name in record})
-        have = f"they have {', '.join(known)}" if known else "they have no fields of their own"
-        raise DataError(f"groups: no prompt has a field '{field}'{did_you_mean(field, known)}; {have}")
-    if len(set(values)) > most:
-        count = len(set(values))
-        raise DataError(
-            f"groups: '{field}' has {count:,} values, and at most {most} are told apart; name another field"
-        )
-    return values
 
 
 def by_group(

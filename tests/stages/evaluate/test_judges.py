@@ -194,7 +194,7 @@ def test_groups_have_scores_and_win_rates_of_their_own(
 
 
 def test_a_field_that_no_prompt_has_is_refused_before_anything_is_sampled(start: Callable[..., Any]) -> None:
-    with pytest.raises(DataError, match=r"groups: no prompt has a field 'langage' \(did you mean 'language'\?\)"):
+    with pytest.raises(DataError, match=r"groups: no example has a field 'langage' \(did you mean 'language'\?\)"):
         start(groups=["langage"])
 
 

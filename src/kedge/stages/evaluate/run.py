@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from kedge.core.grouping import group_values
 from kedge.core.seeds import seed_for
 from kedge.data.examples import Prompt
 from kedge.data.long_prompts import fit_prompts
@@ -16,7 +17,7 @@ from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
 from kedge.evaluate.evaluation import evaluate
-from kedge.evaluate.groups import by_group, group_values
+from kedge.evaluate.groups import by_group
 from kedge.evaluate.judged import judged_rates
 from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import load_causal
@@ -56,7 +57,8 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     prompts = _fitting_prompts(context, settings, _prompts(context))
     _try_sources(context, settings, prompts)
     panel = open_panel(context, settings)
-    groups = {field: group_values([prompt.extra for prompt in prompts], field) for field in settings.groups}
+    records = [prompt.extra for prompt in prompts]
+    groups = {field: group_values(records, field, setting="groups") for field in settings.groups}
     candidates = [
         _answer(context, settings, prompts, name=name, model=model)
         for name, model in zip(settings.models, context.inputs("models"), strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.core.errors import DataError
+from kedge.core.grouping import group_values
 from kedge.core.seeds import seed_for
 from kedge.core.stage import TooLong
 from kedge.core.stats import logistic_slope
@@ -161,6 +162,25 @@ def _comparison(table: TokenTable, source: str, objective: int, use_margin: bool
         where=absolute_place(table.value("place", row), source),
         margin=margin,
     )
+
+
+def group_of_place(
+    sources: Sequence[str], items: Sequence[EncodedComparison], fields: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """For each field its value by the place of an item; a field that no item has is refused."""
+    if not fields:
+        return {}
+    places = {item.where for item in items}
+    records = {
+        str(example.origin): example.extra
+        for source in sources
+        for example in _comparisons(source)
+        if str(example.origin) in places
+    }
+    return {
+        field: dict(zip(records, group_values(list(records.values()), field, setting="groups"), strict=True))
+        for field in fields
+    }
 
 
 def fold(items: LazyRows[EncodedComparison], *, member: int, members: int, seed: int) -> LazyRows[EncodedComparison]:
