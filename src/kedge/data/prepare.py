@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kedge.core.errors import DataError
-from kedge.core.grouping import check_values, group_value
 from kedge.data.auditing.scan import contents
 from kedge.data.auditing.text_matching import collapse_spaces, text_key
 from kedge.data.converting import to_fields
 from kedge.data.examples import Example, Kind, Messages, Pair, Thumb, answers_of, prompt_of
+from kedge.data.grouping import check_values, group_value
 from kedge.data.mixing import even_copies, even_marks
 from kedge.data.reading import prompt_key, read, recognised
 from kedge.data.splitting import assign

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from kedge.core.grouping import group_values
 from kedge.core.seeds import seed_for
 from kedge.data.examples import Prompt
+from kedge.data.grouping import group_values
 from kedge.data.long_prompts import fit_prompts
 from kedge.data.reading import read
 from kedge.data.template import template_hash

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.core.errors import DataError
-from kedge.core.grouping import group_values
 from kedge.core.seeds import seed_for
 from kedge.core.stage import TooLong
 from kedge.core.stats import logistic_slope
@@ -22,6 +21,7 @@ from kedge.data.encoding.rows import TOO_LONG, absolute_place, relative_place
 from kedge.data.encoding.store import Columns, LazyRows, TokenTable, joined
 from kedge.data.encoding.workers import LeftOut
 from kedge.data.examples import Messages, Pair, Ranking, answers_of, text_of
+from kedge.data.grouping import group_values
 from kedge.data.reading import prompt_key, read
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.stages.reward.settings import LengthControl

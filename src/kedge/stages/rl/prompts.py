@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.core.errors import DataError
-from kedge.core.grouping import group_values
 from kedge.core.protocols import Generator
 from kedge.core.records import Prompts, Rollouts, repeated, to_device
 from kedge.core.seeds import item_at, seed_for
@@ -25,6 +24,7 @@ from kedge.core.stage import TooLong
 from kedge.data.encoding.rows import PromptEncoder
 from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Prompt
+from kedge.data.grouping import group_values
 from kedge.data.long_prompts import LongPrompts, fit_prompts, tighter_limit
 from kedge.data.mixing import MIXTURE
 from kedge.data.reading import read
