@@ -17,8 +17,7 @@ from kedge.data.auditing.scan import contents
 from kedge.data.auditing.text_matching import collapse_spaces, text_key
 from kedge.data.converting import to_fields
 from kedge.data.examples import Example, Kind, Messages, Pair, Thumb, answers_of, prompt_of
-from kedge.data.grouping import check_values, group_value
-from kedge.data.mixing import even_copies, even_marks
+from kedge.data.mixing import check_values, even_copies, even_marks, group_value
 from kedge.data.reading import prompt_key, read, recognised
 from kedge.data.splitting import assign
 from kedge.data.writing import row_writer

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 from kedge.core.seeds import seed_for
 from kedge.data.examples import Prompt
-from kedge.data.grouping import group_values
 from kedge.data.long_prompts import fit_prompts
+from kedge.data.mixing import group_values
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences

@@ -21,7 +21,7 @@ from kedge.data.encoding.rows import TOO_LONG, absolute_place, relative_place
 from kedge.data.encoding.store import Columns, LazyRows, TokenTable, joined
 from kedge.data.encoding.workers import LeftOut
 from kedge.data.examples import Messages, Pair, Ranking, answers_of, text_of
-from kedge.data.grouping import group_values
+from kedge.data.mixing import group_values
 from kedge.data.reading import prompt_key, read
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.stages.reward.settings import LengthControl

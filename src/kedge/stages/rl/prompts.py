@@ -24,9 +24,8 @@ from kedge.core.stage import TooLong
 from kedge.data.encoding.rows import PromptEncoder
 from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Prompt
-from kedge.data.grouping import group_values
 from kedge.data.long_prompts import LongPrompts, fit_prompts, tighter_limit
-from kedge.data.mixing import MIXTURE
+from kedge.data.mixing import MIXTURE, group_values
 from kedge.data.reading import read
 from kedge.models.loading.describe import context_window
 from kedge.rewards.rollouts import PromptRecord
