@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -172,7 +173,7 @@ def _paired_refusals(safe: Sequence[Record]) -> Iterator[Figure]:
 def our_refusal_rules(folder: Path) -> Iterator[Figure]:
     """The rules of `kedge.exams.refusal` on the models that they were not written on."""
     try:
-        from kedge.exams.refusal import classify
+        classify: Callable[[str], str] = import_module("kedge.exams.refusal").classify
     except ImportError:
         yield told("XSTest: our refusal rules", "not installed")
         return
