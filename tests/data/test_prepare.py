@@ -173,3 +173,42 @@ def test_broken_lines_are_set_aside_and_too_many_refused(write_lines: WriteLines
 
 def test_every_fault_has_a_name_that_these_tests_know() -> None:
     assert set(get_args(Fault)) == {*EVERY_FAULT, "contaminated"}
+
+
+def in_languages(german: int, english: int) -> list[dict[str, Any]]:
+    named = [("de", number) for number in range(german)] + [("en", number) for number in range(english)]
+    return [pair(f"{language} {number}?", "yes", "no") | {"language": language} for language, number in named]
+
+
+def test_balanced_examples_of_rare_groups_are_repeated(write_lines: WriteLines, tmp_path: Path) -> None:
+    source = write_lines("pairs.jsonl", in_languages(3, 10))
+    made = prepare([str(source)], tmp_path / "out", heldout=0, drop=EVERY_FAULT, balance="language", seed=2)
+    written = Counter(prompts(made["train"]))
+    by_language = {name: [count for text, count in written.items() if text.startswith(name)] for name in ("de", "en")}
+    assert sorted(by_language["de"]) == [3, 3, 4]
+    assert by_language["en"] == [1] * 10
+
+
+def test_what_is_held_out_is_never_repeated(write_lines: WriteLines, tmp_path: Path) -> None:
+    source = write_lines("pairs.jsonl", in_languages(10, 40))
+    made = prepare([str(source)], tmp_path / "out", heldout=0.2, drop=EVERY_FAULT, balance="language", seed=2)
+    assert max(Counter(prompts(made["heldout"])).values()) == 1
+    languages = Counter(row["language"] for row in rows(made["train"]))
+    assert languages["de"] == languages["en"]
+    assert not {*prompts(made["heldout"])} & {*prompts(made["train"])}
+
+
+def test_balanced_prompts_are_marked_and_not_repeated(write_lines: WriteLines, tmp_path: Path) -> None:
+    asked = [{"prompt": f"{row['prompt']}", "language": row["language"]} for row in in_languages(1, 3)]
+    made = prepare([str(write_lines("p.jsonl", asked))], tmp_path / "out", heldout=0, drop=(), balance="language")
+    marks = [(row["language"], row["mixture"]) for row in rows(made["train"])]
+    assert marks == [
+        ("de", {"part": 0, "share": 0.5}),
+        *[("en", {"part": 1, "share": 0.5})] * 3,
+    ]
+
+
+def test_a_field_that_no_example_has_cannot_be_balanced(write_lines: WriteLines, tmp_path: Path) -> None:
+    source = write_lines("pairs.jsonl", in_languages(2, 2))
+    with pytest.raises(DataError, match=r"balance: no example has a field 'lang' .*they have language"):
+        prepare([str(source)], tmp_path / "out", heldout=0, drop=(), balance="lang")

@@ -13,6 +13,7 @@ from kedge.core.errors import ConfigError, DataError, NumericsError
 from kedge.core.stats import BOOTSTRAP_DRAWS
 from kedge.report.reward import ScoredPair, reward_report
 from kedge.report.reward.accuracy import bootstrap, share, wilson
+from kedge.report.reward.numbers import numbers
 
 Make = Callable[..., ScoredPair]
 
@@ -248,3 +249,17 @@ def test_bad_settings_are_refused(make: Make) -> None:
         reward_report([make(1, 0)], combine="worse")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"train_accuracy: found 87"):
         reward_report([make(1, 0)], train_accuracy=87)
+
+
+def test_accuracy_by_group(make: Make) -> None:
+    """Three right of four in German, one of two in English, each with Wilson's interval of its own pairs."""
+    outcomes = [("de", 1), ("de", 1), ("de", -1), ("en", 1), ("en", -1), ("de", 1)]
+    pairs = [make(float(sign), 0.0, prompt=str(row)) for row, (_, sign) in enumerate(outcomes)]
+    report = reward_report(pairs, groups={"language": [language for language, _ in outcomes]})
+    german, english = report.by_group["language"]["de"], report.by_group["language"]["en"]
+    assert (german.value, german.n, english.value, english.n) == (0.75, 4, 0.5, 2)
+    assert (german.low, german.high) == (wilson(3, 4).low, wilson(3, 4).high)
+    rows = {row.name: row.value for row in numbers(report)}
+    assert (rows["accuracy, language de"], rows["accuracy, language en"]) == ("75.0 %", "50.0 %")
+    assert report.as_dict()["by_group"]["language"]["en"]["n"] == 2
+    assert reward_report(pairs).by_group == {}

@@ -1,4 +1,4 @@
-"""The judge against a fake OpenAI-compatible server: grades, bounds, retries, keys, and comparisons in both orders."""
+"""The judge against a fake OpenAI-compatible server: grades, bounds, retries and keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
 from kedge.rewards.context import RewardContext
-from kedge.rewards.judge import Preference, compare, make, preference
+from kedge.rewards.judge import make
 from kedge.rewards.judge_protocol import fence_of, read_object, read_score, read_winner
 from kedge.rewards.settings import JudgeSource
 
@@ -200,39 +200,3 @@ def test_a_fence_is_the_same_for_the_same_call_and_no_other(server: Any, context
     fences = [text.split("the mark ")[1].split(". ")[0] for text in texts[:3]]
     assert len(set(fences)) == 3
     assert all(len(fence) == 36 and text.count(fence) >= 6 for fence, text in zip(fences, texts, strict=False))
-
-
-def shown(body: Any) -> tuple[str, str]:
-    text = request_text(body)
-    return text.split("]] answer A\n")[1].split("\n")[0], text.split("]] answer B\n")[1].split("\n")[0]
-
-
-def test_a_fair_judge_is_consistent(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says('{"better": "%s"}' % ("A" if len(shown(body)[0]) > len(shown(body)[1]) else "B"))
-    pairs = [(answer("long one"), answer("short")), (answer("x"), answer("yy"))]
-    assert compare(pairs, settings(server, workers=1), context) == [
-        Preference(first=1.0, is_consistent=True),
-        Preference(first=0.0, is_consistent=True),
-    ]
-    assert [shown(body) for body in server.requests[:2]] == [("long one", "short"), ("short", "long one")]
-
-
-def test_a_judge_that_likes_the_first_place_says_nothing(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says('{"better": "A"}')
-    assert compare([(answer("x"), answer("y"))], settings(server), context) == [
-        Preference(first=0.5, is_consistent=False)
-    ]
-
-
-def test_a_comparison_that_fails_has_no_number(server: Any, context: RewardContext, answer: Make) -> None:
-    server.reply = lambda body: says("pass")
-    (preference,) = compare([(answer("x"), answer("y"))], settings(server), context)
-    assert math.isnan(preference.first)
-    assert "expected one JSON object after the last mark, found 'pass'" in preference.reason
-
-
-@pytest.mark.parametrize(
-    ("as_a", "as_b", "first", "agree"), [(1, 1, 1, True), (0, 0, 0, True), (0.5, 0.5, 0.5, True), (1, 0.5, 0.5, False)]
-)
-def test_preference(as_a: float, as_b: float, first: float, agree: bool) -> None:
-    assert preference(as_a, as_b) == Preference(first=first, is_consistent=agree)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, ModelError, RewardError
 from kedge.core.stats import best_of_kl
-from kedge.data.examples import Message, Messages, Prompt, Role
+from kedge.data.examples import Message, Messages, Prompt
 from kedge.data.reading import read
 from kedge.data.writing import WRITABLE, row_writer
 from kedge.models.loading.load import DTypeName
@@ -23,7 +24,7 @@ from kedge.rewards.settings import ModelSource
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.rl.answering import Answered, Answering, answer, room_for_answers
 from kedge.stages.rl.judge import Judge, load_judge
-from kedge.stages.rl.reward import scorer_of
+from kedge.stages.rl.reward import encoded_answer, scorer_of
 from kedge.stages.shared.device import checked_device
 
 LONGEST = 256
@@ -165,12 +166,7 @@ def verdicts(judge: Judge, prompts: Sequence[Messages], answered: Answered, *, a
             zip(answered.texts(), answered.rollouts.finished_B.tolist(), strict=True)
         )
     ]
-
-    def encode(answer: Answer) -> list[int]:
-        prompt = tuple(Message(cast(Role, role), content) for role, content in answer.prompt)
-        return judge.encoder.tokens(prompt, (Message("assistant", answer.text),))
-
-    return on_text(scorer_of(judge), source, encode).judge(lines)
+    return on_text(scorer_of(judge), source, partial(encoded_answer, judge)).judge(lines)
 
 
 def with_best(rows: Sequence[Mapping[str, Any]], told: Sequence[ScoreResult], *, n: int) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -11,7 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kedge.core.errors import ConfigError, PluginError
+from kedge.commands.listening import listen
+from kedge.core.errors import PluginError
 from kedge.report.live.feed import RunFeed
 from kedge.report.live.terminal import PlainLines, view
 from kedge.report.writing import run_folder
@@ -89,7 +89,7 @@ def serve(feeds: Sequence[RunFeed], *, port: int, say: Say) -> None:
     except ImportError as error:
         raise PluginError(f"kedge watch --web needs {error.name!r}: pip install 'kedge[web]'") from error
     token = secrets.token_urlsafe(24)
-    with closing(_listen(port)) as listening:
+    with closing(listen(ADDRESS, port)) as listening:
         port = listening.getsockname()[1]
         app = make_app(feeds, token=token, hosts=(f"{ADDRESS}:{port}", f"localhost:{port}"))
         say(f"http://{ADDRESS}:{port}/?token={token}")
@@ -97,17 +97,6 @@ def serve(feeds: Sequence[RunFeed], *, port: int, say: Say) -> None:
         # Its log of requests would have the token in every line.
         config = uvicorn.Config(app, http=TimedProtocol, log_level="warning", access_log=False)
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _listen(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((ADDRESS, port))
-    except OSError as error:
-        listening.close()
-        raise ConfigError(f"--port {port}: {error.strerror}; choose another, or leave it out for a free one") from error
-    return listening
 
 
 def _any_runs(feeds: Sequence[RunFeed]) -> bool:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kedge.core.errors import DataError
 from kedge.data.auditing.scan import contents
 from kedge.data.auditing.text_matching import collapse_spaces, text_key
 from kedge.data.converting import to_fields
 from kedge.data.examples import Example, Kind, Messages, Pair, Thumb, answers_of, prompt_of
+from kedge.data.mixing import check_values, even_copies, even_marks, group_value
 from kedge.data.reading import prompt_key, read, recognised
 from kedge.data.splitting import assign
 from kedge.data.writing import row_writer
@@ -41,11 +42,15 @@ def prepare(
     heldout: float,
     drop: Sequence[Fault],
     decontaminate: Sequence[str] = (),
+    balance: str | None = None,
     max_broken: float = 0.01,
     seed: int = 0,
     report: Callable[..., None] = lambda *_, **__: None,
 ) -> dict[str, Path]:
-    """Write train.jsonl, heldout.jsonl and set-aside.jsonl; returns the paths of the first two."""
+    """Write train.jsonl, heldout.jsonl and set-aside.jsonl; returns the paths of the first two.
+
+    With `balance` every value of that field has the same weight in train.jsonl.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kind = _common_kind(sources)
     keys = [_keys(example) for example in _examples(sources, kind, max_broken, folder)]
@@ -56,7 +61,15 @@ def prepare(
     if not prompts:
         raise DataError(f"{', '.join(sources)}: nothing is left of {len(keys):,} {kind}: {_listed(left_out)}")
     heldout_prompts = frozenset(assign(prompts, heldout, seed).tolist()) if heldout else frozenset[int]()
-    counts = _write(_examples(sources, kind, max_broken, folder), keys, faults, heldout_prompts, folder)
+    places = [
+        "set-aside" if fault else "heldout" if example_keys.prompt in heldout_prompts else "train"
+        for example_keys, fault in zip(keys, faults, strict=True)
+    ]
+    writes = [(1, dict[str, Any]())] * len(keys)
+    if balance is not None:
+        examples = _examples(sources, kind, max_broken, folder)
+        writes = _balanced(examples, places, balance, kind=kind, seed=seed)
+    counts = _write(_examples(sources, kind, max_broken, folder), places, faults, writes, folder)
     message = f"{counts['train']:,} {kind} to train, {counts['heldout']:,} held out, {left_out.total():,} set aside"
     report(
         "info",
@@ -117,22 +130,39 @@ def _faults(examples: Sequence[_Keys], drop: frozenset[Fault], evaluated: set[in
         yield faults[0] if faults else None
 
 
+def _balanced(
+    examples: Iterable[Example], places: Sequence[str], field: str, *, kind: Kind, seed: int
+) -> list[tuple[int, dict[str, Any]]]:
+    """How often each example is written, and what is added to it, so that every value of a field weighs the same."""
+    values: dict[int, str] = {}
+    known = set[str]()
+    for row, (example, place) in enumerate(zip(examples, places, strict=True)):
+        if place == "train":
+            values[row] = group_value(example.extra, field)
+            known |= set(example.extra)
+    check_values(list(values.values()), field, known=sorted(known), setting="balance")
+    copies = [1] * len(values) if kind == "prompts" else even_copies(list(values.values()), seed)
+    marks = even_marks(list(values.values())) if kind == "prompts" else [dict[str, Any]()] * len(values)
+    written = dict(zip(values, zip(copies, marks, strict=True), strict=True))
+    return [written.get(row, (1, {})) for row in range(len(places))]
+
+
 def _write(
     examples: Iterable[Example],
-    keys: Sequence[_Keys],
+    places: Sequence[str],
     faults: Sequence[Fault | None],
-    heldout_prompts: frozenset[int],
+    writes: Sequence[tuple[int, dict[str, Any]]],
     folder: Path,
 ) -> Counter[str]:
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
         names = ("train", "heldout", "set-aside")
         put = {name: stack.enter_context(row_writer(folder / f"{name}.jsonl")) for name in names}
-        for example, example_keys, fault in zip(examples, keys, faults, strict=True):
-            name = "set-aside" if fault else "heldout" if example_keys.prompt in heldout_prompts else "train"
+        for example, name, fault, (times, mark) in zip(examples, places, faults, writes, strict=True):
             reason = {"set_aside_for": fault, "from": str(example.origin)} if fault else {}
-            put[name]({**to_fields(example), **reason})
-            counts[name] += 1
+            for _ in range(times):
+                put[name]({**to_fields(example), **reason, **mark})
+            counts[name] += times
     return counts
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from kedge.core.errors import DataError
 from kedge.core.text_measures import distinct, repetition
 from kedge.evaluate.answers import ModelAnswer
-from kedge.evaluate.length_control import PromptResult, length_controlled_estimates
+from kedge.evaluate.length_control import PromptResult, length_controlled_estimates, tells_length
 from kedge.evaluate.win_rates import Estimate, WinRate, estimate, outcome_of, win_rate
 
 REPETITION_N, DISTINCT_N = 4, 2
@@ -149,12 +149,7 @@ def equal_length_rates(
         model: [_prompt_result(own[prompt], theirs[prompt], source, tie=tie) for prompt in prompts]
         for model, own in ours.items()
     }
-    return length_controlled_estimates({model: rows for model, rows in results.items() if _tells_length(rows)})
-
-
-def _tells_length(rows: Sequence[PromptResult]) -> bool:
-    gaps = {length - other for _, length, other in rows}
-    return len(gaps) > 1 or gaps == {0.0}
+    return length_controlled_estimates({model: rows for model, rows in results.items() if tells_length(rows)})
 
 
 def _prompt_result(

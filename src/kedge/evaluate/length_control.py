@@ -89,6 +89,12 @@ def length_controlled_estimates(results: Mapping[str, Sequence[PromptResult]]) -
     return estimates
 
 
+def tells_length(rows: Sequence[PromptResult]) -> bool:
+    """Whether length can be told from the model: not where all of its answers are longer by the same."""
+    gaps = {length - other for _, length, other in rows}
+    return len(gaps) > 1 or gaps == {0.0}
+
+
 def _rate(preference_N: Floats, length_N: Floats, difficulty_N: Floats, prior: _Prior) -> Estimate:
     """The mean of σ(θ + ψ γ), with the variance of the fit and that of the prompts that were drawn."""
     fit = _fit(preference_N, length_N, difficulty_N, prior)

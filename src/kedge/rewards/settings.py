@@ -195,19 +195,12 @@ class HttpSource(Section):
         return self
 
 
-class JudgeSource(Section):
-    """A language model behind an OpenAI-compatible endpoint that grades answers."""
+class JudgeEndpoint(Section):
+    """A language model behind an OpenAI-compatible endpoint."""
 
-    kind: Literal["judge"]
     url: Url
     """Up to and including the version: `http://localhost:8000/v1`."""
     model: str = Field(min_length=1)
-    rubric: str | None = None
-    """A Jinja template of the request with `prompt`, `answer`, `solution`, `extra`, `lowest`, `highest`, and `fence`,
-    the mark that stands before and after what is judged (docs/rewards.md)."""
-    lowest: float = 1.0
-    highest: float = 10.0
-    """Grades outside of these bounds are not believed."""
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
     timeout_s: float = Field(default=60.0, gt=0)
@@ -218,11 +211,44 @@ class JudgeSource(Section):
     """Environment variable with the key, sent as a bearer token: over https, or to this machine."""
 
     @model_validator(mode="after")
-    def _fits(self) -> JudgeSource:
-        if self.lowest >= self.highest:
-            raise ValueError(f"lowest {self.lowest:g} must be below highest {self.highest:g}")
+    def _keeps_its_key(self) -> JudgeEndpoint:
         refuse_open_key(self.url, key=self.key_variable and f"the key in {self.key_variable}")
         return self
+
+
+class JudgeSource(JudgeEndpoint):
+    """A language model behind an OpenAI-compatible endpoint that grades answers."""
+
+    kind: Literal["judge"]
+    rubric: str | None = None
+    """A Jinja template of the request with `prompt`, `answer`, `solution`, `extra`, `lowest`, `highest`, and `fence`,
+    the mark that stands before and after what is judged (docs/rewards.md)."""
+    lowest: float = 1.0
+    highest: float = 10.0
+    """Grades outside of these bounds are not believed."""
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> JudgeSource:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest {self.lowest:g} must be below highest {self.highest:g}")
+        return self
+
+
+class PairwiseJudge(JudgeEndpoint):
+    """A language model behind an OpenAI-compatible endpoint that says which of two answers is better."""
+
+    kind: Literal["judge"]
+    name: str | None = Field(default=None, min_length=1)
+    """What results call it; the model's name, when absent."""
+    rubric: str | None = None
+    """A Jinja template of the request with `prompt`, `first`, `second`, and `fence`, the mark that stands before and
+    after what is compared (docs/evaluate.md)."""
+    logprobs: bool = False
+    """Ask for log-probabilities, and read from them how sure the judge is."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.model
 
 
 TextSettings = (

@@ -137,3 +137,28 @@ def test_a_reward_may_ask_for_the_solution_only_where_a_prompt_has_one() -> None
 
     assert fields_of([prompt(None, level=2), prompt(None, source="a")]) == {"level", "source"}
     assert fields_of([prompt(None), prompt("4", level=2)]) == {"solution", "level"}
+
+
+def balanced_book(folder: Path, *, balance: str, extra: dict[str, Any] | None = None) -> PromptDataset:
+    file = folder / "languages.jsonl"
+    rows = [{"prompt": f"Say {letter}", "language": "de" if letter in "ab" else "en"} for letter in LETTERS]
+    file.write_text("".join(json.dumps(row | (extra or {})) + "\n" for row in rows))
+    return read_prompts(
+        str(file), tiny_tokenizer(), batch=4, answers=1, max_tokens=40, seed=3, set_aside=None, balance=balance
+    )
+
+
+def test_balanced_prompts_are_drawn_equally_often_from_each_group(tmp_path: Path) -> None:
+    """Two of seven prompts are German: half of every batch is, and both come equally often."""
+    order = asked(balanced_book(tmp_path, balance="language"), 0, 10)
+    batches = [order[at : at + 4] for at in range(0, 40, 4)]
+    assert all(sum(letter in "ab" for letter in batch) == 2 for batch in batches)
+    assert order.count("a") == order.count("b") == 10
+    assert {order.count(letter) for letter in "cdefg"} == {4}
+
+
+def test_prompts_with_shares_of_their_own_are_not_balanced_again(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="have shares of their own already"):
+        balanced_book(tmp_path, balance="language", extra={"mixture": {"part": 0, "share": 1.0}})
+    with pytest.raises(DataError, match=r"no example has a field 'languages' \(did you mean 'language'\?\)"):
+        balanced_book(tmp_path, balance="languages")

@@ -1,4 +1,4 @@
-"""Connections to the page of `kedge watch --web` that end by themselves: none is held open for nothing."""
+"""Connections to `kedge watch --web` and `kedge serve` that end by themselves: none is held open for nothing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ ANSWER_S = 120.0
 class TimedProtocol(H11Protocol):
     """HTTP of uvicorn, which itself waits without limit for a request that has begun, or never begins."""
 
+    answer_s: float | None = None
+    """For the making of an answer; None is `ANSWER_S`."""
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._limit: asyncio.TimerHandle | None = None
@@ -30,7 +33,7 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not self._answered and not self.cycle.response_complete:  # its headers are all there
             self._answered = self.cycle
-            self._end_after(ANSWER_S)
+            self._end_after(self.answer_s or ANSWER_S)
 
     def on_response_complete(self) -> None:
         self._end_after(REQUEST_S)
@@ -45,3 +48,9 @@ class TimedProtocol(H11Protocol):
         if self._limit is not None:
             self._limit.cancel()
         self._limit = self.loop.call_later(seconds, self.transport.abort)
+
+
+class PatientProtocol(TimedProtocol):
+    """For a server whose answers are long in the making, and wait for others before them."""
+
+    answer_s = 3600.0

@@ -9,6 +9,7 @@ Shape letters: B pairs, A answers, K members, G prompts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
@@ -146,6 +147,15 @@ def by_length_gap(data: Columns) -> tuple[Bin, ...]:
         rows = np.flatnonzero(np.sign(data.gap_B) == sign)
         groups += [rows[inner] for inner in quantile_groups(data.gap_B[rows], _BINS_A_SIDE)]
     return _binned(data, data.gap_B, groups)
+
+
+def by_value(data: Columns, value_B: Sequence[str]) -> dict[str, Share]:
+    """Accuracy on the pairs of each value."""
+    values = np.asarray(value_B)
+    return {
+        str(value): share(data.correct_B[values == value], data.prompt_B[values == value])
+        for value in np.unique(values)
+    }
 
 
 def _binned(data: Columns, x_B: Floats, groups: list[Ints]) -> tuple[Bin, ...]:

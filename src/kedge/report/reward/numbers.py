@@ -27,7 +27,7 @@ class Row:
 
 def numbers(report: RewardReport) -> list[Row]:
     """The rows of the table, which the page and the terminal share."""
-    return [*_accuracies(report), *_lengths(report), *_calibration(report), *_members(report)]
+    return [*_accuracies(report), *_groups(report), *_lengths(report), *_calibration(report), *_members(report)]
 
 
 def _share(name: str, share: Share, note: str = "") -> Row:
@@ -46,6 +46,14 @@ def _accuracies(report: RewardReport) -> list[Row]:
     if report.train_accuracy is not None:
         rows.append(Row(name="accuracy on training pairs", value=percent(report.train_accuracy)))
     return rows
+
+
+def _groups(report: RewardReport) -> list[Row]:
+    return [
+        _share(f"accuracy, {field} {value}", share)
+        for field, by_value in report.by_group.items()
+        for value, share in by_value.items()
+    ]
 
 
 def _lengths(report: RewardReport) -> list[Row]:

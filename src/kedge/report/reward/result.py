@@ -23,6 +23,7 @@ from kedge.report.reward.accuracy import (
     by_data_margin,
     by_length_gap,
     by_score_margin,
+    by_value,
     share,
     wilson,
 )
@@ -84,6 +85,8 @@ class RewardReport:
     worst_errors: tuple[WorstError, ...]
     train_accuracy: float | None
     facts: Mapping[str, Any]
+    by_group: Mapping[str, Mapping[str, Share]]
+    """The accuracy by field of the records, then by its value."""
     findings: tuple[Finding, ...] = ()
     verdict: str = ""
     """The first sentence to read."""
@@ -110,6 +113,7 @@ def measured(
     uncertainty_coef: float,
     train_accuracy: float | None,
     facts: Mapping[str, Any],
+    groups: Mapping[str, Sequence[str]] = {},
 ) -> RewardReport:
     """All numbers of the report, without findings and verdict; `verdict.reward_report` explains the parameters."""
     if train_accuracy is not None and not 0 <= train_accuracy <= 1:
@@ -139,6 +143,7 @@ def measured(
         worst_errors=_worst_errors(pairs, data),
         train_accuracy=train_accuracy,
         facts=dict(facts),
+        by_group={field: by_value(data, values) for field, values in groups.items()},
     )
 
 

@@ -30,14 +30,21 @@ def reward_report(
     uncertainty_coef: float = 0.5,
     train_accuracy: float | None = None,
     facts: Mapping[str, Any] = {},
+    groups: Mapping[str, Sequence[str]] = {},
 ) -> RewardReport:
     """Judge a reward model on held-out pairs.
 
     `combine` and `uncertainty_coef` (mean minus this times the variance) are those that the rewards will be used with;
-    `train_accuracy` is the accuracy on training pairs, for comparison; `facts` are shown as they are.
+    `train_accuracy` is the accuracy on training pairs, for comparison; `facts` are shown as they are. `groups`
+    has the value of each pair for every field by which the accuracy is given too.
     """
     report = measured(
-        pairs, combine=combine, uncertainty_coef=uncertainty_coef, train_accuracy=train_accuracy, facts=facts
+        pairs,
+        combine=combine,
+        uncertainty_coef=uncertainty_coef,
+        train_accuracy=train_accuracy,
+        facts=facts,
+        groups=groups,
     )
     findings = judge(report)
     return replace(report, findings=findings, verdict=verdict(report, findings))

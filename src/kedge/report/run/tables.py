@@ -203,11 +203,61 @@ def evaluation_table(evaluation: Record) -> EvaluationTable:
     """
     models: Mapping[str, Any] = evaluation["models"]
     baseline = str(evaluation["baseline"])
-    columns = [_column(models[name], evaluation["comparisons"].get(name, {}), baseline) for name in models]
+    judges: Mapping[str, Any] = evaluation.get("judges") or {}
+    columns = [
+        _judged_column(judges.get(name, {}), baseline)
+        | _column(models[name], evaluation["comparisons"].get(name, {}), baseline)
+        for name in models
+    ]
     titles = list(dict.fromkeys(title for column in columns for title in column))
     return EvaluationTable(
         head=("", *models), rows=tuple((title, *(column.get(title, NONE) for column in columns)) for title in titles)
     )
+
+
+def group_table(evaluation: Record) -> EvaluationTable | None:
+    """Every group of prompts that `evaluation.json` tells apart: a row a group and source or judge, a column a model.
+
+    Where there is a baseline to win over, its win rates; of the baseline, and without one, mean scores.
+    """
+    groups: Mapping[str, Mapping[str, Any]] = evaluation.get("groups") or {}
+    models = list(evaluation["models"])
+    rows = [
+        (field, value, f"{group['prompts']:,}", title, *(cells.get(name, NONE) for name in models))
+        for field, by_value in groups.items()
+        for value, group in by_value.items()
+        for title, cells in _group_cells(group).items()
+    ]
+    head = ("field", "value", "prompts", "", *models)
+    return EvaluationTable(head=head, rows=tuple(rows)) if rows else None
+
+
+def _group_cells(group: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """By what is measured, then by model."""
+    cells: dict[str, dict[str, str]] = {}
+    for name, summary in group["models"].items():
+        for source, scores in summary["scores"].items():
+            cells.setdefault(f"{source}: mean score", {})[name] = _estimate(scores["mean"], 3)
+        for source, comparison in group["comparisons"].get(name, {}).items():
+            cells.setdefault(f"{source}: wins", {})[name] = _win_rate(comparison["win_rate"], "rate")
+        for judge, rate in group.get("judges", {}).get(name, {}).items():
+            cells.setdefault(f"{judge}: wins", {})[name] = _win_rate(rate, "rate")
+    return cells
+
+
+def _judged_column(by_judge: Mapping[str, Any], baseline: str) -> dict[str, str]:
+    column: dict[str, str] = {}
+    for judge, rate in by_judge.items():
+        column[f"judge {judge}: wins over {baseline}"] = _win_rate(rate, "rate")
+        column[f"judge {judge}: wins at equal length"] = _win_rate(rate["length_controlled"], "mean")
+        if rate["weighted"] is not None:
+            column[f"judge {judge}: probability of winning"] = _win_rate(rate["weighted"], "mean")
+        column[f"judge {judge}: ties"] = percent(rate["ties"])
+        column[f"judge {judge}: orders disagree"] = percent(rate["inconsistent"] / rate["comparisons"])
+        column[f"judge {judge}: unreadable"] = f"{rate['unreadable']:,} of {rate['comparisons']:,}"
+        column[f"judge {judge}: prefers the first shown"] = percent(rate["first_place"])
+        column[f"judge {judge}: prefers the longer"] = percent(rate["longer"])
+    return column
 
 
 def _column(summary: Mapping[str, Any], against: Mapping[str, Any], baseline: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ def run(context: Context, settings: DataSettings) -> Mapping[str, Path]:
             heldout=settings.heldout,
             drop=settings.drop,
             decontaminate=context.inputs("decontaminate"),
+            balance=settings.balance,
             max_broken=settings.max_broken,
             seed=context.seed,
             report=context.event,

@@ -27,6 +27,9 @@ class DataSettings(Section):
     """What to leave out of both parts."""
     decontaminate: Annotated[list[str], Input("records", several=True)] = Field(default_factory=list)
     """Evaluation files: examples whose prompt stands in one of them are left out."""
+    balance: Annotated[str | None, Field(min_length=1)] = None
+    """A field of the records (language, source): in the part to train each of its values has as many examples, repeated
+    where there are fewer; prompts are not repeated, but drawn equally often by the stages that answer them."""
     max_broken: float = Field(default=0.01, ge=0, le=1)
     """The largest share of unreadable lines before the stage refuses."""
 

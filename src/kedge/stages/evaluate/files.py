@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.core.files import write_json
@@ -10,8 +11,26 @@ from kedge.data.converting import to_fields
 from kedge.data.examples import Message, Pair, Prompt
 from kedge.data.writing import row_writer
 from kedge.evaluate.answers import ModelAnswer, Preferences
-from kedge.evaluate.evaluation import Evaluation
+from kedge.evaluate.evaluation import Evaluation, table_lines
+from kedge.evaluate.groups import Groups, group_lines
+from kedge.evaluate.judged import JudgedRates, as_dict, judged_lines
 from kedge.stages.rl.answering import Answering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Everything that an evaluation finds."""
+
+    evaluation: Evaluation
+    judges: JudgedRates
+    groups: Groups
+    pairs: Preferences
+
+    def lines(self) -> Iterator[str]:
+        """The same as text."""
+        yield from table_lines(self.evaluation)
+        yield from judged_lines(self.judges, self.evaluation.baseline)
+        yield from group_lines(self.groups)
 
 
 def write_answers(file: Path, answers: Sequence[ModelAnswer], prompts: Sequence[Prompt], *, seed: int) -> Path:
@@ -53,14 +72,23 @@ def write_pairs(file: Path, preferences: Preferences, prompts: Sequence[Prompt])
     return file
 
 
-def write_numbers(file: Path, evaluation: Evaluation, pairs: Preferences, request: Answering) -> Path:
+def write_numbers(file: Path, results: Results, request: Answering) -> Path:
+    pairs = results.pairs
+    found = results.evaluation.as_dict()
+    if results.judges:
+        found["judges"] = as_dict(results.judges)
+    if results.groups:
+        found["groups"] = {
+            field: {value: group.as_dict() for value, group in by_value.items()}
+            for field, by_value in results.groups.items()
+        }
     about = {
         "answers_per_prompt": request.answers,
         "sampling": request.sampling.model_dump(mode="json"),
         "seed": request.seed,
         "pairs": {"written": len(pairs.pairs), "ties": pairs.ties, "unpaired": pairs.unpaired},
     }
-    write_json(file, evaluation.as_dict() | about)
+    write_json(file, found | about)
     return file
 
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, cast
 from kedge.core.seeds import seed_for
 from kedge.data.examples import Prompt
 from kedge.data.long_prompts import fit_prompts
+from kedge.data.mixing import group_values
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
-from kedge.evaluate.evaluation import evaluate, table_lines
+from kedge.evaluate.evaluation import evaluate
+from kedge.evaluate.groups import by_group
+from kedge.evaluate.judged import judged_rates
 from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import load_causal
 from kedge.rewards.build import try_sources
@@ -23,7 +26,8 @@ from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.rollouts import PromptRecord
 from kedge.rollout.settings import SamplingSettings
-from kedge.stages.evaluate.files import write_answers, write_numbers, write_pairs
+from kedge.stages.evaluate.files import Results, write_answers, write_numbers, write_pairs
+from kedge.stages.evaluate.judging import judge_answers, open_panel, write_judgements
 from kedge.stages.evaluate.settings import EvaluateSettings
 from kedge.stages.rl.answering import Answered, Answering, answer
 from kedge.stages.rl.divergence import log_ratios
@@ -52,6 +56,9 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     """Answer, score, compare, write; returns the files that other stages may read."""
     prompts = _fitting_prompts(context, settings, _prompts(context))
     _try_sources(context, settings, prompts)
+    panel = open_panel(context, settings)
+    records = [prompt.extra for prompt in prompts]
+    groups = {field: group_values(records, field, setting="groups") for field in settings.groups}
     candidates = [
         _answer(context, settings, prompts, name=name, model=model)
         for name, model in zip(settings.models, context.inputs("models"), strict=True)
@@ -63,10 +70,17 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
         for candidate in candidates
         for record in _records(candidate, scores[candidate.name], kl.get(candidate.name))
     ]
-    evaluation = evaluate(answers, tie=settings.tie, seed=seed_for(context.seed, "bootstrap"))
-    pairs = preferences(answers, "reward", tie=settings.tie)
-    for line in table_lines(evaluation):
+    judged = judge_answers(context, panel, answers, prompts, max_failed=settings.failures.max_share)
+    tie, seed = settings.tie, seed_for(context.seed, "bootstrap")
+    results = Results(
+        evaluation=evaluate(answers, tie=tie, seed=seed),
+        judges=judged_rates(judged),
+        groups=by_group(answers, groups, judged, tie=tie, seed=seed),
+        pairs=preferences(answers, "reward", tie=tie),
+    )
+    for line in results.lines():
         context.say(f"  {line}")
+    pairs = results.pairs
     if settings.reward is not None:
         left_out = f"{pairs.ties:,} ties and {pairs.unpaired:,} prompts without two scored answers are left out"
         context.event("info", "evaluate.pairs", f"{len(pairs.pairs):,} pairs for the next round of data; {left_out}")
@@ -74,8 +88,10 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
 
     def write() -> Mapping[str, Path]:
         write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed)
+        if judged:
+            write_judgements(context.folder / "judgements.jsonl", judged, settings.answers)
         return {
-            "evaluation": write_numbers(context.folder / "evaluation.json", evaluation, pairs, request),
+            "evaluation": write_numbers(context.folder / "evaluation.json", results, request),
             "pairs": write_pairs(context.folder / "pairs.jsonl", pairs, prompts),
         }
 

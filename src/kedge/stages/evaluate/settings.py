@@ -10,8 +10,9 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage, TooLong
+from kedge.evaluate.judged import MAJORITY
 from kedge.models.settings import AutoSize
-from kedge.rewards.settings import FailureSettings, RewardSourceSettings
+from kedge.rewards.settings import FailureSettings, PairwiseJudge, RewardSourceSettings
 from kedge.stages.shared.batch_arithmetic import count
 
 
@@ -27,6 +28,10 @@ class EvaluateSettings(Section):
     """Who scores the answers: a reward stage or folder, or any reward source. Without it they are not scored."""
     gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """A second opinion that no training has seen: the truth, where it is known."""
+    judge: PairwiseJudge | Annotated[list[PairwiseJudge], Field(min_length=1)] | None = None
+    """A language model that compares every answer with the baseline's, in both orders; a list is a panel."""
+    groups: list[str] = Field(default_factory=list[str])
+    """Fields of the prompts' records (language, source): the numbers are given for each of their values too."""
     answers: int = Field(default=1, ge=1)
     """Answers a model gives to each prompt."""
     max_new_tokens: int = Field(default=256, ge=1)
@@ -50,10 +55,17 @@ class EvaluateSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights while they answer; `auto` is float32 on a CPU, bfloat16 on a GPU."""
 
+    @property
+    def judges(self) -> tuple[PairwiseJudge, ...]:
+        return tuple(self.judge) if isinstance(self.judge, list) else (self.judge,) if self.judge else ()
+
 
 def explain(settings: EvaluateSettings) -> list[str]:
     lines = [f"{count(len(settings.models), 'model')} × {count(settings.answers, 'answer')} to each prompt"]
-    if settings.reward is None and settings.gold is None:
+    if settings.judges:
+        calls = 2 * (len(settings.models) - 1) * settings.answers * len(settings.judges)
+        lines.append(f"{count(len(settings.judges), 'judge')}: {count(calls, 'call')} for each prompt, both orders")
+    elif settings.reward is None and settings.gold is None:
         lines.append("nobody scores the answers: lengths, repetition and KL alone are compared")
     return lines
 
@@ -67,6 +79,37 @@ def check(settings: EvaluateSettings) -> Iterator[Finding]:
             message=f"{', '.join(twice)}: named more than once, and results are told apart by these names",
             where="models",
             fix="name each model once",
+        )
+    yield from _check_judges(settings)
+    repeated = sorted({field for field in settings.groups if settings.groups.count(field) > 1})
+    if repeated:
+        yield Finding(
+            level="fatal",
+            code="evaluate.groups",
+            message=f"{', '.join(repeated)}: named more than once",
+            where="groups",
+            fix="name each field once",
+        )
+
+
+def _check_judges(settings: EvaluateSettings) -> Iterator[Finding]:
+    names = [judge.label for judge in settings.judges]
+    wrong = sorted({name for name in names if names.count(name) > 1 or name == MAJORITY})
+    if wrong:
+        yield Finding(
+            level="fatal",
+            code="evaluate.judge",
+            message=f"{', '.join(wrong)}: results are told apart by the judges' names, and '{MAJORITY}' is all of them",
+            where="judge",
+            fix="give each judge a name of its own",
+        )
+    if names and len(settings.models) < 2:
+        yield Finding(
+            level="fatal",
+            code="evaluate.judge",
+            message="a judge compares models with the first one, and there is no other",
+            where="judge",
+            fix="name two models or more, or leave the judge out",
         )
 
 

@@ -122,6 +122,8 @@ class GroupSettings(Section):
     """Longest prompt."""
     too_long: TooLong = "refuse"
     """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
+    balance: Annotated[str | None, Field(min_length=1)] = None
+    """A field of the prompts' records (language, source): each of its values is drawn equally often."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     kl: KLSettings = KLSettings()

@@ -21,6 +21,7 @@ from kedge.data.encoding.rows import TOO_LONG, absolute_place, relative_place
 from kedge.data.encoding.store import Columns, LazyRows, TokenTable, joined
 from kedge.data.encoding.workers import LeftOut
 from kedge.data.examples import Messages, Pair, Ranking, answers_of, text_of
+from kedge.data.mixing import group_values
 from kedge.data.reading import prompt_key, read
 from kedge.models.reward.reward_model import reward_tokens
 from kedge.stages.reward.settings import LengthControl
@@ -161,6 +162,25 @@ def _comparison(table: TokenTable, source: str, objective: int, use_margin: bool
         where=absolute_place(table.value("place", row), source),
         margin=margin,
     )
+
+
+def group_of_place(
+    sources: Sequence[str], items: Sequence[EncodedComparison], fields: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """For each field its value by the place of an item; a field that no item has is refused."""
+    if not fields:
+        return {}
+    places = {item.where for item in items}
+    records = {
+        str(example.origin): example.extra
+        for source in sources
+        for example in _comparisons(source)
+        if str(example.origin) in places
+    }
+    return {
+        field: dict(zip(records, group_values(list(records.values()), field, setting="groups"), strict=True))
+        for field in fields
+    }
 
 
 def fold(items: LazyRows[EncodedComparison], *, member: int, members: int, seed: int) -> LazyRows[EncodedComparison]:

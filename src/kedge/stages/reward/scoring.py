@@ -60,12 +60,16 @@ def report_on(
     trained: Sequence[EncodedComparison],
     combine: Combine,
     facts: Mapping[str, str],
+    groups: Mapping[str, Mapping[str, str]] = {},
     world: World = ALONE,
 ) -> RewardReport:
-    """The report on `held_out`, with the accuracy on a part of `trained` beside it."""
+    """The report on `held_out`, with the accuracy on a part of `trained` beside it; `groups` has the value of each
+    field by the place of a comparison."""
     how, coef = in_reports(combine)
+    pairs = scored_pairs(members, held_out, world=world)
     return reward_report(
-        scored_pairs(members, held_out, world=world),
+        pairs,
+        groups={field: [values[pair.where] for pair in pairs] for field, values in groups.items()},
         combine=how,
         uncertainty_coef=coef,
         train_accuracy=_accuracy(scored_pairs(members, trained[:MOST_TRAINED], world=world)),

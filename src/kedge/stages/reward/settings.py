@@ -84,6 +84,8 @@ class RewardSettings(Section):
     """When held-out loss and accuracy are measured, and early stopping."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """How often the run is saved."""
+    groups: list[str] = Field(default_factory=list[str])
+    """Fields of the preferences' records (language, source): the report has the accuracy for each of their values."""
     if_unfit: Annotated[Literal["stop", "go_on"], MayChange()] = "stop"
     """What to do when the report says that the model is not fit to optimise against."""
 

@@ -38,7 +38,13 @@ from kedge.models.training.passes import Cut, Passes
 from kedge.models.training.train_step import TrainedWeights, trained_weights
 from kedge.report.reward import render_html
 from kedge.runs.state import load_state, save_state
-from kedge.stages.reward.comparisons import EncodedComparison, fold, length_controlled, read_comparisons
+from kedge.stages.reward.comparisons import (
+    EncodedComparison,
+    fold,
+    group_of_place,
+    length_controlled,
+    read_comparisons,
+)
 from kedge.stages.reward.scoring import report_on, report_out_of_fold, score_sequences
 from kedge.stages.reward.settings import RewardSettings
 from kedge.stages.shared.context import Context
@@ -59,6 +65,7 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
     encoder = Encoder(tokenizer=tokenizer, max_length=settings.max_length, truncate=truncation(settings.too_long))
     data, held_out = _data(context, settings, encoder)
+    groups = group_of_place(context.inputs("heldout") or context.inputs("data"), held_out, settings.groups)
     meter = CostMeter(pick_device(context.device))
     members = _members(context, settings, str(tokenizer.chat_template))
     trained = [_trained_weights(context, settings, member) for member in members]
@@ -83,7 +90,7 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
         member.activate()
         tell_rounding(context, member.model, weights_of_member, dtype)
     context.once(lambda: _save(members, folder, weights, settings))
-    _report(context, settings, members, data, held_out, cost)
+    _report(context, settings, members, data, held_out, groups, cost)
     return {"model": folder}
 
 
@@ -260,13 +267,16 @@ def _report(
     members: Sequence[RewardModel],
     data: LazyRows[EncodedComparison],
     held_out: LazyRows[EncodedComparison],
+    groups: Mapping[str, Mapping[str, str]],
     cost: Mapping[str, str],
 ) -> None:
     """Write the report, say its verdict, and stop the run where it says that the model is unfit."""
     facts = {"trained on": f"{len(data):,} comparisons", "objectives": ", ".join(settings.objectives), **cost}
     if len(members) > 1:
         facts["out of fold"] = _out_of_fold(context, members, data)
-    report = report_on(members, held_out, trained=data, combine=settings.combine, facts=facts, world=context.world)
+    report = report_on(
+        members, held_out, trained=data, combine=settings.combine, facts=facts, groups=groups, world=context.world
+    )
     context.once(lambda: write_json(context.folder / "reward-report.json", report.as_dict()))
     context.once(lambda: write_text(context.folder / "reward-report.html", render_html(report)))
     for finding in report.findings:

@@ -25,7 +25,7 @@ from kedge.data.encoding.rows import PromptEncoder
 from kedge.data.encoding.store import LazyRows
 from kedge.data.examples import Prompt
 from kedge.data.long_prompts import LongPrompts, fit_prompts, tighter_limit
-from kedge.data.mixing import MIXTURE
+from kedge.data.mixing import MIXTURE, group_values
 from kedge.data.reading import read
 from kedge.models.loading.describe import context_window
 from kedge.rewards.rollouts import PromptRecord
@@ -76,6 +76,16 @@ def _mixture(prompts: Sequence[Prompt]) -> Mixture | None:
     return Mixture([parts[part] for part in sorted(parts)], [shares[part] for part in sorted(parts)])
 
 
+def balanced(prompts: Sequence[Prompt], field: str, source: str) -> Mixture:
+    """As many groups of each value of a field, however many prompts have it."""
+    if _mixture(prompts) is not None:
+        raise DataError(f"{source}: balance: {field}: the prompts have shares of their own already; leave one out")
+    parts: dict[str, list[int]] = {}
+    for row, value in enumerate(group_values([prompt.extra for prompt in prompts], field, setting="balance")):
+        parts.setdefault(value, []).append(row)
+    return Mixture([parts[value] for value in sorted(parts)], [1 / len(parts)] * len(parts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptDataset:
     prompts: Sequence[Prompt]
@@ -86,7 +96,8 @@ class PromptDataset:
     """Answers to each."""
     seed: int
     mixture: Mixture | None = None
-    """Where the prompts come from several files with weights: which file each group is drawn from."""
+    """Where the prompts come from several files with weights, or are balanced by a field: which part each group is
+    drawn from."""
 
     def item(self, group: int) -> int:
         """Which prompt a group is about."""
@@ -132,11 +143,12 @@ def read_prompts(
     set_aside: Path | None,
     limit_name: str = "max_prompt_tokens",
     too_long: TooLong = "refuse",
+    balance: str | None = None,
     report: Callable[[LongPrompts], None] = lambda long: None,
 ) -> PromptDataset:
     """All prompts of a file, none with more than `max_tokens`: what happens to a longer one is said by `too_long`.
 
-    `report` is called with those that were left out or cut.
+    With `balance` every value of that field has as many groups. `report` is called with those left out or cut.
     """
     prompts = [cast(Prompt, one) for one in read(source, kind="prompts", set_aside=set_aside)]
     if not prompts:
@@ -157,7 +169,7 @@ def read_prompts(
         batch=batch,
         answers=answers,
         seed=seed_for(seed, "prompts"),
-        mixture=_mixture(fitted.prompts),
+        mixture=_mixture(fitted.prompts) if balance is None else balanced(fitted.prompts, balance, source),
     )
 
 

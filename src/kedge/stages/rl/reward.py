@@ -75,7 +75,7 @@ def open_reward(
         context.event(
             "info", "reward.on_text", f"{counter.source}: {judge.place} reads the answers as text: {obstacle}"
         )
-        on_texts = on_text(scorer_of(judge), source, partial(_encoded, judge))
+        on_texts = on_text(scorer_of(judge), source, partial(encoded_answer, judge))
         return FromText(CountedSource(on_texts, counter, world=context.world), read)
 
     wiring = Wiring(
@@ -284,6 +284,7 @@ def _check_window(context: Context, judge: Judge, name: str, max_tokens: int | N
     context.event("warning", "reward.window", f"{found}; longer texts lose their beginning, as in its training")
 
 
-def _encoded(judge: Judge, answer: Answer) -> list[int]:
+def encoded_answer(judge: Judge, answer: Answer) -> list[int]:
+    """Prompt and answer as the judge reads them."""
     prompt = tuple(Message(cast(Role, role), content) for role, content in answer.prompt)
     return judge.encoder.tokens(prompt, (Message("assistant", answer.text),))

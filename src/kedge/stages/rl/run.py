@@ -80,6 +80,7 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         seed=context.seed,
         set_aside=context.set_aside("prompts.broken.jsonl"),
         too_long=settings.too_long,
+        balance=settings.balance,
         report=partial(report_long_prompts, context, settings.too_long),
     )
     roles = build_roles(context, settings, tokenizer, critic)
