@@ -13,8 +13,8 @@ from kedge.core.quoting import quoted
 from kedge.core.settings import Section, unusable_path
 from kedge.core.stage import DATA_KINDS, ArtifactKind, DataFile, Input, WeightedFile
 from kedge.core.suggest import did_you_mean
+from kedge.core.yaml.source import dotted
 from kedge.recipe.schema import Recipe
-from kedge.recipe.yaml_source import dotted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

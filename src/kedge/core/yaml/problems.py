@@ -13,7 +13,7 @@ from kedge.core.plugin_sections import PluginSection
 from kedge.core.quoting import one_line, quoted
 from kedge.core.suggest import did_you_mean
 from kedge.core.urls import redacted
-from kedge.recipe.yaml_source import KeyPath, Tree
+from kedge.core.yaml.source import KeyPath, Tree
 
 Describe = Callable[[Mapping[str, Any], Any], str]
 

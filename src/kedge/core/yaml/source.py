@@ -16,7 +16,7 @@ from ruamel.yaml.scalarbool import ScalarBoolean
 
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import one_line, quoted
-from kedge.recipe.limits import Unreadable, check_digits, check_events, read_bounded
+from kedge.core.yaml.limits import Unreadable, check_digits, check_events, read_bounded
 
 KeyPath = tuple[str | int, ...]
 
@@ -70,24 +70,27 @@ class Tree:
         return self.place(path).line, f"{where}: {field_name}: {text}" if where else f"{field_name}: {text}"
 
 
-def read_tree(file: Path) -> Tree:
-    """Parse one YAML file. Syntax errors and doubled keys name the line and what was found there."""
+def read_tree(file: Path, *, noun: str = "recipe", start: str = "`kedge new` writes a recipe to start from") -> Tree:
+    """Parse one YAML file. Syntax errors and doubled keys name the line and what was found there.
+
+    Messages call the file a `noun`; of an empty one they say where to `start`.
+    """
     try:
         text = read_bounded(file)
     except FileNotFoundError:
         others = sorted(path.name for path in file.parent.glob("*.yaml")) if file.parent.is_dir() else []
         listed = f" In {file.parent} there are: {', '.join(others)}." if others else ""
-        raise ConfigError(f"{file}: there is no such recipe.{listed}") from None
+        raise ConfigError(f"{file}: there is no such {noun}.{listed}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}); a recipe is a YAML file") from None
+        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}); a {noun} is a YAML file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     try:
         parsed = _parse(text)
         if parsed is None:
-            raise ConfigError(f"{file}: the file is empty; `kedge new` writes a recipe to start from")
+            raise ConfigError(f"{file}: the file is empty; {start}")
         if not isinstance(parsed, CommentedMap):
-            raise ConfigError(f"{file}: a recipe is a mapping of settings, found {_name_of(parsed)} at the top")
+            raise ConfigError(f"{file}: a {noun} is a mapping of settings, found {_name_of(parsed)} at the top")
         places: dict[KeyPath, Place] = {(): Place(file, 1)}
         return Tree(_plain(parsed, (), file, places), places, file)
     except Unreadable as problem:
