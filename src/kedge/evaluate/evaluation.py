@@ -149,10 +149,11 @@ def equal_length_rates(
         model: [_prompt_result(own[prompt], theirs[prompt], source, tie=tie) for prompt in prompts]
         for model, own in ours.items()
     }
-    return length_controlled_estimates({model: rows for model, rows in results.items() if _tells_length(rows)})
+    return length_controlled_estimates({model: rows for model, rows in results.items() if tells_length(rows)})
 
 
-def _tells_length(rows: Sequence[PromptResult]) -> bool:
+def tells_length(rows: Sequence[PromptResult]) -> bool:
+    """Whether lengths differ from prompt to prompt, or not at all: else length cannot be told from the model."""
     gaps = {length - other for _, length, other in rows}
     return len(gaps) > 1 or gaps == {0.0}
 
