@@ -108,6 +108,8 @@ class NonInferiority:
     high: float
     needed: int
     """Items with which equal models would pass in 80 % of trials, if items differ as often as these."""
+    spread: float
+    """The variance of one item's difference; infinite for a single cluster."""
 
 
 def non_inferiority(
@@ -136,8 +138,14 @@ def non_inferiority(
         low, high = difference - reach, difference + reach
         spread = variance * len(gap_N)
     verdict: Verdict = "pass" if low > -margin else "fail" if high < -margin else "undecided"
-    needed = items_needed(spread, margin, alpha=alpha)
-    return NonInferiority(verdict=verdict, difference=difference, low=low, high=high, needed=max(1, needed))
+    return NonInferiority(
+        verdict=verdict,
+        difference=difference,
+        low=low,
+        high=high,
+        needed=max(1, items_needed(spread, margin, alpha=alpha)),
+        spread=spread,
+    )
 
 
 def superiority(

@@ -97,12 +97,13 @@ def read_tree(file: Path, *, noun: str = "recipe", start: str = "`kedge new` wri
         raise ConfigError(f"{file}: 1 problem(s)\n  line {problem.line}: {problem.text}") from None
 
 
-def parse_scalar(text: str) -> Any:
-    """The value of `--set a.b=VALUE`, read as YAML so that numbers, lists and booleans come out typed."""
+def parse_scalar(text: str, *, option: str = "--set") -> Any:
+    """The value of an option, as of `--set a.b=VALUE`, read as YAML so that numbers, lists and booleans come out
+    typed."""
     try:
         return _plain(_parse(text), (), Path(), {})
     except Unreadable as problem:
-        raise ConfigError(f"--set: cannot read the value {quoted(text)} as YAML: {problem.text}") from None
+        raise ConfigError(f"{option}: cannot read the value {quoted(text)} as YAML: {problem.text}") from None
 
 
 def _parse(text: str) -> Any:
