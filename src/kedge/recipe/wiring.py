@@ -48,7 +48,7 @@ class Link:
         is_elsewhere = is_hub_id(self.value) if self.is_data else True
         if is_elsewhere and not beside.exists():
             return self.value
-        if not self.is_data and beside.is_dir():
+        if {"model", "reward_model"} & set(self.kinds) and beside.is_dir():
             beside = model_of_stage(beside)
         # A folder beside the recipe that is called like a built-in model must not be taken for it.
         return str(beside) if "/" in str(beside) else f"./{beside}"
