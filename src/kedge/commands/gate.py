@@ -1,5 +1,5 @@
-"""What `kedge gate`, `kedge promote` and `kedge badcase` do: from names on the command line to a verdict, to the registry,
-and to cases that every gate replays."""
+"""What `kedge gate`, `kedge promote` and `kedge badcase` do: from names on the command line to a verdict, to the
+registry, and to cases that every gate replays."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from kedge.evaluate.length_control import length_controlled_estimates
 from kedge.evaluate.paired import items_needed
 from kedge.gate.evidence import Answers, Unmeasured, results_over_baseline
 from kedge.gate.results import Case, RuleResult, below
-from kedge.gate.rules import KL, LENGTH_RATIO, Rule, WinRateRule
+from kedge.gate.rules import KL, LENGTH_RATIO, GainRule, Rule
 
 
 def _evaluation(rule: Rule, case: Case, is_fit: Callable[[Answers], bool], lacks: str) -> Answers:
@@ -63,7 +63,7 @@ def _has_kl(answers: Answers) -> bool:
     return answers.measured_from == answers.names["baseline"] and all(prompt.kl is not None for prompt in own.values())
 
 
-def win_rate(rule: Rule, wanted: WinRateRule, case: Case) -> RuleResult:
+def win_rate(rule: Rule, wanted: GainRule, case: Case) -> RuleResult:
     answers = _evaluation(
         rule, case, lambda answers: wanted.judge in answers.sources(), f"has scores by {wanted.judge!r} of both models"
     )

@@ -5,21 +5,30 @@ The checks that need a text alone are done here. A judge and a reward source are
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import regex
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from kedge.core.errors import ConfigError
 from kedge.core.settings import Section
 from kedge.core.yaml import problems
-from kedge.core.yaml.source import Tree
+from kedge.core.yaml.source import tree_of
 from kedge.exams.ifeval import complaint_about, follows
 from kedge.exams.refusal import Refusal, classify
 
 PATTERN_SECONDS = 1.0
 """For one answer: some patterns take for ever on some texts."""
-Texts = Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
+
+
+def _texts(given: Any) -> Any:
+    """YAML reads 4 as a number; what is looked for in an answer is text."""
+    listed = cast("list[Any]", given) if isinstance(given, list) else [given]
+    return [str(text) if isinstance(text, int | float) and not isinstance(text, bool) else text for text in listed]
+
+
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1), BeforeValidator(_texts)]
 
 
 class Instruction(Section):
@@ -48,8 +57,8 @@ class Check(Section):
     """A pattern is found in the answer."""
     number: float | None = None
     """The last number of the answer is this one."""
-    refusal: Refusal | list[Refusal] | None = None
-    """How far the answer refuses: full, partial or none."""
+    refusal: Annotated[list[Refusal], Field(min_length=1), BeforeValidator(_texts)] | None = None
+    """How far the answer refuses: full, partial or none, or one of several."""
     instruction: Instruction | None = None
     """The answer follows an instruction of IFEval."""
     judge: dict[str, Any] | None = None
@@ -90,34 +99,29 @@ def parse_check(values: Any, *, where: str) -> Check:
     try:
         return Check.model_validate(values)
     except ValidationError as error:
-        texts = [text for _, text in problems.lines(error, Check, Tree({}))]
+        texts = [text for _, text in problems.placed_lines(error, Check, tree_of(values))]
         raise ConfigError(f"{where}: {'; '.join(texts)}") from None
 
 
 def passes(check: Check, prompt: str, answer: str) -> bool | None:
     """Whether an answer is good by a check of its text; None where the check needs somebody to be asked.
 
-    >>> passes(Check(contains="4"), "What is 2 + 2?", "It is 4."), passes(Check(lacks=["5"]), "", "five")
+    >>> passes(Check(contains=["4"]), "What is 2 + 2?", "It is 4."), passes(Check(lacks=["5"]), "", "five")
     (True, True)
     """
     match check.kind:
         case "contains":
-            return all(text.casefold() in answer.casefold() for text in _listed(check.contains))
+            return all(text.casefold() in answer.casefold() for text in check.contains or ())
         case "lacks":
-            return not any(text.casefold() in answer.casefold() for text in _listed(check.lacks))
+            return not any(text.casefold() in answer.casefold() for text in check.lacks or ())
         case "regex":
             return _is_found(check.regex or "", answer)
         case "refusal":
-            wanted = check.refusal if isinstance(check.refusal, list) else [check.refusal]
-            return classify(answer) in wanted
+            return classify(answer) in (check.refusal or ())
         case "instruction" if check.instruction is not None:
             return follows(check.instruction.id, check.instruction.kwargs, prompt, answer)
         case _:
             return None
-
-
-def _listed(texts: str | list[str] | None) -> list[str]:
-    return [texts] if isinstance(texts, str) else texts or []
 
 
 def _is_found(pattern: str, answer: str) -> bool:

@@ -99,7 +99,9 @@ def keep(rule: Rule, pairs: Pairs, case: Case) -> RuleResult:
         verdict = "pass" if low > -rule.threshold else "fail" if high < -rule.threshold else "undecided"
     count = len(pairs.items)
     notes = [f"{pairs.left_out:,} items have a score of one model alone"] if pairs.left_out else []
-    if test.needed > count and verdict == "undecided":
+    if verdict == "undecided" and test.needed <= count:
+        notes.append("equal models would pass with fewer items: the difference itself is near the margin")
+    elif verdict == "undecided":
         margin = smallest_margin(test.spread, count, alpha=case.alpha)
         notes.append(f"{POWER:.0%} power with these items needs a margin of {_rounded_up(margin):g}")
     sign = -1 if pairs.is_less_better else 1

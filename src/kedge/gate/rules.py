@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
 from kedge.core.errors import ConfigError
 from kedge.core.files import hash_json
@@ -21,27 +21,36 @@ WIN_RATE, LENGTH_RATIO, KL = "win_rate", "length.ratio", "kl"
 MEASURED = (LENGTH_RATIO, KL)
 """What an `evaluate` stage measures; every other name is an exam, or a metric of one."""
 Margin = Annotated[float, Field(gt=0, lt=1)]
-Field_ = Annotated[str, Field(min_length=1)]
 
 
-class WinRateRule(Section):
-    """The win rate over the baseline, as an `evaluate` stage scored it."""
+class GainRule(Section):
+    """Something that should be better. Of an exam, `0.02` is short for `{over: 0.02}`: better by more than this."""
 
     judge: Literal["gold", "reward"] = "gold"
-    """Which source of the stage says who wins."""
+    """Of a win rate: which source of the `evaluate` stage says who wins."""
     at_equal_length: bool = True
-    """The rate as it would be if answers were equally long; without it, the plain one."""
-    over: float = Field(default=0.5, gt=0, lt=1)
+    """Of a win rate: as it would be if answers were equally long; without it, the plain one."""
+    over: float = Field(default=0.5, ge=0, lt=1)
     """Shown is what is above this."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_alone(cls, given: Any) -> Any:
+        return {"over": given} if isinstance(given, int | float | str) else given
 
 
 class KeepRule(Section):
-    """One exam with more than a margin."""
+    """One exam: `0.01` is short for `{margin: 0.01}`."""
 
     margin: Margin
     """The most by which the candidate may be worse."""
-    by: Field_ | None = None
+    by: str | None = Field(default=None, min_length=1)
     """A field of the items: every value of it must keep the margin too, so that a loss in one language cannot hide."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _margin_alone(cls, given: Any) -> Any:
+        return {"margin": given} if isinstance(given, int | float | str) else given
 
 
 class ReplayRule(Section):
@@ -57,9 +66,9 @@ class GateRules(Section):
     """`mmlu` names an exam's main metric, `xstest.refused_safe` another one; `length.ratio` and `kl` are measured by an
     `evaluate` stage."""
 
-    improve: dict[str, WinRateRule | float] = Field(default_factory=dict[str, WinRateRule | float])
+    improve: dict[str, GainRule] = Field(default_factory=dict[str, GainRule])
     """Of these at least one must be shown: `win_rate`, or an exam that is better by more than a number."""
-    keep: dict[str, KeepRule | Margin] = Field(default_factory=dict[str, KeepRule | Margin])
+    keep: dict[str, KeepRule] = Field(default_factory=dict[str, KeepRule])
     """By how much the candidate may be worse than the baseline at most."""
     limit: dict[str, float] = Field(default_factory=dict[str, float])
     """What the candidate must stay below, whatever the baseline does."""
@@ -72,15 +81,6 @@ class GateRules(Section):
     reserve: float = Field(default=0.0, ge=0, le=0.9)
     """Share of the items that are kept for the verdict that a promotion asks for."""
 
-    @field_validator("improve")
-    @classmethod
-    def _only_win_rates_have_settings(cls, rules: dict[str, WinRateRule | float]) -> dict[str, WinRateRule | float]:
-        for name, rule in rules.items():
-            if isinstance(rule, WinRateRule) != (name == WIN_RATE):
-                wanted = "a mapping ({judge: gold})" if name == WIN_RATE else "a number: better by more than this"
-                raise ValueError(f"{name} needs {wanted}")
-        return rules
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -91,7 +91,7 @@ class Rule:
     threshold: float
     path: KeyPath
     by: str | None = None
-    win_rate: WinRateRule | None = None
+    win_rate: GainRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +136,13 @@ def default_rules() -> str:
 
 
 def _rules_of(settings: GateRules) -> Iterator[Rule]:
-    for name, value in settings.improve.items():
-        win_rate = value if isinstance(value, WinRateRule) else None
-        over = value.over if isinstance(value, WinRateRule) else value
-        yield Rule(section="improve", metric=name, threshold=over, win_rate=win_rate, path=("improve", name))
-    for name, value in settings.keep.items():
-        margin = value.margin if isinstance(value, KeepRule) else value
-        yield Rule(section="keep", metric=name, threshold=margin, path=("keep", name))
-        if isinstance(value, KeepRule) and value.by:
-            yield Rule(section="keep", metric=name, threshold=margin, by=value.by, path=("keep", name, "by"))
+    for name, gain in settings.improve.items():
+        win_rate = gain if name == WIN_RATE else None
+        yield Rule(section="improve", metric=name, threshold=gain.over, win_rate=win_rate, path=("improve", name))
+    for name, keep in settings.keep.items():
+        yield Rule(section="keep", metric=name, threshold=keep.margin, path=("keep", name))
+        if keep.by:
+            yield Rule(section="keep", metric=name, threshold=keep.margin, by=keep.by, path=("keep", name, "by"))
     for field, margins in settings.groups.items():
         for name, margin in margins.items():
             yield Rule(section="keep", metric=name, threshold=margin, by=field, path=("groups", field, name))

@@ -24,7 +24,7 @@ def read_section(file: Path, section: type[SectionT], *, noun: str, start: str) 
     try:
         return section.model_validate(tree.values), tree
     except ValidationError as error:
-        raise problems_of(file, problems.lines(error, section, tree)) from None
+        raise problems_of(file, problems.placed_lines(error, section, tree)) from None
 
 
 def problems_of(file: Path, noted: list[tuple[int, str]]) -> ConfigError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -68,6 +68,20 @@ class Tree:
         field_name = dotted(shown) or "(top)"
         where = self.where(path)
         return self.place(path).line, f"{where}: {field_name}: {text}" if where else f"{field_name}: {text}"
+
+
+def tree_of(values: Any) -> Tree:
+    """Values that stood in no file, with the paths of all their keys."""
+    places: dict[KeyPath, Place] = {}
+
+    def walk(value: Any, path: KeyPath) -> None:
+        places[path] = Place(None, 0)
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for key, part in cast("Iterable[tuple[str | int, Any]]", items):
+            walk(part, (*path, key))
+
+    walk(values, ())
+    return Tree(values if isinstance(values, dict) else {}, places)
 
 
 def read_tree(file: Path, *, noun: str = "recipe", start: str = "`kedge new` writes a recipe to start from") -> Tree:
