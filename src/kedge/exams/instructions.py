@@ -141,7 +141,7 @@ def _starred_paragraphs(arguments: Arguments, prompt: str, answer: str) -> bool:
 
 
 def _first_word_of_paragraph(arguments: Arguments, prompt: str, answer: str) -> bool:
-    """Divided by an empty line. Empty ones do not count, but have a place when the n-th is looked up, as in Google's."""
+    """Divided by empty lines. Empty ones do not count, but have a place when the n-th is looked up, as with Google."""
     paragraphs = answer.split("\n\n")
     count = sum(bool(paragraph.strip()) for paragraph in paragraphs)
     place: int = arguments["nth_paragraph"]
