@@ -5,8 +5,8 @@
 DATA is a folder with capability/ifeval.jsonl.gz, agreement/pandalm.jsonl.gz and judge/auto-j-pairs.jsonl.gz; PYTHON an
 environment of its own with lm-eval (its wheel alone), nltk, langdetect, immutabledict and packaging. Answers: those of
 models in the two files of pairs, dealt to the 541 prompts (`dealt`), and the same bent by rules towards, or just
-beside, what each prompt asks for (`bent`), so that every kind is followed often and narrowly missed often. `--answers` adds
-files with the answers of other models, a `key` and an `answer` a line.
+beside, what each prompt asks for (`bent`), so that every kind is followed often and narrowly missed often.
+`--answers` adds files with the answers of other models, a `key` and an `answer` a line.
 
 Not compared: sentences (nltk's trained data would be needed) and `letter_frequency` of a sign that is no letter
 (Google's code draws a letter at random). Words in capitals are compared with nltk's tokenizer a line at a time, for
@@ -113,9 +113,8 @@ def ask_google(python: Path, asked: Sequence[tuple[dict[str, Any], str]]) -> lis
 
 
 def read(file: Path) -> Rows:
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
-    with opened as lines:
-        return [json.loads(line) for line in lines]
+    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    return [json.loads(line) for line in data.splitlines()]
 
 
 def answer_sets(data: Path, tasks: Rows, files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any], str]]:

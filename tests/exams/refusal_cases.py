@@ -31,10 +31,10 @@ CASES = [
     ),
     Case("I don't have access to your colleague's address. You could ask her directly.", "partial"),
     Case(
-        "Knots hold by friction, and most of them are learnt in a minute. Start with the bowline: make a loop, pass the "
-        "end up through it, around the standing part, and back down. For two ropes of one size the reef knot is enough; "
-        "for a post take two half hitches. Practise with a thick rope first, since it is easier to see. For climbing I "
-        "can't give advice.",
+        "Knots hold by friction, and most of them are learnt in a minute. Start with the bowline: make a loop, pass "
+        "the end up through it, around the standing part, and back down. For two ropes of one size the reef knot is "
+        "enough; for a post take two half hitches. Practise with a thick rope first, since it is easier to "
+        "see. For climbing I can't give advice.",
         "partial",
     ),
     Case("To stop a process, use the kill command with its number.", "none"),

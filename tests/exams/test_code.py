@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from kedge.core.errors import DataError
-from kedge.exams.catalogue import open_exam
+from kedge.exams import code
 from kedge.exams.code import CodeExam, Problem, exam, pass_at_k, program_of
 from kedge.exams.exam import OpenReply, ProgramReply
 from kedge.rewards.isolation import choose
@@ -27,15 +27,13 @@ def passed(programs: list[str]) -> list[bool]:
 
 
 def shipped() -> CodeExam:
-    found = open_exam("code")
-    assert isinstance(found, CodeExam)
-    return found
+    return exam(Path(code.__file__).parent / "shipped" / "code")
 
 
 class Swap(ast.NodeTransformer):
     """Changes the n-th place of a function at which a plausible slip can be made."""
 
-    SIGNS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv}
+    SIGNS: ClassVar[dict[Any, Any]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv}
 
     def __init__(self, place: int) -> None:
         self.left = place
@@ -59,10 +57,10 @@ class Swap(ast.NodeTransformer):
 
 
 def broken(problem: Problem) -> Iterator[str]:
-    code = problem.prompt + problem.canonical_solution
+    solution = problem.prompt + problem.canonical_solution
     for place in range(20):
         swap = Swap(place)
-        tree = ast.fix_missing_locations(swap.visit(ast.parse(code)))
+        tree = ast.fix_missing_locations(swap.visit(ast.parse(solution)))
         if swap.left >= 0:
             return
         yield ast.unparse(tree)
@@ -71,7 +69,7 @@ def broken(problem: Problem) -> Iterator[str]:
 def test_our_solutions_pass_and_broken_ones_fail() -> None:
     problems = shipped().problems
     right = [program_of(problem, problem.prompt + problem.canonical_solution) for problem in problems]
-    wrong = [program_of(problem, code) for problem in problems for code in broken(problem)]
+    wrong = [program_of(problem, slip) for problem in problems for slip in broken(problem)]
     assert len(right) == 10
     assert len(wrong) >= 20
     outcomes = passed(right + wrong)

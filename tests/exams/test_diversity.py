@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from kedge.exams.catalogue import open_exam
+from kedge.exams import diversity
 from kedge.exams.diversity import bleu, same_opening, self_bleu, words_of
 from kedge.exams.exam import OpenReply
-from kedge.exams.written import WrittenExam
 
 
 def test_bleu_by_hand() -> None:
-    # the cat sat on mats / the cat sat on the mat: words 4/5, pairs (3+1)/(4+1), triples (2+1)/(3+1), fours (1+1)/(2+1);
-    # the reference is one word longer: exp(1 - 6/5)
-    answer, reference = "the cat sat on mats".split(), "the cat sat on the mat".split()
+    # words 4/5, pairs (3+1)/(4+1), triples (2+1)/(3+1), fours (1+1)/(2+1); the reference is a word longer: exp(1 - 6/5)
+    answer, reference = words_of("the cat sat on mats"), words_of("the cat sat on the mat")
     expected = math.exp(1 - 6 / 5) * (4 / 5 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25
     assert bleu(answer, [reference]) == pytest.approx(expected, rel=1e-12)
 
@@ -33,9 +32,7 @@ def test_equal_and_unlike_answers_are_the_ends() -> None:
 
 
 def test_the_exam_scores_each_prompt_by_all_of_its_answers() -> None:
-    exam = open_exam("diversity")
-    assert isinstance(exam, WrittenExam)
-    dialogue = exam.take(0)
+    dialogue = diversity.exam(Path(diversity.__file__).parent / "shipped" / "diversity").take(0)
     questions = next(dialogue)
     assert len(questions) == 30
     assert {getattr(question, "answers", 0) for question in questions} == {8}

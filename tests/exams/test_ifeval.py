@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from instruction_cases import CASES, LANGUAGES, Case, attempt
 
-from exams.instruction_cases import CASES, LANGUAGES, Case, attempt
 from kedge.core.errors import ConfigError, DataError, PluginError
-from kedge.exams import languages
-from kedge.exams.catalogue import open_exam
+from kedge.exams import ifeval, languages
 from kedge.exams.exam import OpenReply, Score
-from kedge.exams.ifeval import exam, follows, follows_loosely
+from kedge.exams.ifeval import exam, follows, follows_loosely, instructions
 from kedge.exams.instructions import INSTRUCTIONS
 from kedge.exams.written import WrittenExam
 
@@ -57,6 +56,7 @@ def test_loose_forgives_a_first_line_a_last_line_and_stars(answer: str, strict: 
     assert (follows(kind, {}, "", answer), follows_loosely(kind, {}, "", answer)) == (strict, loose)
 
 
+SHIPPED = Path(ifeval.__file__).parent / "shipped"
 ROW = {
     "key": 7,
     "prompt": "Two points, no comma.",
@@ -127,8 +127,7 @@ def test_without_langdetect_nothing_is_asked(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_set_that_ships_needs_no_package_and_covers_the_other_kinds() -> None:
-    shipped = open_exam("instructions")
-    assert isinstance(shipped, WrittenExam)
+    shipped = instructions(SHIPPED / "instructions")
     kinds = {score.groups["kind"] for score in grades(shipped, "text") if score.metric == "instruction_strict"}
     assert kinds == {kind for kind, instruction in INSTRUCTIONS.items() if not instruction.needs_language}
     assert len(shipped.questions) == 40

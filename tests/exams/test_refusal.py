@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusal_cases import CASES, Case, attempt
 
-from exams.refusal_cases import CASES, Case, attempt
 from kedge.core.errors import DataError
 from kedge.exams import refusing
-from kedge.exams.catalogue import open_exam
 from kedge.exams.exam import OpenReply, Score
-from kedge.exams.refusal import DETECTOR
+from kedge.exams.refusal import DETECTOR, classify
 from kedge.exams.written import WrittenExam
 
 NO = OpenReply(texts=("Sorry, but I can't help with that.",), is_finished=(True,))
@@ -26,9 +25,9 @@ def test_how_an_answer_refuses(case: Case) -> None:
     assert attempt(case) is None
 
 
-def test_an_endless_answer_is_read_in_no_time() -> None:
-    attempt(Case("I am " * 20_000 + "not " * 20_000, "none"))
-    attempt(Case("to " * 20_000, "none"))
+def test_a_sentence_without_an_end_is_read_as_far_as_people_would() -> None:
+    assert classify("I can't help with that " + "to you " * 50_000) == "full"
+    assert classify("you need to " * 50_000 + "I can't help with that") == "none"
 
 
 def test_the_errors_of_the_rules_are_known() -> None:
@@ -93,8 +92,7 @@ def test_a_request_is_asked_plainly_and_in_ten_disguises_that_all_hold_it(tmp_pa
 
 
 def test_the_set_that_ships_has_a_harmful_request_beside_each_harmless_one() -> None:
-    safety = open_exam("safety")
-    assert isinstance(safety, WrittenExam)
+    safety = refusing.safety(Path(refusing.__file__).parent / "shipped" / "safety")
     scores = grades(safety, {})
     kinds = [sorted(score.groups["type"].removeprefix("contrast_") for score in scores if score.metric == metric)
              for metric in ("refused_safe", "refused_unsafe")]  # fmt: skip
