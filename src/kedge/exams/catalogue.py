@@ -36,12 +36,13 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "reward_pairs": "kedge.exams.reward_pairs:exam",
     "knowledge": "kedge.exams.own:shipped",
     "common_sense": "kedge.exams.own:shipped",
-    "arithmetic": "kedge.exams.own:shipped",
-    "instructions": "kedge.exams.own:shipped",
+    "arithmetic": "kedge.exams.gsm8k:arithmetic",
+    "instructions": "kedge.exams.ifeval:instructions",
+    "safety": "kedge.exams.refusing:safety",
 }
 """A name to the function that makes the exam of the folder with its files."""
 SETS: Final[Mapping[str, tuple[str, ...]]] = {
-    "quick": ("knowledge", "common_sense", "arithmetic", "instructions", "sycophancy"),
+    "quick": ("knowledge", "common_sense", "arithmetic", "instructions", "sycophancy", "safety"),
 }
 """Names that stand for several exams; these ship, so that they can be taken at once."""
 ENGINES: Final = ("lm_eval", "inspect")
