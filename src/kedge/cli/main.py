@@ -17,6 +17,7 @@ from kedge.cli import (
     data,
     demo,
     doctor,
+    exam,
     gate,
     models,
     new,
@@ -51,6 +52,7 @@ app.command(rich_help_panel=WORK)(doctor.doctor)
 app.command(rich_help_panel=WORK)(compare.compare)
 app.command(rich_help_panel=WORK)(sample.sample)
 app.command(rich_help_panel=WORK)(score.score)
+app.add_typer(exam.app, rich_help_panel=DECIDE)
 app.command(rich_help_panel=DECIDE)(gate.gate)
 app.add_typer(badcase.app, rich_help_panel=DECIDE)
 app.command(rich_help_panel=DECIDE)(gate.promote)

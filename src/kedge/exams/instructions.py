@@ -28,10 +28,8 @@ RELATIONS: Final = ("at least", "less than")
 OPTIONS: Final = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 """What a constrained response may say."""
 _FENCES: Final = ("```json", "```Json", "```JSON", "```")
-_BEFORE_NAMES: Final = frozenset("mr mrs ms dr prof st mt gov sen rep rev hon sgt capt lt vs e.g i.e cf".split())
-_BEFORE_NUMBERS: Final = frozenset(
-    "no nos fig vol pp approx est ca ch sec jan feb mar apr jun jul aug sep sept oct nov dec".split()
-)
+_BEFORE_NAMES: Final = "mr mrs ms dr prof st mt gov sen rep rev hon sgt capt lt vs e.g i.e cf"
+_BEFORE_NUMBERS: Final = "no nos fig vol pp approx est ca ch sec jan feb mar apr jun jul aug sep sept oct nov dec"
 _CLOSING: Final = "\"'”’»)]*_"
 _SENTENCE_END: Final = re.compile(rf"[.!?…]+[{re.escape(_CLOSING)}]*(?=\s|$)|[。！？]+")
 _WORD_OF_CAPITALS: Final = re.compile(r"[^\W_](?:[\w'’./&-]*[^\W_])?")
@@ -43,6 +41,7 @@ class Instruction:
 
     follows: Callable[[Arguments, str, str], bool]
     arguments: Mapping[str, ArgumentKind] = field(default_factory=dict[str, ArgumentKind])
+    optional: Mapping[str, ArgumentKind] = field(default_factory=dict[str, ArgumentKind])
     needs_language: bool = False
     """Whether the language of the answer is detected, which needs the package langdetect."""
 
@@ -81,8 +80,8 @@ def _ends_sentence(text: str, start: int, end: re.Match[str]) -> bool:
     last = words[-1].lstrip("\"'“‘«([*_").lower()
     is_list_number = len(words) == 1 and last.isdigit()
     is_initial = len(last) == 1 and last.isalpha() and last != "i"
-    is_before_number = last in _BEFORE_NUMBERS and rest[0].isdigit()
-    return not (is_list_number or is_initial or is_before_number or last in _BEFORE_NAMES)
+    is_before_number = last in _BEFORE_NUMBERS.split() and rest[0].isdigit()
+    return not (is_list_number or is_initial or is_before_number or last in _BEFORE_NAMES.split())
 
 
 def capital_words(text: str) -> list[str]:
@@ -142,7 +141,7 @@ def _starred_paragraphs(arguments: Arguments, prompt: str, answer: str) -> bool:
 
 
 def _first_word_of_paragraph(arguments: Arguments, prompt: str, answer: str) -> bool:
-    """Divided by an empty line. Empty ones do not count, but they do when the n-th is looked up, as in Google's code."""
+    """Divided by empty lines. Empty ones do not count, but have a place when the n-th is looked up, as with Google."""
     paragraphs = answer.split("\n\n")
     count = sum(bool(paragraph.strip()) for paragraph in paragraphs)
     place: int = arguments["nth_paragraph"]
@@ -279,7 +278,7 @@ INSTRUCTIONS: Final[Mapping[str, Instruction]] = {
     "detectable_format:json_format": Instruction(follows=_is_json),
     "detectable_format:title": Instruction(follows=_has_title),
     "combination:two_responses": Instruction(follows=_two_responses),
-    "combination:repeat_prompt": Instruction(follows=_repeats_prompt),
+    "combination:repeat_prompt": Instruction(follows=_repeats_prompt, optional={"prompt_to_repeat": "text"}),
     "startend:end_checker": Instruction(follows=_ends_with, arguments={"end_phrase": "text"}),
     "change_case:capital_word_frequency": Instruction(
         follows=_capital_word_count, arguments={"capital_frequency": "count", "capital_relation": "relation"}
