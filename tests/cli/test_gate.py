@@ -54,7 +54,7 @@ def test_a_passing_verdict_lets_a_model_out(kedge: Kedge, home: Path) -> None:
 
     decided = gate(kedge)
     assert decided.code == 0, decided.err
-    assert "keep    mmlu            +0.50 [+0.30, +0.83]   low > -2.00  2,000  pass" in decided.out
+    assert "+0.50 [+0.30, +0.83]  low > -2.00  2,000  pass" in decided.out
     assert "verdict: pass for ppo" in decided.out
     verdict = json.loads((home / "verdict.json").read_text())
     assert verdict["candidate"]["weights"] != verdict["baseline"]["weights"]

@@ -5,20 +5,19 @@ The checks that need a text alone are done here. A judge and a reward source are
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Any, cast
 
 import regex
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from kedge.core.errors import ConfigError
+from kedge.core.errors import ConfigError, DataError
 from kedge.core.settings import Section
 from kedge.core.yaml import problems
 from kedge.core.yaml.source import tree_of
+from kedge.exams.checks import is_right
 from kedge.exams.ifeval import complaint_about, follows
 from kedge.exams.refusal import Refusal, classify
-
-PATTERN_SECONDS = 1.0
-"""For one answer: some patterns take for ever on some texts."""
 
 
 def _texts(given: Any) -> Any:
@@ -50,7 +49,7 @@ class Check(Section):
     """Exactly one of these."""
 
     contains: Texts | None = None
-    """The answer has this text in it, or all of these; capitals do not count."""
+    """The answer has this text in it, or all of these, as whole words; capitals do not count."""
     lacks: Texts | None = None
     """The answer has none of these in it."""
     regex: str | None = None
@@ -111,11 +110,13 @@ def passes(check: Check, prompt: str, answer: str) -> bool | None:
     """
     match check.kind:
         case "contains":
-            return all(text.casefold() in answer.casefold() for text in check.contains or ())
+            return all(is_right("contains", [text], answer) for text in check.contains or ())
         case "lacks":
-            return not any(text.casefold() in answer.casefold() for text in check.lacks or ())
+            return not any(is_right("contains", [text], answer) for text in check.lacks or ())
         case "regex":
             return _is_found(check.regex or "", answer)
+        case "number":
+            return is_right("number", [format(Decimal(repr(check.number)), "f")], answer)
         case "refusal":
             return classify(answer) in (check.refusal or ())
         case "instruction" if check.instruction is not None:
@@ -127,6 +128,6 @@ def passes(check: Check, prompt: str, answer: str) -> bool | None:
 def _is_found(pattern: str, answer: str) -> bool:
     """A pattern that takes too long is not found: an answer that cannot be checked is no good one."""
     try:
-        return regex.search(pattern, answer, timeout=PATTERN_SECONDS) is not None
-    except TimeoutError:
+        return is_right("regex", [pattern], answer)
+    except DataError:
         return False
