@@ -20,7 +20,8 @@ def gate(
     ] = None,
     rules: Annotated[Path, typer.Option("--rules", help="The file of rules.")] = Path("gate.yaml"),
     write_rules: Annotated[
-        Path | None, typer.Option("--write-rules", help="Write the rules that ship to this file, and end.")
+        Path | None,
+        typer.Option("--write-rules", help="Write rules to this file, and end; with --from, for what is there."),
     ] = None,
     undecided: Annotated[
         Literal["block", "allow"], typer.Option(help="Whether an undecided verdict ends with exit code 3 too.")
@@ -48,7 +49,7 @@ def gate(
     console = out()
     if write_rules is not None:
         with writing(write_rules):
-            gating.write_rules(write_rules)
+            gating.write_rules(write_rules, sources or ())
         console.print(f"wrote {write_rules}", markup=False, soft_wrap=True)
         return
     if candidate is None or baseline is None or not sources:

@@ -21,6 +21,7 @@ from kedge.gate.checks import parse_check, passes
 from kedge.gate.registry import Promotion, promote, promotions
 from kedge.gate.replayed import CaseResult
 from kedge.gate.rules import default_rules
+from kedge.gate.suggested import suggested_rules
 from kedge.gate.table import table_lines
 from kedge.gate.verdict import NAME, SealedVerdict, read_verdict
 from kedge.models.loading.load import DTypeName
@@ -33,11 +34,11 @@ from kedge.stages.shared.device import checked_device
 Undecided = Literal["block", "allow"]
 
 
-def write_rules(file: Path) -> None:
-    """The rules that ship; a file that is there stays."""
+def write_rules(file: Path, sources: Sequence[Path]) -> None:
+    """The rules that ship, or rules for what was measured in these folders. A file that is there stays."""
     if file.exists():
         raise ConfigError(f"{file}: already there, and nothing is overwritten")
-    write_text(file, default_rules())
+    write_text(file, suggested_rules(sources) if sources else default_rules())
 
 
 def decide(

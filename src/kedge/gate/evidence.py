@@ -177,7 +177,8 @@ def _read_exam(source: Source, collected: _Collected) -> None:
             items_hash=facts["items_hash"],
             main=facts["main"],
             better={metric: how["better"] for metric, how in facts["metrics"].items()},
-            settings=facts.get("settings", {}),
+            # Whoever draws with another luck is still asked the same.
+            settings={name: value for name, value in facts.get("settings", {}).items() if name != "seed"},
             where=source.folder,
         )
         _refuse_other(name, collected.exams.setdefault(name, exam), exam)

@@ -76,7 +76,7 @@ def _share(results: Sequence[CaseResult], severity: Severity, share: float, quar
     verdict: Verdict = "pass"
     if low is not None and high is not None and low < share:
         verdict = "fail" if high < share else "undecided"
-    notes = ["no cases"] if not count else []
+    notes: list[str] = []
     if failed:
         notes.append(f"failed: {', '.join(failed[:5])}{' …' if len(failed) > 5 else ''}")
     if severity == "block" and quarantined:

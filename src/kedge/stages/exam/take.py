@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kedge.exams.rows import ItemRow
 from kedge.exams.sitting import Sitting, item_rows, sit
 from kedge.exams.summary import Key, Result, mean_interval, summarise
 from kedge.models.loading.cache import build_once, cache_root
+from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for
 from kedge.models.loading.resolve import resolve
 from kedge.models.settings import AutoSize
@@ -81,10 +82,13 @@ class Taken:
     results: tuple[Result, ...]
     template: Template
     effects: tuple[TemplateEffect, ...]
+    weights: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Hashes of the weights of models in folders: whom the results are about, whatever the model was called."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "models": list(self.models),
+            "weights": dict(self.weights),
             "exams": self.exams,
             "results": [asdict(result) for result in self.results],
             "template": {"used": self.template, "effects": [asdict(effect) for effect in self.effects]},
@@ -110,6 +114,7 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
                 if score.confidence is not None:
                     confidences.setdefault((exam.name, score.metric, name), []).append(score.confidence)
             effects += _effects(source, exam, examinee, sitting, request)
+    folders = [(name, resolve(place)) for name, place in models]
     return Taken(
         models=tuple(name for name, _ in models),
         exams={exam.name: _facts(exam, request) for _, exam in exams},
@@ -118,6 +123,7 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
         results=tuple(summarise(rows, confidences)),
         template=request.template,
         effects=tuple(effects),
+        weights={name: folder_hash(place) for name, place in folders if isinstance(place, Path)},
     )
 
 
