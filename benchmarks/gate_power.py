@@ -4,11 +4,12 @@
 
 - one exam: MMLU, 14,042 items, margin 1 point. Equal models that differ in 10 % of their answers should pass; a model
   that has lost 3 points must fail.
-- the whole default `gate.yaml` on equal models, rule by rule and all together. A gate needs an improvement too: the win
+- the whole default `gate.yaml` on equal models, rule by rule and all together (the aim is that 80 % pass), and what
+  more items or a clearer gain would change. A gate needs an improvement too: the win
   rate over the baseline is 0.56 on 805 prompts. Models differ from their baselines in the shares of answers of `EXAMS`;
   rates below limits are those of `RATES`. Both are assumptions, and the table says what they are.
 
-Exit code 1 where an acceptance value is missed.
+Exit code 1 where one exam alone is decided wrongly too often.
 """
 
 from __future__ import annotations
@@ -54,10 +55,28 @@ RATES: Mapping[str, tuple[str, int, float]] = {
     "xstest": ("refused_safe", 250, 0.08),
     "sycophancy": ("flips", 1_050, 0.12),
 }
-BBQ_ITEMS, BBQ_BIAS = 1_440 // 2, 0.03
-"""Ambiguous questions, and the share of biased answers beyond the unbiased ones."""
+BBQ_BIAS = 0.03
+"""The share of biased answers to ambiguous questions beyond those that are biased the other way; 0.4 are either."""
 KL_MEAN, KL_SD = 6.0, 4.0
 LENGTH_RATIO = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What differs between the simulations of the whole gate."""
+
+    name: str
+    bbq_items: int
+    """Ambiguous questions."""
+    win_rate: float
+
+
+SCENARIOS = (
+    Scenario("the whole default gate.yaml", 720, WIN_RATE),
+    Scenario("  with all of BBQ", 29_246, WIN_RATE),
+    Scenario("  with all of BBQ, win rate 0.58", 29_246, 0.58),
+)
+"""720 are the ambiguous half of 1,440 items in six of the eleven categories."""
 
 
 def one_exam(random: np.random.Generator, *, loss: float) -> str:
@@ -70,8 +89,9 @@ def one_exam(random: np.random.Generator, *, loss: float) -> str:
     return non_inferiority(candidate_N.tolist(), baseline_N.tolist(), margin=MARGIN).verdict
 
 
-def whole_gate(random: np.random.Generator, rules: Rules) -> list[RuleResult]:
-    return decide(rules, Evidence(exams=_FACTS, scores=dict(_scores(random)), evaluations=[_answers(random)], files={}))
+def whole_gate(random: np.random.Generator, rules: Rules, scenario: Scenario) -> list[RuleResult]:
+    scores, answers = dict(_scores(random, scenario)), _answers(random, scenario)
+    return decide(rules, Evidence(exams=_FACTS, scores=scores, evaluations=[answers], files={}))
 
 
 def _facts(metric: str, better: str) -> ExamFacts:
@@ -91,7 +111,7 @@ def _items(scores: np.ndarray) -> dict[str, Item]:
     return {str(n): Item(score=float(score), cluster=str(n), groups={}) for n, score in enumerate(scores)}
 
 
-def _scores(random: np.random.Generator) -> Iterator[tuple[tuple[str, str, Role], dict[str, Item]]]:
+def _scores(random: np.random.Generator, scenario: Scenario) -> Iterator[tuple[tuple[str, str, Role], dict[str, Item]]]:
     for name, exam in EXAMS.items():
         half = exam.discordant / 2
         both = exam.accuracy - half
@@ -100,17 +120,17 @@ def _scores(random: np.random.Generator) -> Iterator[tuple[tuple[str, str, Role]
         yield (name, exam.metric, "baseline"), _items(np.isin(kind_N, (1, 2)))
     for name, (metric, items, rate) in RATES.items():
         yield (name, metric, "candidate"), _items(random.random(items) < rate)
-    biased = random.choice([1.0, -1.0, 0.0], size=BBQ_ITEMS, p=[0.2 + BBQ_BIAS / 2, 0.2 - BBQ_BIAS / 2, 0.6])
+    biased = random.choice([1.0, -1.0, 0.0], size=scenario.bbq_items, p=[0.2 + BBQ_BIAS / 2, 0.2 - BBQ_BIAS / 2, 0.6])
     yield ("bbq", "ambiguous", "candidate"), _items(biased)
 
 
-def _answers(random: np.random.Generator) -> Answers:
-    """The judge likes longer answers a little; at equal lengths the candidate wins in 56 %."""
+def _answers(random: np.random.Generator, scenario: Scenario) -> Answers:
+    """The judge likes longer answers a little; the win rate is that at equal lengths."""
     length_N = random.lognormal(5.0, 0.5, size=PROMPTS)
     own_N = length_N * LENGTH_RATIO * random.lognormal(0.0, 0.25, size=PROMPTS)
     gap_N = own_N - length_N
     slope = 0.5
-    logit_N = np.log(WIN_RATE / (1 - WIN_RATE)) + slope * np.tanh(gap_N / gap_N.std())
+    logit_N = np.log(scenario.win_rate / (1 - scenario.win_rate)) + slope * np.tanh(gap_N / gap_N.std())
     wins_N = random.random(PROMPTS) < 1 / (1 + np.exp(-logit_N))
     kl_N = np.maximum(0.0, random.normal(KL_MEAN, KL_SD, size=PROMPTS))
     own = {
@@ -142,11 +162,11 @@ class Simulated:
     """By rule: how often the whole would pass if that rule were not there."""
 
 
-def simulate_whole(seeds: int) -> Simulated:
+def simulate_whole(seeds: int, scenario: Scenario = SCENARIOS[0]) -> Simulated:
     rules = shipped_rules()
     counts = Simulated(Counter(), {}, Counter())
     for seed in range(seeds):
-        results = whole_gate(np.random.default_rng(seed), rules)
+        results = whole_gate(np.random.default_rng(seed), rules, scenario)
         counts.whole[overall(results)] += 1
         for result in results:
             name = f"{result.section} {result.name}"
@@ -171,7 +191,7 @@ def _about(rule: str) -> str:
         return f"{items:,} items, true rate {100 * rate:g} %"
     facts = {
         "win_rate": f"{PROMPTS} prompts, true rate {WIN_RATE} at equal length",
-        "bbq": f"{BBQ_ITEMS:,} ambiguous items, true bias {BBQ_BIAS}",
+        "bbq": f"{SCENARIOS[0].bbq_items:,} ambiguous items, true bias {BBQ_BIAS}",
         "kl": f"{PROMPTS} prompts, true mean {KL_MEAN:g} nats",
         "length": f"{PROMPTS} prompts, true ratio about {LENGTH_RATIO}",
     }
@@ -190,10 +210,11 @@ def main() -> int:
     for name, counts in simulated.single.items():
         without = f"; without it the whole passes in {100 * simulated.without[name] / seeds:.1f} %"
         print(_line(name, counts, _about(name) + without))
-    whole = simulated.whole
-    print(_line("the whole default gate.yaml", whole, "equal models, aim 80 % pass"))
+    print(_line(SCENARIOS[0].name, simulated.whole, "equal models, aim 80 % pass"))
+    for scenario in SCENARIOS[1:]:
+        print(_line(scenario.name, simulate_whole(seeds, scenario).whole))
     is_right = equal["pass"] >= 0.9 * seeds and equal["fail"] <= 0.05 * seeds and worse["fail"] == seeds
-    return 0 if is_right and whole["pass"] >= 0.8 * seeds else 1
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

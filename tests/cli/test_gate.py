@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "gate"))
 from gate_files import binary, rows_of, write_exam
 
+from kedge.core.files import hash_json
 from kedge.models.loading.tiny import make_tiny
 
 Kedge = Callable[..., Any]
@@ -141,6 +142,20 @@ def test_a_changed_verdict_or_registry_is_noticed(kedge: Kedge, home: Path) -> N
     registry = home / "models/registry.jsonl"
     registry.write_text(registry.read_text().replace("hurry", "no hurry"))
     assert "registry.jsonl:1: this line was changed" in kedge("promote", "--list").err
+
+
+def test_a_verdict_with_other_numbers_and_a_new_seal_is_decided_again(kedge: Kedge, home: Path) -> None:
+    exam(home, ppo=1100)
+    assert gate(kedge).code == 3
+    file = home / "verdict.json"
+    body = json.loads(file.read_text())
+    del body["seal"]
+    body["verdict"] = "pass"
+    body["results"][0] |= {"verdict": "pass", "value": 0.0, "low": -0.01, "high": 0.01}
+    file.write_text(json.dumps({**body, "seal": hash_json(body)}))
+    refused = kedge("promote", "ppo", "--as", "prod")
+    assert refused.code == 3
+    assert "keep mmlu is pass in the verdict, and fail by the evidence" in refused.err
 
 
 def test_evidence_that_was_changed_after_the_verdict_is_noticed(kedge: Kedge, home: Path) -> None:

@@ -29,7 +29,8 @@ KEEP = RuleResult(
 
 
 def sealed(file: Path, result: RuleResult = KEEP, *, reserve: float = 0.0, part: Any = "all") -> SealedVerdict:
-    rules = {"file": "gate.yaml", "hash": "r", "content": {"alpha": 0.05, "reserve": reserve}}
+    content = {"keep": {}, "alpha": 0.05, "reserve": reserve}
+    rules = {"file": "gate.yaml", "hash": "r", "content": content}
     return seal_verdict(
         file,
         candidate=PPO,
@@ -38,8 +39,8 @@ def sealed(file: Path, result: RuleResult = KEEP, *, reserve: float = 0.0, part:
         rules=rules,
         part=part,
         exams={"mmlu": {"items_hash": "abc", "looks": 1}},
-        evidence={},
-        about={"judge": {}, "badcases": {}},
+        evidence={"gone.jsonl": "hash"},
+        about={"sources": [], "judge": {}, "badcases": {}},
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from kedge.core.errors import ConfigError, ContractStop
 from kedge.gate.chain import append_chain, read_chain
-from kedge.gate.verdict import GatedModel, SealedVerdict, changed_evidence
+from kedge.gate.recheck import contradiction
+from kedge.gate.verdict import GatedModel, SealedVerdict
 
 REGISTRY = Path("models/registry.jsonl")
 
@@ -83,8 +84,8 @@ def _refusal(
     if verdict.verdict != "pass":
         rules = ", ".join(result.name for result in verdict.results if result.verdict != "pass")
         return f"its verdict is {verdict.verdict} ({rules}; {file})"
-    if changed := changed_evidence(verdict):
-        return f"{changed[0]} is not what the verdict was made from ({file}); run the gate again"
+    if found := contradiction(verdict):
+        return f"{found} ({file}); run the gate again"
     return ""
 
 

@@ -1,7 +1,7 @@
 """`verdict.json`: what was decided about which weights, by which rules and evidence, sealed.
 
 The seal is a hash of everything in the file. Whoever changes the file and the seal alike still has to make every rule
-agree with its bounds and the whole with its rules; `recheck` decides again from the evidence where that is still there.
+agree with its bounds and the whole with its rules; a promotion decides again from the evidence (`recheck`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from kedge.core.errors import DataError
-from kedge.core.files import hash_file, hash_json, write_json
+from kedge.core.files import hash_json, write_json
 from kedge.evaluate.paired import Verdict
 from kedge.gate.decide import overall
 from kedge.gate.ledger import Part
@@ -117,12 +117,6 @@ def read_verdict(file: Path) -> SealedVerdict:
         raise DataError(f"{file}: not a verdict of a gate ({type(error).__name__}: {error})") from error
     _refuse_contradiction(file, verdict)
     return verdict
-
-
-def changed_evidence(verdict: SealedVerdict) -> list[str]:
-    """Files that the verdict was made from and that are others now; those that are gone say nothing."""
-    present = {name: Path(name) for name in verdict.evidence if Path(name).is_file()}
-    return [name for name, file in present.items() if hash_file(file) != verdict.evidence[name]]
 
 
 def _refuse_contradiction(file: Path, verdict: SealedVerdict) -> None:

@@ -13,7 +13,7 @@ from kedge.core.files import hash_json
 from kedge.core.world import once
 from kedge.gate.badcases import Badcase, badcases_hash, read_badcases
 from kedge.gate.decide import decide
-from kedge.gate.evidence import Evidence, Role, Unmeasured, read_evidence
+from kedge.gate.evidence import Evidence, Role, Source, Unmeasured, read_evidence
 from kedge.gate.ledger import MANY_LOOKS, Part, count_looks
 from kedge.gate.replayed import CaseResult, replay_results
 from kedge.gate.results import RuleResult
@@ -52,6 +52,7 @@ class _Prepared:
     rules: Rules
     candidate: GatedModel
     baseline: GatedModel
+    sources: list[Source]
     evidence: Evidence
     results: list[RuleResult]
     part: Part
@@ -82,7 +83,8 @@ def _prepare(request: GateRequest) -> _Prepared:
         "candidate": Wanted(model=candidate, names=request.candidate.names),
         "baseline": Wanted(model=baseline, names=request.baseline.names),
     }
-    evidence = read_evidence([open_source(place, wanted) for place in request.sources])
+    sources = [open_source(place, wanted) for place in request.sources]
+    evidence = read_evidence(sources)
     results = decide(rules, evidence, part=part)
     today = datetime.now(UTC).date()
     cases = read_badcases(request.badcases)
@@ -91,6 +93,7 @@ def _prepare(request: GateRequest) -> _Prepared:
         rules=rules,
         candidate=candidate,
         baseline=baseline,
+        sources=sources,
         evidence=evidence,
         results=results,
         part=part,
@@ -117,7 +120,7 @@ def _finish(
         for exam, count in looks.items()
         if count >= MANY_LOOKS
     ]
-    judges = dict(judges_of([place if place.is_dir() else place.parent for place in request.sources]))
+    judges = dict(judges_of([source.folder for source in ready.sources]))
     cases = {"folder": str(request.badcases), "hash": badcases_hash(ready.cases), "quarantined": ready.quarantined}
     verdict = seal_verdict(
         file,
@@ -132,6 +135,10 @@ def _finish(
         exams={name: {"items_hash": items_hash, "looks": looks[name]} for name, items_hash in exams.items()},
         evidence=ready.evidence.files,
         about={
+            "sources": [
+                {"folder": str(source.folder), "names": dict(source.names), "tie": source.tie}
+                for source in ready.sources
+            ],
             "judge": {name: {"hash": hash_json(settings), "settings": settings} for name, settings in judges.items()},
             "badcases": {**cases, "results": [result.as_dict() for result in replayed]},
         },
