@@ -82,11 +82,9 @@ def replay(
         model,
         folder,
         only=case or (),
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        chat_template=chat_template,
-        max_new_tokens=max_new_tokens,
+        sampling=gating.Sampling(
+            seed=seed, device=device, dtype=dtype, chat_template=chat_template, max_new_tokens=max_new_tokens
+        ),
         say=lambda line: None if as_json else out().print(line, markup=False, soft_wrap=True),
     )
     if as_json:

@@ -11,6 +11,12 @@ from kedge.cli.screen import out, print_json, writing
 from kedge.core.errors import ConfigError
 from kedge.core.files import refuse_overwriting
 
+DType = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(help="Type of the weights; auto: float32 on a CPU, bfloat16 on a GPU."),
+]
+Reserved = Annotated[bool, typer.Option("--reserved", help="Decide by the items that are kept for a promotion.")]
+
 
 def gate(
     candidate: Annotated[str | None, typer.Argument(help="The model that should go out, or its run or stage.")] = None,
@@ -26,9 +32,7 @@ def gate(
     undecided: Annotated[
         Literal["block", "allow"], typer.Option(help="Whether an undecided verdict ends with exit code 3 too.")
     ] = "block",
-    reserved: Annotated[
-        bool, typer.Option("--reserved", help="Decide by the items that are kept for a promotion.")
-    ] = False,
+    reserved: Reserved = False,
     badcases: Annotated[Path, typer.Option(help="The folder of badcases.")] = Path("badcases"),
     ledger: Annotated[Path, typer.Option(help="Where looks at exams are counted.")] = Path("models/looks.jsonl"),
     to: Annotated[Path, typer.Option("--to", help="Where to write the verdict.")] = Path("verdict.json"),
@@ -36,10 +40,7 @@ def gate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer to a badcase.")] = 256,
     chat_template: Annotated[str | None, typer.Option(help="chatml, plain or a Jinja file; else the model's.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Type of the weights; auto: float32 on a CPU, bfloat16 on a GPU."),
-    ] = "auto",
+    dtype: DType = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The verdict as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a verdict that is there.")] = False,
 ) -> None:
@@ -50,8 +51,7 @@ def gate(
     if write_rules is not None:
         with writing(write_rules):
             gating.write_rules(write_rules, sources or ())
-        console.print(f"wrote {write_rules}", markup=False, soft_wrap=True)
-        return
+        return _print([f"wrote {write_rules}"])
     if candidate is None or baseline is None or not sources:
         raise ConfigError(
             "kedge gate CANDIDATE BASELINE --from FOLDER: two models, and what exam or evaluate stages say of them; "
@@ -68,19 +68,21 @@ def gate(
             ledger=ledger,
             is_reserved=reserved,
             out=to,
-            seed=seed,
-            device=device,
-            dtype=dtype,
-            chat_template=chat_template,
-            max_new_tokens=max_new_tokens,
+            sampling=gating.Sampling(
+                seed=seed, device=device, dtype=dtype, chat_template=chat_template, max_new_tokens=max_new_tokens
+            ),
             say=lambda line: None if as_json else console.print(line, markup=False, soft_wrap=True),
         )
     if as_json:
         print_json(gating.verdict_facts(verdict))
     else:
-        for line in (*gating.table_lines(verdict), *notes, f"wrote {to}"):
-            console.print(line, markup=False, soft_wrap=True)
+        _print([*gating.table_lines(verdict), *notes, f"wrote {to}"])
     gating.refuse(verdict, undecided=undecided, file=to)
+
+
+def _print(lines: list[str]) -> None:
+    for line in lines:
+        out().print(line, markup=False, soft_wrap=True)
 
 
 def promote(
@@ -110,5 +112,4 @@ def promote(
             )
         how = f"OVERRIDE by {entry.by}: {entry.override}" if entry.override else f"verdict {entry.verdict}"
         lines = [f"{entry.model.path} ({entry.model.weights}) is {entry.alias}: {how}", f"wrote {registry}"]
-    for line in lines:
-        out().print(line, markup=False, soft_wrap=True)
+    _print(lines)

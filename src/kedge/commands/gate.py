@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -34,6 +35,30 @@ from kedge.stages.shared.device import checked_device
 Undecided = Literal["block", "allow"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a model answers badcases."""
+
+    seed: int
+    device: str
+    dtype: DTypeName
+    chat_template: str | None
+    max_new_tokens: int
+
+    def replay(self, model: str, files: Sequence[Path] | None, say: Callable[[str], None]) -> Replay:
+        return Replay(
+            model=model,
+            files=files,
+            folder=Path(),
+            seed=self.seed,
+            device=checked_device(self.device),
+            dtype=self.dtype,
+            chat_template=self.chat_template,
+            max_new_tokens=self.max_new_tokens,
+            say=say,
+        )
+
+
 def write_rules(file: Path, sources: Sequence[Path]) -> None:
     """The rules that ship, or rules for what was measured in these folders. A file that is there stays."""
     if file.exists():
@@ -51,11 +76,7 @@ def decide(
     ledger: Path,
     is_reserved: bool,
     out: Path,
-    seed: int,
-    device: str,
-    dtype: DTypeName,
-    chat_template: str | None,
-    max_new_tokens: int,
+    sampling: Sampling,
     say: Callable[[str], None],
 ) -> tuple[SealedVerdict, list[str]]:
     """A verdict in `out`, and what is to be said besides."""
@@ -68,17 +89,7 @@ def decide(
         badcases=badcases,
         ledger=ledger,
         is_reserved=is_reserved,
-        replay=Replay(
-            model=models[0].place,
-            files=None,
-            folder=Path(),
-            seed=seed,
-            device=checked_device(device),
-            dtype=dtype,
-            chat_template=chat_template,
-            max_new_tokens=max_new_tokens,
-            say=say,
-        ),
+        replay=sampling.replay(models[0].place, None, say),
     )
     return gate(request, out)
 
@@ -220,11 +231,7 @@ def replay_on(
     folder: Path,
     *,
     only: Sequence[str],
-    seed: int,
-    device: str,
-    dtype: DTypeName,
-    chat_template: str | None,
-    max_new_tokens: int,
+    sampling: Sampling,
     say: Callable[[str], None],
 ) -> list[CaseResult]:
     """All cases that count, or those that are named, put to a model."""
@@ -236,20 +243,7 @@ def replay_on(
         raise ConfigError(f"{folder}: there are no badcases; `kedge badcase add` makes one")
     chosen = [case for case in cases if (case.id in only if only else case.counts(today))]
     place = find_model(model)
-    return replay(
-        chosen,
-        Replay(
-            model=place,
-            files=training_files(gated_model(model, place)),
-            folder=Path(),
-            seed=seed,
-            device=checked_device(device),
-            dtype=dtype,
-            chat_template=chat_template,
-            max_new_tokens=max_new_tokens,
-            say=say,
-        ),
-    )
+    return replay(chosen, sampling.replay(place, training_files(gated_model(model, place)), say))
 
 
 def replay_lines(results: Sequence[CaseResult]) -> Iterator[str]:
@@ -264,6 +258,6 @@ def replay_lines(results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 __all__ = [
-    "Undecided", "add_case", "case_lines", "decide", "names_of", "promote_model", "promotion_lines", "refuse",
-    "replay_lines", "replay_on", "set_case", "table_lines", "verdict_facts", "write_rules",
+    "Sampling", "Undecided", "add_case", "case_lines", "decide", "names_of", "promote_model", "promotion_lines",
+    "refuse", "replay_lines", "replay_on", "set_case", "table_lines", "verdict_facts", "write_rules",
 ]  # fmt: skip
