@@ -38,7 +38,7 @@ def test_every_kind_has_a_case_that_follows_and_one_that_does_not() -> None:
 
 def test_languages_are_told_the_same_way_every_time() -> None:
     pytest.importorskip("langdetect")
-    mixed = "hotel taxi restaurant menu"  # unseeded, this is another language every few calls
+    mixed = "radio video"  # unseeded, this is Italian or Spanish from call to call
     assert len({languages.language_of(mixed) for _ in range(20)}) == 1
 
 
