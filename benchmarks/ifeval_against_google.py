@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.exams.ifeval import follows, follows_loosely
-from kedge.exams.instructions import INSTRUCTIONS, OPTIONS
+from kedge.exams.instructions.checkers import INSTRUCTIONS, OPTIONS
 
 NOT_COMPARED = {"length_constraints:number_sentences"}
 FOR_INFORMATION = {"change_case:capital_word_frequency"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kedge.evaluate import Detector, corrected_share
 
 SHARP = Detector(name="sharp", found=10_000, positives=10_000, passed=10_000, negatives=10_000)
-SMALL = Detector(name="small", found=45, positives=50, passed=40, negatives=50)
 
 
 def test_without_errors_the_share_stays() -> None:
@@ -17,11 +18,14 @@ def test_without_errors_the_share_stays() -> None:
     assert corrected.high - corrected.low == pytest.approx(2 * 1.96 * np.sqrt(0.3 * 0.7 / 1000), rel=0.1)
 
 
-def test_a_detector_measured_on_few_cases_widens_the_interval() -> None:
+@pytest.mark.parametrize(
+    ("observed", "counts"), [(0.8, {"found": 45, "positives": 50}), (0.3, {"passed": 40, "negatives": 50})]
+)
+def test_errors_measured_on_few_cases_widen_the_interval(observed: float, counts: dict[str, int]) -> None:
     large = Detector(name="large", found=4500, positives=5000, passed=4000, negatives=5000)
-    few, many = corrected_share(0.4, 500, SMALL), corrected_share(0.4, 500, large)
-    assert few.share == many.share == pytest.approx((0.4 + 0.8 - 1) / 0.7)
-    assert few.high - few.low > 1.3 * (many.high - many.low)
+    few, many = corrected_share(observed, 2000, replace(large, **counts)), corrected_share(observed, 2000, large)
+    assert few.share == many.share == pytest.approx((observed + 0.8 - 1) / 0.7)
+    assert few.high - few.low > 1.5 * (many.high - many.low)
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.4])

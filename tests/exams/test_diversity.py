@@ -20,7 +20,7 @@ def test_bleu_by_hand() -> None:
 
 
 def test_a_gram_counts_as_often_as_one_reference_has_it() -> None:
-    assert bleu(["a", "a", "a"], [["a"], ["b"]], longest=1) == pytest.approx(1 / 3)
+    assert bleu(["a", "a", "a"], [["a"], ["a"]], longest=1) == pytest.approx(1 / 3)
     assert bleu(["x"], [["a"]]) == 0.0
 
 

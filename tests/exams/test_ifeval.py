@@ -10,10 +10,11 @@ import pytest
 from instruction_cases import CASES, LANGUAGES, Case, attempt
 
 from kedge.core.errors import ConfigError, DataError, PluginError
-from kedge.exams import ifeval, languages
+from kedge.exams import ifeval
 from kedge.exams.exam import OpenReply, Score
 from kedge.exams.ifeval import exam, follows, follows_loosely, instructions
-from kedge.exams.instructions import INSTRUCTIONS
+from kedge.exams.instructions import languages
+from kedge.exams.instructions.checkers import INSTRUCTIONS
 from kedge.exams.written import WrittenExam
 
 
@@ -37,7 +38,7 @@ def test_every_kind_has_a_case_that_follows_and_one_that_does_not() -> None:
 
 def test_languages_are_told_the_same_way_every_time() -> None:
     pytest.importorskip("langdetect")
-    mixed = "hotel taxi restaurant menu"  # unseeded, this is another language every few calls
+    mixed = "radio video"  # unseeded, this is Italian or Spanish from call to call
     assert len({languages.language_of(mixed) for _ in range(20)}) == 1
 
 

@@ -88,10 +88,10 @@ def open_exam(name: str, *, limit: int | None = None) -> Exam:
             f"(docs/exams.md), then run: kedge exam get {name} --from FOLDER"
         )
     if limit is None:
-        return _make(name, folder)
+        return make_exam(name, folder)
     with TemporaryDirectory(prefix="kedge-exam-") as part:
         copy_part(folder, Path(part), limit)
-        return _make(name, Path(part))
+        return make_exam(name, Path(part))
 
 
 def expanded(names: Iterable[str]) -> list[str]:
@@ -120,7 +120,7 @@ def listed() -> Iterator[Listed]:
         if folder is None:
             yield Listed(name=name, origin="missing", title="", licence="", items=0, metrics=())
             continue
-        exam = _make(name, folder)
+        exam = make_exam(name, folder)
         yield Listed(
             name=name,
             origin="fetched" if folder.parent == exams_home() else "shipped",
@@ -140,7 +140,8 @@ def about(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: not JSON ({error}); get the exam again with kedge exam get") from error
 
 
-def _make(name: str, folder: Path) -> Exam:
+def make_exam(name: str, folder: Path) -> Exam:
+    """The built-in exam of this name from the files in a folder."""
     try:
         return resolve_name(BUILT_IN[name])(folder)
     except ModuleNotFoundError as error:
@@ -160,5 +161,5 @@ def _what_there_is() -> str:
 
 __all__ = [
     "BUILT_IN", "EXAM_FILE", "SETS", "SHOTS", "Listed", "about", "exams_home", "expanded", "folder_of", "is_engine",
-    "listed", "open_exam",
+    "listed", "make_exam", "open_exam",
 ]  # fmt: skip

@@ -16,9 +16,9 @@ from kedge.core.errors import ConfigError, DataError
 from kedge.core.quoting import quoted
 from kedge.core.suggest import did_you_mean
 from kedge.exams.exam import Metric, OpenQuestion, OpenReply, Score
-from kedge.exams.instructions import INSTRUCTIONS, RELATIONS, ArgumentKind
+from kedge.exams.instructions.checkers import INSTRUCTIONS, RELATIONS, ArgumentKind
+from kedge.exams.instructions.languages import require_langdetect
 from kedge.exams.items import ITEMS, Row, hash_of_files, read_rows, unique_ids
-from kedge.exams.languages import require_langdetect
 from kedge.exams.written import WrittenExam
 
 METRICS: Final[Mapping[str, Metric]] = {
