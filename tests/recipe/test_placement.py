@@ -90,7 +90,7 @@ def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) 
     (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=7"]))
     assert "torch finds 8 here, of which vLLM has 2; use at most 6" in finding.message
     lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}, {}))
-    assert lines[0] == "6 processes on cuda:0 to cuda:5, each with all weights"
+    assert lines[0].startswith("6 processes on cuda:0 to cuda:5, each with all weights; ")
     assert lines[-1].startswith("ppo: 24 answers an iteration, about 4 a process; 6 rows a step")
     assert lines[-1].endswith("vLLM is asked by process 0, for all")
 

@@ -21,11 +21,11 @@ from kedge.core.errors import ConfigError
 from kedge.core.files import atomic_open
 from kedge.core.settings import Section
 from kedge.core.stage import DATA_KINDS, DataFile, Input, Stage, WeightedFile
+from kedge.core.yaml.problems import unwrapped
+from kedge.core.yaml.source import KeyPath, Place
 from kedge.data.converting import canonical_lines
 from kedge.data.examples import Kind
-from kedge.recipe.problems import unwrapped
 from kedge.recipe.schema import Recipe
-from kedge.recipe.yaml_source import KeyPath, Place
 
 FOLDER = "inputs"
 

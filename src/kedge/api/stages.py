@@ -19,7 +19,7 @@ from kedge.core import plugins
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Stage
-from kedge.recipe.problems import unknown_key
+from kedge.core.yaml.problems import unknown_key
 from kedge.recipe.schema import LONGEST_NAME, RecipeSettings, recipe_of
 
 Model = str | os.PathLike[str] | Run | StageRun

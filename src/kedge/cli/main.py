@@ -10,7 +10,25 @@ from typing import Annotated, Any
 import typer
 
 from kedge import __version__
-from kedge.cli import check, compare, data, demo, doctor, models, new, plugins, report, run, sample, score, serve, watch
+from kedge.cli import (
+    badcase,
+    check,
+    compare,
+    data,
+    demo,
+    doctor,
+    exam,
+    gate,
+    models,
+    new,
+    plugins,
+    report,
+    run,
+    sample,
+    score,
+    serve,
+    watch,
+)
 from kedge.cli.flags import show_flags
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
@@ -24,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-START, WORK, PARTS = "Start here", "A run", "Data, models, parts"
+START, WORK, DECIDE, PARTS = "Start here", "A run", "May it go out?", "Data, models, parts"
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(new.new)
 app.command(rich_help_panel=WORK)(check.check)
@@ -36,6 +54,10 @@ app.command(rich_help_panel=WORK)(compare.compare)
 app.command(rich_help_panel=WORK)(sample.sample)
 app.command(rich_help_panel=WORK)(score.score)
 app.command(rich_help_panel=WORK)(serve.serve)
+app.add_typer(exam.app, rich_help_panel=DECIDE)
+app.command(rich_help_panel=DECIDE)(gate.gate)
+app.add_typer(badcase.app, rich_help_panel=DECIDE)
+app.command(rich_help_panel=DECIDE)(gate.promote)
 app.add_typer(data.app, rich_help_panel=PARTS)
 app.add_typer(models.app, rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(plugins.plugins)

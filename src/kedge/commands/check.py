@@ -28,6 +28,8 @@ from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding, has_fatal
 from kedge.core.stage import PromptUse
+from kedge.gate.planned import unasked
+from kedge.gate.rules import load_rules
 from kedge.recipe.data_inputs import read_options
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, connect
@@ -249,6 +251,7 @@ def _check_stage(
             )
             lines.append(line)
             findings.extend(found)
+    findings.extend(_rules_findings(name, recipe, links))
     rows: list[Checked] = []
     if use is not None:
         asked, row, found = check_prompts(name, use, links, model.tokenizer, limit, files)
@@ -262,6 +265,21 @@ def _check_stage(
         name=name, kind=kind, can_run=stage.run is not None, lines=tuple(lines), findings=tuple(findings)
     )
     return report, rows
+
+
+def _rules_findings(name: str, recipe: Recipe, links: Sequence[Link]) -> Iterator[Finding]:
+    """What a gate could not decide, told before anything is trained: its file of rules, and exams that nobody takes."""
+    sources = [link for link in links if link.field == "from"]
+    for link in links:
+        if link.kinds != ("rules",):
+            continue
+        try:
+            rules = load_rules(Path(link.source()))
+            asked = [recipe.stages[source.stage] for source in sources if source.stage]
+            if len(asked) == len(sources) and (missing := unasked(rules, asked, recipe.file.parent)):
+                raise rules.problems(missing)
+        except KedgeError as error:
+            yield Finding(level="fatal", code="gate.rules", message=str(error), where=name)
 
 
 def _reward_members(recipe: Recipe, links: Sequence[Link]) -> int:

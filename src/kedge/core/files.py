@@ -20,6 +20,16 @@ from typing import IO, Any
 from kedge.core.errors import ConfigError, KedgeError, RunError
 
 
+def cache_root() -> Path:
+    """Where Kedge keeps what it made or was given once: `$KEDGE_CACHE`, else `kedge` below `$XDG_CACHE_HOME`, else
+    `~/.cache/kedge`."""
+    if own := os.environ.get("KEDGE_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "kedge"
+    return Path.home() / ".cache" / "kedge"
+
+
 def fsync_folder(folder: Path) -> None:
     """Make a rename inside `folder` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)

@@ -19,9 +19,20 @@ from kedge.core.plugins import Kind
 from kedge.core.settings import Section
 
 ArtifactKind = Literal[
-    "model", "reward_model", "records", "demonstrations", "pairs", "rankings", "thumbs", "prompts", "evaluation"
+    "model",
+    "reward_model",
+    "records",
+    "demonstrations",
+    "pairs",
+    "rankings",
+    "thumbs",
+    "prompts",
+    "evaluation",
+    "rules",
+    "verdict",
 ]
-"""What flows between stages. `records` is a data file of any kind; what it holds is checked when it is read."""
+"""What flows between stages. `records` is a data file of any kind; what it holds is checked when it is read. `rules` is
+the file that a gate decides by."""
 
 
 class DataFile(Section):

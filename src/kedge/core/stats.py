@@ -45,9 +45,9 @@ def student_quantile(share: float, dof: int) -> float:
     (2.262157, 6.313752)
     """
     high = 1.0
-    while _student_cdf(high, dof) < share:
+    while student_cdf(high, dof) < share:
         high *= 2
-    return falling_root(lambda t: share - _student_cdf(t, dof), 0.0, high)
+    return falling_root(lambda t: share - student_cdf(t, dof), 0.0, high)
 
 
 def falling_root(function: Callable[[float], float], low: float, high: float) -> float:
@@ -71,8 +71,15 @@ def places_of(names: Sequence[Hashable]) -> Ints:
     return np.array([place.setdefault(name, len(place)) for name in names], dtype=np.int64)
 
 
-def _student_cdf(t: float, dof: int) -> float:
-    """For t ≥ 0, by the closed sums for even and odd degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+def student_cdf(t: float, dof: int) -> float:
+    """The share of Student's t below `t`, by the closed sums for even and odd degrees of freedom (Abramowitz and Stegun
+    26.7.3 and 26.7.4).
+
+    >>> round(student_cdf(2.262157, 9), 6), student_cdf(0.0, 4), round(student_cdf(-6.313752, 1), 6)
+    (0.975, 0.5, 0.05)
+    """
+    if t < 0:
+        return 1 - student_cdf(-t, dof)
     angle = math.atan(t / math.sqrt(dof))
     sine, cosine_2 = math.sin(angle), math.cos(angle) ** 2
     if dof % 2 == 0:

@@ -3,8 +3,12 @@
 Everything here is pure: records in, records out. The stage samples and scores the answers.
 """
 
+from kedge.evaluate.detectors import Detector, corrected_share
 from kedge.evaluate.length_control import length_controlled
-from kedge.evaluate.paired import holm, mcnemar, non_inferiority, rogan_gladen, tango
+from kedge.evaluate.paired import holm, mcnemar, non_inferiority, rogan_gladen, superiority, tango
 from kedge.evaluate.ranking import bradley_terry
 
-__all__ = ["bradley_terry", "holm", "length_controlled", "mcnemar", "non_inferiority", "rogan_gladen", "tango"]
+__all__ = [
+    "Detector", "bradley_terry", "corrected_share", "holm", "length_controlled", "mcnemar", "non_inferiority",
+    "rogan_gladen", "superiority", "tango",
+]  # fmt: skip

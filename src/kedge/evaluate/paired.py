@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from kedge.core.stats import Floats, falling_root, places_of, student_quantile
+from kedge.core.stats import Floats, falling_root, places_of, student_cdf, student_quantile
 
 Verdict = Literal["pass", "fail", "undecided"]
 POWER = 0.8
@@ -108,6 +108,8 @@ class NonInferiority:
     high: float
     needed: int
     """Items with which equal models would pass in 80 % of trials, if items differ as often as these."""
+    spread: float
+    """The variance of one item's difference; infinite for a single cluster."""
 
 
 def non_inferiority(
@@ -123,39 +125,98 @@ def non_inferiority(
     Scores are paired by item. `clusters` names what items belong together by (a prompt, a passage); items of 0 and 1
     without clusters are compared by Tango's interval, everything else by Student's with a variance of clusters.
     """
-    if len(candidate) != len(baseline) or not candidate:
-        raise ValueError(f"one score an item of each model: found {len(candidate)} and {len(baseline)}")
-    if clusters is not None and len(clusters) != len(candidate):
-        raise ValueError(f"one cluster an item: found {len(clusters)} for {len(candidate)} items")
     if margin <= 0 or not 0 < alpha < 0.5:
         raise ValueError(f"margin must be above 0 and alpha between 0 and 0.5: found {margin} and {alpha}")
-    first_N, second_N = (np.asarray(scores, dtype=np.float64) for scores in (candidate, baseline))
-    if not (np.isfinite(first_N).all() and np.isfinite(second_N).all()):
-        raise ValueError("a score is not finite")
-    gap_N = first_N - second_N
-    is_binary = bool(np.isin(first_N, (0, 1)).all() and np.isin(second_N, (0, 1)).all())
+    gap_N, is_binary = _gaps(candidate, baseline, clusters)
+    difference = float(gap_N.mean())
     if is_binary and clusters is None:
         low, high = tango(int((gap_N > 0).sum()), int((gap_N < 0).sum()), len(gap_N), level=1 - 2 * alpha)
         spread = float((gap_N**2).mean())
     else:
-        variance, groups = _clustered_variance(gap_N, clusters)
+        variance, groups = clustered_variance(gap_N, clusters)
         reach = student_quantile(1 - alpha, groups - 1) * math.sqrt(variance) if groups > 1 else math.inf
-        low, high = float(gap_N.mean()) - reach, float(gap_N.mean()) + reach
+        low, high = difference - reach, difference + reach
         spread = variance * len(gap_N)
     verdict: Verdict = "pass" if low > -margin else "fail" if high < -margin else "undecided"
-    z = _NORMAL.inv_cdf(1 - alpha) + _NORMAL.inv_cdf(POWER)
-    needed = math.ceil(z * z * spread / margin**2)
-    return NonInferiority(verdict=verdict, difference=float(gap_N.mean()), low=low, high=high, needed=max(1, needed))
+    return NonInferiority(
+        verdict=verdict,
+        difference=difference,
+        low=low,
+        high=high,
+        needed=max(1, items_needed(spread, margin, alpha=alpha)),
+        spread=spread,
+    )
 
 
-def _clustered_variance(gap_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
+def superiority(
+    candidate: Sequence[float],
+    baseline: Sequence[float],
+    *,
+    over: float = 0.0,
+    clusters: Sequence[Hashable] | None = None,
+) -> float:
+    """The one-sided p-value of the candidate being better by no more than `over`; small where more is shown.
+
+    By the same statistics as `non_inferiority`: Tango's score, or Student's t with a variance of clusters.
+
+    >>> round(superiority([1] * 14 + [0] * 86, [0] * 9 + [1] * 5 + [0] * 86), 4)
+    0.0013
+    """
+    gap_N, is_binary = _gaps(candidate, baseline, clusters)
+    if is_binary and clusters is None:
+        score = _tango_score(int((gap_N > 0).sum()), int((gap_N < 0).sum()), len(gap_N), over)
+        return 1 - _NORMAL.cdf(score)
+    variance, groups = clustered_variance(gap_N, clusters)
+    gain = float(gap_N.mean()) - over
+    if groups < 2 or variance == 0:
+        return 0.5 if groups < 2 or gain == 0 else float(gain < 0)
+    return 1 - student_cdf(gain / math.sqrt(variance), groups - 1)
+
+
+def items_needed(spread: float, distance: float, *, alpha: float) -> int:
+    """Items with which a difference of `distance` is told in 80 % of trials, where one item has the variance `spread`.
+
+    >>> items_needed(0.1, 0.01, alpha=0.05)
+    6183
+    """
+    return math.ceil(_deviations(alpha) ** 2 * spread / distance**2)
+
+
+def smallest_margin(spread: float, items: int, *, alpha: float) -> float:
+    """The margin by which equal models pass in 80 % of trials, where one item has the variance `spread`.
+
+    >>> round(smallest_margin(0.1, 14_042, alpha=0.05), 4)
+    0.0066
+    """
+    return _deviations(alpha) * math.sqrt(spread / items)
+
+
+def _deviations(alpha: float) -> float:
+    return _NORMAL.inv_cdf(1 - alpha) + _NORMAL.inv_cdf(POWER)
+
+
+def _gaps(
+    candidate: Sequence[float], baseline: Sequence[float], clusters: Sequence[Hashable] | None
+) -> tuple[Floats, bool]:
+    """The difference of each item, and whether all scores are 0 or 1."""
+    if len(candidate) != len(baseline) or not len(candidate):
+        raise ValueError(f"one score an item of each model: found {len(candidate)} and {len(baseline)}")
+    if clusters is not None and len(clusters) != len(candidate):
+        raise ValueError(f"one cluster an item: found {len(clusters)} for {len(candidate)} items")
+    first_N, second_N = (np.asarray(scores, dtype=np.float64) for scores in (candidate, baseline))
+    if not (np.isfinite(first_N).all() and np.isfinite(second_N).all()):
+        raise ValueError("a score is not finite")
+    return first_N - second_N, bool(np.isin(first_N, (0, 1)).all() and np.isin(second_N, (0, 1)).all())
+
+
+def clustered_variance(value_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
     """The variance of the mean where clusters are independent (Miller 2024), and how many clusters there are."""
-    group_N = places_of(range(len(gap_N)) if clusters is None else clusters)
-    total_G = np.bincount(group_N, weights=gap_N - gap_N.mean())
+    group_N = places_of(range(len(value_N)) if clusters is None else clusters)
+    total_G = np.bincount(group_N, weights=value_N - value_N.mean())
     groups = len(total_G)
     if groups < 2:
         return math.inf, groups
-    return float((total_G**2).sum() * groups / (groups - 1) / len(gap_N) ** 2), groups
+    return float((total_G**2).sum() * groups / (groups - 1) / len(value_N) ** 2), groups
 
 
 def _refuse_negative(**counts: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import one_line, quoted
-from kedge.recipe.limits import Unreadable, check_values
-from kedge.recipe.yaml_source import KeyPath, Place, Tree, parse_scalar, read_tree
+from kedge.core.yaml.limits import Unreadable, check_values
+from kedge.core.yaml.source import KeyPath, Place, Tree, parse_scalar, read_tree
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Settings to change: texts `a.b=v`, whose values are YAML, or values by dotted key."""

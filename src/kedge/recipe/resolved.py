@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 
 from kedge.core.quoting import escaped_json, one_line
 from kedge.core.settings import Section, default_of
+from kedge.core.yaml.source import KeyPath, Place, Tree, dotted
 from kedge.recipe.schema import Recipe
-from kedge.recipe.yaml_source import KeyPath, Place, Tree, dotted
 
 Origin = Literal["file", "--set", "script", "stage", "built-in"]
 """`stage`: what this kind of stage, or its method, says where the section's own default is another."""

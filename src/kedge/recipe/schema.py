@@ -20,12 +20,13 @@ from kedge.core.quoting import quoted
 from kedge.core.settings import PathText, Section
 from kedge.core.stage import MayChange, Stage
 from kedge.core.suggest import did_you_mean
+from kedge.core.yaml import problems
+from kedge.core.yaml.limits import Unreadable, check_values
+from kedge.core.yaml.sections import problems_of
+from kedge.core.yaml.source import KeyPath, Place, Tree
 from kedge.monitor.alerts import AlertSettings
-from kedge.recipe import problems
 from kedge.recipe.layers import Overrides, layers_of, load_layers
-from kedge.recipe.limits import Unreadable, check_values
 from kedge.recipe.placement import PlacementSettings
-from kedge.recipe.yaml_source import KeyPath, Place, Tree
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -33,8 +34,6 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 LONGEST_NAME = 100
 """Characters of a name: folders are called so, and files inside of them get longer names."""
 MAX_STAGES = 500
-MAX_LISTED = 20
-"""Problems that a message lists; the others are counted."""
 RESERVED_NAMES = frozenset(
     (
         "inputs",
@@ -157,11 +156,7 @@ def _checked(tree: Tree, file: Path, noted: Problems) -> Recipe:
             stages[name], kinds[name] = section, stage
     _check_trackers(tree, noted)
     if noted or settings is None:
-        noted = sorted(dict.fromkeys(noted), key=lambda problem: problem[0])
-        listed = "\n".join(f"  {text}" for _, text in noted[:MAX_LISTED])
-        if len(noted) > MAX_LISTED:
-            listed += f"\n  … and {len(noted) - MAX_LISTED:,} more"
-        raise ConfigError(f"{file}: {len(noted):,} problem(s)\n{listed}")
+        raise problems_of(file, noted)
     return Recipe(file=file, settings=settings, stages=stages, kinds=kinds, tree=tree)
 
 

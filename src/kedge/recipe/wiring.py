@@ -13,8 +13,8 @@ from kedge.core.quoting import quoted
 from kedge.core.settings import Section, unusable_path
 from kedge.core.stage import DATA_KINDS, ArtifactKind, DataFile, Input, WeightedFile
 from kedge.core.suggest import did_you_mean
+from kedge.core.yaml.source import dotted
 from kedge.recipe.schema import Recipe
-from kedge.recipe.yaml_source import dotted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Link:
         is_elsewhere = is_hub_id(self.value) if self.is_data else True
         if is_elsewhere and not beside.exists():
             return self.value
-        if not self.is_data and beside.is_dir():
+        if {"model", "reward_model"} & set(self.kinds) and beside.is_dir():
             beside = model_of_stage(beside)
         # A folder beside the recipe that is called like a built-in model must not be taken for it.
         return str(beside) if "/" in str(beside) else f"./{beside}"

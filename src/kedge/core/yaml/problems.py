@@ -13,7 +13,7 @@ from kedge.core.plugin_sections import PluginSection
 from kedge.core.quoting import one_line, quoted
 from kedge.core.suggest import did_you_mean
 from kedge.core.urls import redacted
-from kedge.recipe.yaml_source import KeyPath, Tree
+from kedge.core.yaml.source import KeyPath, Tree
 
 Describe = Callable[[Mapping[str, Any], Any], str]
 
@@ -74,6 +74,25 @@ def lines(error: ValidationError, section: type[BaseModel], tree: Tree, prefix: 
         text = describe(details, section)
         found.setdefault((path, text), tree.problem(path, text))
     return list(found.values())
+
+
+def placed_lines(error: ValidationError, section: type[BaseModel], tree: Tree) -> list[tuple[int, str]]:
+    """The same for a section whose keys are names that users choose: a place is what the tree has of pydantic's
+    location."""
+    found: dict[tuple[KeyPath, str], tuple[int, str]] = {}
+    for details in error.errors(include_url=False):
+        path, text = _placed(details, tree), describe(details, section)
+        found.setdefault((path, text), tree.problem(path, text))
+    return list(found.values())
+
+
+def _placed(details: ErrorDetails, tree: Tree) -> KeyPath:
+    path: KeyPath = ()
+    for part in details["loc"]:
+        if (*path, part) in tree.places:
+            path = (*path, part)
+    is_key = details["type"] in ("missing", "extra_forbidden") and path != details["loc"]
+    return (*path, details["loc"][-1]) if is_key and path[-1:] != details["loc"][-1:] else path
 
 
 def describe(details: ErrorDetails, section: type[BaseModel]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -16,7 +16,7 @@ from ruamel.yaml.scalarbool import ScalarBoolean
 
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import one_line, quoted
-from kedge.recipe.limits import Unreadable, check_digits, check_events, read_bounded
+from kedge.core.yaml.limits import Unreadable, check_digits, check_events, read_bounded
 
 KeyPath = tuple[str | int, ...]
 
@@ -70,36 +70,54 @@ class Tree:
         return self.place(path).line, f"{where}: {field_name}: {text}" if where else f"{field_name}: {text}"
 
 
-def read_tree(file: Path) -> Tree:
-    """Parse one YAML file. Syntax errors and doubled keys name the line and what was found there."""
+def tree_of(values: Any) -> Tree:
+    """Values that stood in no file, with the paths of all their keys."""
+    places: dict[KeyPath, Place] = {}
+
+    def walk(value: Any, path: KeyPath) -> None:
+        places[path] = Place(None, 0)
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for key, part in cast("Iterable[tuple[str | int, Any]]", items):
+            walk(part, (*path, key))
+
+    walk(values, ())
+    return Tree(values if isinstance(values, dict) else {}, places)
+
+
+def read_tree(file: Path, *, noun: str = "recipe", start: str = "`kedge new` writes a recipe to start from") -> Tree:
+    """Parse one YAML file. Syntax errors and doubled keys name the line and what was found there.
+
+    Messages call the file a `noun`; of an empty one they say where to `start`.
+    """
     try:
         text = read_bounded(file)
     except FileNotFoundError:
         others = sorted(path.name for path in file.parent.glob("*.yaml")) if file.parent.is_dir() else []
         listed = f" In {file.parent} there are: {', '.join(others)}." if others else ""
-        raise ConfigError(f"{file}: there is no such recipe.{listed}") from None
+        raise ConfigError(f"{file}: there is no such {noun}.{listed}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}); a recipe is a YAML file") from None
+        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}); a {noun} is a YAML file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     try:
         parsed = _parse(text)
         if parsed is None:
-            raise ConfigError(f"{file}: the file is empty; `kedge new` writes a recipe to start from")
+            raise ConfigError(f"{file}: the file is empty; {start}")
         if not isinstance(parsed, CommentedMap):
-            raise ConfigError(f"{file}: a recipe is a mapping of settings, found {_name_of(parsed)} at the top")
+            raise ConfigError(f"{file}: a {noun} is a mapping of settings, found {_name_of(parsed)} at the top")
         places: dict[KeyPath, Place] = {(): Place(file, 1)}
         return Tree(_plain(parsed, (), file, places), places, file)
     except Unreadable as problem:
         raise ConfigError(f"{file}: 1 problem(s)\n  line {problem.line}: {problem.text}") from None
 
 
-def parse_scalar(text: str) -> Any:
-    """The value of `--set a.b=VALUE`, read as YAML so that numbers, lists and booleans come out typed."""
+def parse_scalar(text: str, *, option: str = "--set") -> Any:
+    """The value of an option, as of `--set a.b=VALUE`, read as YAML so that numbers, lists and booleans come out
+    typed."""
     try:
         return _plain(_parse(text), (), Path(), {})
     except Unreadable as problem:
-        raise ConfigError(f"--set: cannot read the value {quoted(text)} as YAML: {problem.text}") from None
+        raise ConfigError(f"{option}: cannot read the value {quoted(text)} as YAML: {problem.text}") from None
 
 
 def _parse(text: str) -> Any:

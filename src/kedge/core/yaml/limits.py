@@ -1,4 +1,4 @@
-"""How large a recipe may be. Whatever is beyond is no recipe, and is refused before it costs memory or time."""
+"""How large a YAML file may be. Whatever is beyond is no recipe, and is refused before it costs memory or time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_bounded(file: Path) -> str:
     with file.open("rb") as opened:
         content = opened.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{file}: larger than {MAX_BYTES // 2**20} MiB, the most that a recipe may have")
+        raise ConfigError(f"{file}: larger than {MAX_BYTES // 2**20} MiB, the most that a file of settings may have")
     return content.decode("utf-8-sig")
 
 
@@ -122,4 +122,4 @@ def _refuse_tag(event: Any, line: int) -> None:
     allowed = _PLAIN_TAGS if isinstance(event, ScalarEvent) else _COLLECTION_TAGS
     if tag is not None and str(tag) not in allowed:
         kind = "mapping" if isinstance(event, MappingStartEvent) else "value"
-        raise Unreadable(line, f"a {kind} with the tag {one_line(str(tag))}: a recipe has plain values only")
+        raise Unreadable(line, f"a {kind} with the tag {one_line(str(tag))}: a file of settings has plain values only")

@@ -1,0 +1,1 @@
+"""Stage `gate`: may this model go out?"""
