@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -135,3 +135,12 @@ def test_a_decoder_in_bfloat16_is_nearer_to_float32_than_that_of_transformers(fa
     assert any(isinstance(layer, PackedLayer) for layer in reader.decoder.layers[:-1])
     assert ours.shape == theirs.shape
     assert (ours - exact).abs().mean() < (theirs - exact).abs().mean()
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="only a GPU has the attention in bfloat16")
+def test_a_decoder_whose_rounding_grows_with_its_depth_runs_in_our_layers_too() -> None:
+    torch.manual_seed(0)
+    deep = LlamaConfig(**SIZES | {"num_hidden_layers": 48}, initializer_range=0.4)
+    model: Any = LlamaForCausalLM(deep).to(DEVICE).bfloat16().eval()
+    decoder = reader_of(model.get_decoder()).decoder
+    assert all(isinstance(layer, PackedLayer) for layer in cast(Any, decoder).layers)

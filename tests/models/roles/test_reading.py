@@ -26,6 +26,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from kedge.core.records import Rollouts
 from kedge.models.forward import reader as reading
@@ -141,6 +142,24 @@ def test_every_way_reads_what_transformers_computes(
         hidden_RD = reader(ragged.tokens_BT.flatten()[layout.place_N], layout)
     assert_close(hidden_RD, alone(model, ragged.tokens_BT, read_BT), rtol=1e-5, atol=1e-5)
     assert model.config._attn_implementation == "sdpa"
+
+
+class Negated(LlamaDecoderLayer):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return -super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_last_layer_that_computes_something_else_is_not_computed_in_part(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    model: Any = tiny_model(hidden=32).to(dtype)
+    assert reader_of(model.get_decoder()).has_partial_last_layer
+    assert not caplog.records
+    model.model.layers[-1].__class__ = Negated
+    reader = reader_of(model.get_decoder())
+    assert (reader.is_packed, reader.has_partial_last_layer) == (True, False)
+    assert "packed through the layers of transformers" in caplog.text
 
 
 @pytest.mark.gpu

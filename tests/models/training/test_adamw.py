@@ -8,6 +8,7 @@ TRITON_INTERPRET=1 pytest -m gpu tests/models/training/test_adamw.py        # wi
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_a_first_step_by_hand(dtype: torch.dtype) -> None:
     assert backend.norm().item() == pytest.approx(
         math.sqrt(sum(tensor.square().sum().item() for tensor in gradients)), rel=1e-5
     )
-    backend.step(rate=RATE, scale=0.5)
+    backend.step(rate=RATE, scale=torch.tensor(0.5))
     for master, old, gradient in zip(setup.masters, before, gradients, strict=True):
         # The moments of one step, corrected, are the gradient and its square.
         decayed = old * (1 - RATE * DECAY) if old.ndim > 1 else old
@@ -99,7 +100,7 @@ def test_a_weight_that_no_loss_reaches_stays(dtype: torch.dtype) -> None:
     backend.clear()
     backend.add(setup.weights[0].float().square().sum())
     assert [tensor is None for tensor in backend.gradients()] == [False, True, True, True]
-    backend.step(rate=RATE, scale=1.0)
+    backend.step(rate=RATE, scale=torch.tensor(1.0))
     is_changed = [not torch.equal(tensor, old) for tensor, old in zip(setup.masters, before, strict=True)]
     assert is_changed == [True, False, False, False]
 
@@ -124,7 +125,7 @@ def test_one_pass_is_what_torch_does_and_goes_on_from_its_state(dtype: torch.dty
             backend.clear()
             for part in range(1 + number % 2):
                 backend.add(setup.loss(10 * number + part) if number != 3 else setup.weights[0].float().square().sum())
-            backend.step(rate=RATE * (number + 1), scale=0.5)
+            backend.step(rate=RATE * (number + 1), scale=torch.tensor(0.5, device=device))
         assert backends[0].norm().isfinite()
         assert_same(fused.masters, by_torch.masters, atol=2e-6 if dtype == torch.float32 else 1e-5)
         if dtype == torch.bfloat16:
@@ -132,6 +133,26 @@ def test_one_pass_is_what_torch_does_and_goes_on_from_its_state(dtype: torch.dty
                 torch.equal(weight, master.to(dtype))
                 for weight, master in zip(fused.weights, fused.masters, strict=True)
             )
+
+
+@pytest.mark.parametrize("kind", [TorchAdamW, pytest.param(FusedAdamW, marks=pytest.mark.gpu)])
+def test_a_step_whose_scale_is_no_number_changes_nothing(kind: type[TorchAdamW] | type[FusedAdamW]) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    setup = Setup(torch.float32, device)
+    backend = kind(setup.weights, setup.masters, setup.optimiser)
+    for scale in (1.0, math.nan):
+        before = [tensor.detach().clone() for tensor in setup.masters]
+        state = deepcopy(setup.optimiser.state_dict()["state"])
+        backend.clear()
+        backend.add(setup.loss())
+        backend.step(rate=RATE, scale=torch.tensor(scale, device=device))
+        backend.settle(is_taken=not math.isnan(scale))
+    assert all(tensor is not None for tensor in backend.gradients())  # they say which weight it was
+    assert all(torch.equal(tensor, old) for tensor, old in zip(setup.masters, before, strict=True))
+    after = setup.optimiser.state_dict()["state"]
+    assert all(
+        torch.equal(value, after[key][name]) for key, moments in state.items() for name, value in moments.items()
+    )
 
 
 def assert_same(
@@ -161,7 +182,7 @@ def test_moments_that_are_allocated_first_are_those_that_torch_would_make(dtype:
         for number in range(2):
             backend.clear()
             backend.add(setup.loss(number))
-            backend.step(rate=RATE, scale=0.5)
+            backend.step(rate=RATE, scale=torch.tensor(0.5))
     for ours, theirs in zip(first.masters, lazy.masters, strict=True):
         assert torch.equal(ours, theirs)
     states = [setup.optimiser.state_dict()["state"] for setup in (first, lazy)]

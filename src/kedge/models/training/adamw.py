@@ -7,6 +7,7 @@ torch's optimiser, so that a run can be resumed with the other one. AdamW in 8 b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ _WIDENED_TOGETHER = 64
 
 
 class AdamWBackend(Protocol):
-    """One step: `clear`, `add` once or more, `step`; among several processes `widen` and `add_up` before it."""
+    """One step: `clear`, `add` once or more, `step`, `settle`; among several processes `widen` and `add_up` before."""
 
     def allocate(self) -> None:
         """Take the memory that the first step needs: after that a step writes in place. Not for 8-bit packages, which
@@ -54,8 +55,13 @@ class AdamWBackend(Protocol):
         """The L2 norm of all gradients together."""
         ...
 
-    def step(self, *, rate: float, scale: float) -> None:
-        """One step of AdamW with learning rate `rate` on the gradients times `scale`."""
+    def step(self, *, rate: float, scale: Tensor) -> None:
+        """One step of AdamW with learning rate `rate` on the gradients times `scale`, a tensor of one number so that
+        nobody has to wait for it. Where that is NaN the step changes nothing."""
+        ...
+
+    def settle(self, *, is_taken: bool) -> None:
+        """Told what the scale of the last step was: a step that is not taken does not count, and its gradients stay."""
         ...
 
 
@@ -180,13 +186,19 @@ class TorchAdamW:
     def norm(self) -> Tensor:
         return nn.utils.get_total_norm(_present(self.gradients()))
 
-    def step(self, *, rate: float, scale: float) -> None:
-        if scale != 1:
-            _torch._foreach_mul_(_present(self.gradients()), scale)
+    def step(self, *, rate: float, scale: Tensor) -> None:
+        factor = scale.item()
+        if math.isnan(factor):
+            return
+        if factor != 1:
+            _torch._foreach_mul_(_present(self.gradients()), factor)
         for group in self._optimiser.param_groups:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self._optimiser.step()
         self.publish()
+
+    def settle(self, *, is_taken: bool) -> None:
+        """Such a step was not asked of torch's optimiser."""
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -203,6 +215,9 @@ class FusedAdamW:
     ) -> None:
         self._weights, self._masters, self._optimiser = list(weights), list(masters), optimiser
         self._sums: list[Tensor | None] = []
+        self._counted: list[Tensor] = []
+        self._moments: list[list[tuple[int, Tensor, Tensor, Tensor]]] = []
+        self._state_of_moments: object = None
         self.clear()
 
     def allocate(self) -> None:
@@ -244,26 +259,47 @@ class FusedAdamW:
         return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
-    def step(self, *, rate: float, scale: float) -> None:
+    def step(self, *, rate: float, scale: Tensor) -> None:
         from kedge.models.training.kernels.adamw import apply_updates
 
-        place = {id(master): index for index, master in enumerate(self._masters)}
-        for group in self._optimiser.param_groups:
+        self._counted = []
+        for group, rows in zip(self._optimiser.param_groups, self._moments_of_groups(), strict=True):
             group["lr"] = rate
-            indices = [place[id(master)] for master in group["params"]]
-            reached = [index for index in indices if self._sums[index] is not None]
-            states = [self._state(self._masters[index]) for index in reached]
-            if states:
-                _torch._foreach_add_([state["step"] for state in states], 1)
             kinds: dict[tuple[bool, torch.dtype, float], list[tuple[Tensor, ...]]] = {}
-            for index, state in zip(reached, states, strict=True):
-                weight, master, gradient = self._weights[index], self._masters[index], cast(Tensor, self._sums[index])
-                row = weight, master, gradient, state["exp_avg"], state["exp_avg_sq"]
-                kinds.setdefault((weight is master, gradient.dtype, state["step"].item()), []).append(row)
-            for (_, _, step), rows in kinds.items():
-                weights, masters, gradients, means, squares = zip(*rows, strict=True)
+            for index, mean, square, count in rows:
+                weight, master, gradient = self._weights[index], self._masters[index], self._sums[index]
+                if gradient is None:
+                    continue
+                self._counted.append(count)
+                row = weight, master, gradient, mean, square
+                kinds.setdefault((weight is master, gradient.dtype, count.item() + 1), []).append(row)
+            for (_, _, step), tensors in kinds.items():
+                weights, masters, gradients, means, squares = zip(*tensors, strict=True)
                 apply_updates(weights, masters, gradients, means, squares, group, scale=scale, step=step)
-        self.clear()  # frees the memory of the gradients for the next role
+        if self._counted:
+            _torch._foreach_add_(self._counted, 1)
+
+    def settle(self, *, is_taken: bool) -> None:
+        if is_taken:
+            self.clear()  # frees the memory of the gradients for the next role
+        elif self._counted:
+            _torch._foreach_sub_(self._counted, 1)
+
+    def _moments_of_groups(self) -> list[list[tuple[int, Tensor, Tensor, Tensor]]]:
+        """Of the weights of each group: index, moments and the count of steps. torch's optimiser makes itself a new
+        state when one is loaded, and as long as it has the same they are the same tensors."""
+        if self._state_of_moments is not self._optimiser.state:
+            place = {id(master): index for index, master in enumerate(self._masters)}
+            self._moments = [
+                [
+                    (place[id(master)], state["exp_avg"], state["exp_avg_sq"], state["step"])
+                    for master in group["params"]
+                    for state in (self._state(master),)
+                ]
+                for group in self._optimiser.param_groups
+            ]
+            self._state_of_moments = self._optimiser.state
+        return self._moments
 
     def _state(self, master: nn.Parameter) -> dict[str, Tensor]:
         """The state of torch's optimiser; its step count is on the CPU."""

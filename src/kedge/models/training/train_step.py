@@ -154,12 +154,15 @@ class TrainStep:
         ]
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
         means = {f"{term.name}{name}": value for term, total in totals for name, value in total.means().items()}
+        is_finite = (loss + norm).isfinite()
         clip_scale = (self.settings.clip / (norm + 1e-6)).clamp(max=1)
-        *metrics, loss_and_norm, scale = read([*means.values(), norm, loss + norm, clip_scale])
-        if not math.isfinite(loss_and_norm):
-            raise NumericsError(f"step {self.step}: {self._non_finite(loss)}; the weights are unchanged")
         rate = learning_rate(self.settings, self.step, self.total_steps)
-        self._update(rate, scale)
+        # The update is launched before anything is read, so that the GPU does not wait for the host that launches it.
+        self._update(rate, torch.where(is_finite, clip_scale, math.nan))
+        *metrics, is_taken = read([*means.values(), norm, is_finite])
+        self._backend.settle(is_taken=bool(is_taken))
+        if not is_taken:
+            raise NumericsError(f"step {self.step}: {self._non_finite(loss)}; the weights are unchanged")
         return {**dict(zip([*means, "grad_norm"], metrics, strict=True)), "lr": rate}
 
     def _allocate(self) -> None:
@@ -175,7 +178,7 @@ class TrainStep:
                 "adapters (lora) or fewer layers, or set the optimiser's name to adamw_8bit"
             ) from error
 
-    def _update(self, rate: float, scale: float) -> None:
+    def _update(self, rate: float, scale: Tensor) -> None:
         """The update writes in place. Where it fails even so, nothing may go on from weights that it left half done."""
         try:
             self._backend.step(rate=rate, scale=scale)

@@ -33,12 +33,13 @@ def apply_updates(
     squares: Sequence[Tensor],
     settings: Mapping[str, Any],
     *,
-    scale: float,
+    scale: Tensor,
     step: float,
 ) -> None:
     """Step number `step`, from 1, of AdamW on the gradients times `scale`; `settings` are a group of torch's AdamW.
 
     Weights are written from their masters; either all of them are their own masters, or none. Gradients have one type.
+    `scale` stays on the device, so nobody waits for it; where it is not a number, nothing is written.
     """
     device = masters[0].device
     gradients = [_readable(gradient) for gradient in gradients]  # kept alive until the launch
@@ -89,7 +90,7 @@ def _adamw(
     which_ptr,
     first_ptr,
     count,
-    scale,
+    scale_ptr,
     mean_gain,
     square_gain,
     eps,
@@ -102,8 +103,9 @@ def _adamw(
 ):
     program = tl.program_id(0)
     number = tl.load(which_ptr + program)
+    scale = tl.load(scale_ptr)
     at = tl.load(first_ptr + program) + tl.arange(0, BLOCK)
-    in_bounds = at < tl.load(sizes_ptr + number)
+    in_bounds = at < tl.where(scale >= 0, tl.load(sizes_ptr + number), 0)  # no NaN is
     table = addresses_ptr + number
     master_ptr = tl.multiple_of(tl.load(table + count).to(tl.pointer_type(tl.float32)), 16)
     mean_ptr = tl.multiple_of(tl.load(table + 3 * count).to(tl.pointer_type(tl.float32)), 16)
