@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.places import cache_root
+from kedge.core.files import cache_root
 from kedge.core.suggest import did_you_mean
 from kedge.exams.exam import Exam
 from kedge.exams.items import ABOUT, ITEMS, SHOTS, copy_part
@@ -126,7 +126,7 @@ def listed() -> Iterator[Listed]:
             origin="fetched" if folder.parent == exams_home() else "shipped",
             title=exam.title,
             licence=about(folder).get("licence") or exam.licence,
-            items=sum(bool(line.strip()) for line in (folder / ITEMS).open("rb")),
+            items=sum(bool(line.strip()) for line in (folder / ITEMS).read_bytes().splitlines()),
             metrics=tuple(exam.metrics),
         )
 
