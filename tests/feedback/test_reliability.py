@@ -79,7 +79,7 @@ def test_without_smoothing_no_step_from_the_result_is_more_likely() -> None:
         moved[person, truth] += (step, -step)
         if (moved >= 0).all():
             assert log_likelihood(ratings, result.priors, moved) < result.log_likelihood
-    assert log_likelihood(ratings, result.priors + (1e-3, -1e-3), result.confusion) < result.log_likelihood
+    assert log_likelihood(ratings, result.priors + np.array([1e-3, -1e-3]), result.confusion) < result.log_likelihood
 
 
 def test_planted_people_are_found() -> None:

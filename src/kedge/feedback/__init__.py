@@ -4,13 +4,29 @@ Everything here is pure: labels in, numbers out. Nothing opens a file, a databas
 """
 
 from kedge.feedback.agreement import (
-    AgreementInterval, agreement_interval, cohen_kappa, fleiss_kappa, krippendorff_alpha, majority, raw_agreement,
+    AgreementInterval,
+    agreement_interval,
+    cohen_kappa,
+    fleiss_kappa,
+    krippendorff_alpha,
+    majority,
+    raw_agreement,
     unanimous,
 )  # fmt: skip
 from kedge.feedback.crowd_bt import CrowdBT, crowd_bt
 from kedge.feedback.people import (
-    Drift, GoldCheck, Share, SideRun, drift, gold_check, longest_side_run, position_bias, run_probability,
-    self_agreement, tie_share, words_a_minute,
+    Drift,
+    GoldCheck,
+    Share,
+    SideRun,
+    drift,
+    gold_check,
+    longest_side_run,
+    position_bias,
+    run_probability,
+    self_agreement,
+    tie_share,
+    words_a_minute,
 )  # fmt: skip
 from kedge.feedback.rankings import kendall_tau_b, strict_pair_agreement
 from kedge.feedback.ratings import Ratings

@@ -110,7 +110,7 @@ def agreement_interval(
     if clusters is not None and len(clusters) != len(ratings):
         raise DataError(f"one cluster an item: found {len(clusters)} for {len(ratings)} items")
     table_NKK, value = _table_and_measure(labels_of(ratings), measure, level)
-    has_pair_N = table_NKK.any(axis=(1, 2))
+    has_pair_N = table_NKK.sum(axis=(1, 2)) > 0
     names = list(range(len(ratings))) if clusters is None else list(clusters)
     group_N = places_of([name for name, has_pair in zip(names, has_pair_N, strict=True) if has_pair])
     groups = int(group_N.max()) + 1

@@ -3,8 +3,8 @@
 P(j prefers a to b) = η_j σ(s_a − s_b) + (1 − η_j) σ(s_b − s_a): η = 1 is a careful person, ½ one who throws a coin, 0
 one who always says the opposite. Fitted by expectation and maximisation: whether a comparison was meant is hidden.
 Left out: the virtual item that ties scores down in the paper (a normal prior does it here), and the choice of the next
-comparison (kedge.feedback.choice). Shape letters: M different comparisons, K answers, J
-people.
+comparison (kedge.feedback.choice). Shape letters: M different comparisons,
+K answers, J people.
 """
 
 from __future__ import annotations

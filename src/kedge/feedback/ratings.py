@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def _people(ratings: Ratings) -> int:
 
 def _refuse_odd_label(label: object, item: int, person: int) -> None:
     is_number = isinstance(label, int | float | np.integer | np.floating) and not isinstance(label, bool)
-    if not is_number or not math.isfinite(label):
+    if not is_number or not math.isfinite(cast(float, label)):
         raise DataError(
             f"ratings[{item}][{person}] is {label!r}: a label is a finite number, or None where it is missing"
         )

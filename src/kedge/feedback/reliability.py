@@ -69,15 +69,20 @@ def dawid_skene(
         raise DataError(f"smoothing is a finite number of at least 0: found {smoothing!r}")
     vote_NK = np.zeros((labels.items, classes))
     np.add.at(vote_NK, (labels.item_M, class_M), 1.0)
-    has_label_N = vote_NK.any(axis=1)
-    posterior_NK = vote_NK / np.maximum(vote_NK.sum(axis=1, keepdims=True), 1)
-    for rounds in range(1, _ROUNDS + 1):
+    has_label_N = vote_NK.sum(axis=1) > 0
+
+    def improved(posterior_NK: Floats) -> tuple[Floats, Floats, Floats, float]:
         prior_K = posterior_NK[has_label_N].mean(axis=0)
         confusion_JKK = _confusion(posterior_NK, labels, class_M, smoothing, mirror_K)
+        return prior_K, confusion_JKK, *_posterior(prior_K, confusion_JKK, labels, class_M, has_label_N)
+
+    before_NK = vote_NK / np.maximum(vote_NK.sum(axis=1, keepdims=True), 1)
+    prior_K, confusion_JKK, posterior_NK, log_likelihood = improved(before_NK)
+    rounds = 1
+    while rounds < _ROUNDS and np.abs(posterior_NK - before_NK).max() >= _TOLERANCE:
         before_NK = posterior_NK
-        posterior_NK, log_likelihood = _posterior(prior_K, confusion_JKK, labels, class_M, has_label_N)
-        if np.abs(posterior_NK - before_NK).max() < _TOLERANCE:
-            break
+        prior_K, confusion_JKK, posterior_NK, log_likelihood = improved(before_NK)
+        rounds += 1
     return DawidSkene(
         posterior=np.where(has_label_N[:, None], posterior_NK, prior_K),
         priors=prior_K,
