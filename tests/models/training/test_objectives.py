@@ -45,15 +45,15 @@ def sequences() -> list[TokenSequence]:
 
 
 def ranked() -> list[RankedAnswers]:
-    """Pairs given either way round, with margins and weights; rankings of 3 and 4 with ties; two objectives."""
+    """Pairs either way round, with margins, certainties, weights; rankings of 3 and 4 with ties; two objectives."""
     rng = Random(5)
 
     def answers(*lengths: int) -> list[list[int]]:
         return [[rng.randrange(256) for _ in range(length)] + [END] for length in lengths]
 
     return [
-        RankedAnswers(answers=answers(9, 4), rank=(1, 2), margin=0.75, weight=2.0),
-        RankedAnswers(answers=answers(3, 12), rank=(2, 1), margin=-0.5, weight=0.5, objective=1),
+        RankedAnswers(answers=answers(9, 4), rank=(1, 2), margin=0.75, certainty=0.75, weight=2.0),
+        RankedAnswers(answers=answers(3, 12), rank=(2, 1), margin=-0.5, certainty=0.25, weight=0.5, objective=1),
         RankedAnswers(answers=answers(5, 6), rank=(1, 2)),
         RankedAnswers(answers=answers(2, 8, 5), rank=(3, 1, 2), weight=1.5),
         RankedAnswers(answers=answers(6, 1, 7, 4), rank=(2, 1, 2, 3), objective=1),
@@ -168,7 +168,8 @@ def loss_by_hand(scores: Sequence[Tensor], comparison: RankedAnswers, *, ranking
     penalty = centre * sum(scores, torch.zeros(())).square()
     if len(scores) == 2 and comparison.rank[0] != comparison.rank[1]:
         better, worse = scores if comparison.rank[0] < comparison.rank[1] else reversed(scores)
-        return penalty - logsigmoid(better - worse - comparison.margin)
+        right, wrong = logsigmoid(better - worse - comparison.margin), logsigmoid(worse - better - comparison.margin)
+        return penalty - comparison.certainty * right - (1 - comparison.certainty) * wrong
     at = range(len(scores))
     if ranking == "all_pairs":
         pairs = [-logsigmoid(scores[i] - scores[j]) for i in at for j in at if comparison.rank[i] < comparison.rank[j]]
