@@ -40,7 +40,7 @@ def kind_of(example: Example) -> Kind:
 
 
 def as_kind(example: Example, kind: Kind) -> tuple[Example, ...]:
-    """The examples of `kind` that one example holds: one, several (pairs of a ranking), none (a disliked answer, a tie)."""
+    """The examples of `kind` that one example holds: one, several (of a ranking), none (a disliked answer, a tie)."""
     if kind_of(example) == kind:
         return (example,)
     match kind, example:
