@@ -124,7 +124,8 @@ def test_the_value_of_an_interval_is_the_measure(measure: Measure) -> None:
         "fleiss": fleiss_kappa(ratings),
         "alpha": krippendorff_alpha(ratings),
     }
-    interval = agreement_interval(ratings, measure=measure)
+    interval = agreement_interval(ratings, measure=measure, clusters=[number // 3 for number in range(len(ratings))])
+    assert (interval.items, interval.clusters) == (40, 14)
     assert interval.value == pytest.approx(expected[measure], abs=1e-12)
     assert interval.low < interval.value < interval.high
 

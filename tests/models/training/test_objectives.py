@@ -5,6 +5,7 @@ The expected gradients come from plain transformers, one sequence at a time, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -241,3 +242,14 @@ def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
     metrics = learner.measure(lambda _: comparison_batches(ranked(), rows=3, pad=PAD))
     assert (metrics["accuracy"], metrics["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
     assert 0.0 < right / weight < 1.0
+
+
+def test_a_tie_counts_half_whatever_its_scores(folder: Path) -> None:
+    """Nobody can be right about it, and it has no gap."""
+    reward = small_reward(folder)
+    tie = RankedAnswers(answers=[[1, 2, END], [3, END]], rank=(1, 2), certainty=0.5)
+    objective = preference(partial(scores, reward), ranking="all_pairs", centre=0.0)
+    learner = Learner(trained_weights(reward.model), reward.backbone, objective, OptimiserSettings(), total_steps=1)
+    metrics = learner.measure(lambda _: comparison_batches([tie], rows=1, pad=PAD))
+    assert (metrics["accuracy"], metrics["margin"]) == (0.5, 0.0)
+    assert metrics["loss"] > math.log(2)  # equal scores would be best
