@@ -63,9 +63,8 @@ def open_looks(
     """The looks that a recipe asks for: exams are opened, and prompts read, before anything is trained."""
     if settings.eval is None:
         return None
-    names = [
-        str(context.recipe_folder / name) if name.endswith((".yaml", ".yml")) else name for name in settings.eval.exams
-    ]
+    folder = context.recipe_folder
+    names = [str(folder / name) if is_file(name) else name for name in settings.eval.exams]
     return Looks(
         context=context,
         settings=settings.eval,
@@ -279,11 +278,12 @@ class Looks:
         return [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.is_file() else []
 
     def _read_answers(self, step: int) -> list[ModelAnswer]:
-        names = ModelAnswer.__dataclass_fields__
-        return [
-            ModelAnswer(**{**{name: row[name] for name in names}, "tokens": tuple(row["tokens"])})
-            for row in self._read_judged(step)
-        ]
+        answers: list[ModelAnswer] = []
+        for row in self._read_judged(step):
+            fields: dict[str, Any] = {name: row[name] for name in ModelAnswer.__dataclass_fields__}
+            fields["tokens"] = tuple(fields["tokens"])
+            answers.append(ModelAnswer(**fields))
+        return answers
 
     def _read_preferences(self, step: int) -> dict[int, float]:
         """The mean preference for the policy over the start on each prompt, at an earlier look."""
