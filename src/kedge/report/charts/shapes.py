@@ -74,7 +74,7 @@ def curve(shown: Curve, plane: Plane) -> Markup:
 
 def points(shown: Sequence[Point], plane: Plane) -> Markup:
     """Those of one colour together; intervals below, dots above."""
-    colours = dict.fromkeys(point.colour for point in shown)
+    colours: dict[Colour, None] = {point.colour: None for point in shown}
     return Markup("").join(_points(colour, [at for at in shown if at.colour == colour], plane) for colour in colours)
 
 
