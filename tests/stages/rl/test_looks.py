@@ -126,7 +126,7 @@ def test_a_run_that_fell_in_or_after_a_look_goes_on_to_the_last_bit(
     place: str, start: Start, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start("whole", **GROUP, eval=EVAL)
-    owner, name, call = (looks.Looks, "_take_exams", 2) if place == "look" else (TrainStep, "learn", 5)
+    owner, name, call = (looks.Looks, "_take_exams", 2) if place == "look" else (TrainStep, "learn", 3)
     real, calls = getattr(owner, name), iter(range(1, 99))
 
     def falls(*arguments: Any, **named: Any) -> Any:
