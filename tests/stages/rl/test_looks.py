@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tests.stages.judge_server import JudgeServer
 
 from kedge.core.errors import ConfigError, RewardError
@@ -19,6 +22,7 @@ from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.report.run.page import render_run
 from kedge.report.run.run_records import read_run
+from kedge.runs.state import capture_rng, restore_rng
 from kedge.stages.ppo.settings import PPOSettings, check, explain
 from kedge.stages.rl import looks
 from kedge.stages.rl.look_settings import LookSettings, open_for_policy
@@ -152,6 +156,21 @@ def test_what_is_gone_back_behind_is_forgotten(tmp_path: Path) -> None:
     of_run = SimpleNamespace(folder=tmp_path / "exams", context=SimpleNamespace(once=lambda action: action()))
     looks.Looks.forget_after(of_run, 50)  # pyright: ignore[reportArgumentType]
     assert sorted(path.name for path in (tmp_path / "exams").iterdir()) == ["000000", "000050"]
+
+
+def test_a_look_that_draws_random_numbers_gives_them_back() -> None:
+    """Whatever an exam or a library draws by: the next number of the run is the same."""
+    of_run: Any = SimpleNamespace(steps={2}, _compare=lambda step: {}, _write_about=lambda step: None)
+    of_run.context = SimpleNamespace(once=lambda action: action())
+    of_run._take_exams = lambda step: {"exam/a/b": torch.rand(3).sum().item() + np.random.rand() + random.random()}
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    state = capture_rng()
+    assert looks.Looks.take(of_run, 2)["exam/a/b"] > 0
+    after = (torch.rand(1).item(), np.random.rand(), random.random())
+    restore_rng(state)
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == after
 
 
 def judge(server: JudgeServer, model: str = "fair") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from kedge.report.run.run_records import Record, StageRecord
 
 _MAIN = "/worse"
 _APART = 0.012
-"""Of the width of the chart: the dots of several exams at one look stand beside each other."""
+"""Of the width of the chart: the dots of several exams at one look stand beside each other, the last at its step."""
 
 
 def look_plots(stage: StageRecord, marks: tuple[Mark, ...] = ()) -> Iterator[Plot]:
@@ -50,10 +50,10 @@ def _exams(table: MetricTable, mains: Sequence[str], facts: Record, marks: tuple
         legend = exam if sign == 1 else f"{exam}, turned round"
         series.append(Series(name=legend, colour=colour, values=[changes.get(step) for step in steps]))
         low, high, value = (_looks(table, f"{name}{part}") for part in ("/change/low", "/change/high", ""))
-        shift = (place - (len(mains) - 1) / 2) * _APART * steps[-1]
+        shift = (place - len(mains) + 1) * _APART * steps[-1]
         points += [
             Point(
-                x=min(step + shift, steps[-1]),
+                x=step + shift,
                 y=sign * change,
                 low=min(sign * low[step], sign * high[step]),
                 high=max(sign * low[step], sign * high[step]),
