@@ -47,6 +47,7 @@ class Point:
     low: float
     high: float
     title: str
+    colour: Colour = "first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from kedge.core.findings import Level
 from kedge.report.charts.axes import Plane
-from kedge.report.charts.plot import Bars, Curve, Mark, Place, Point, Series, Threshold
+from kedge.report.charts.plot import Bars, Colour, Curve, Mark, Place, Point, Series, Threshold
 from kedge.report.words import short
 
 _LETTER = 6.2
@@ -73,7 +73,12 @@ def curve(shown: Curve, plane: Plane) -> Markup:
 
 
 def points(shown: Sequence[Point], plane: Plane) -> Markup:
-    """Intervals below, dots above."""
+    """Those of one colour together; intervals below, dots above."""
+    colours: dict[Colour, None] = {point.colour: None for point in shown}
+    return Markup("").join(_points(colour, [at for at in shown if at.colour == colour], plane) for colour in colours)
+
+
+def _points(colour: Colour, shown: Sequence[Point], plane: Plane) -> Markup:
     intervals = [_line("interval", plane.x(at.x), plane.y(at.low), plane.x(at.x), plane.y(at.high)) for at in shown]
     dots = [
         Markup('<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>').format(
@@ -81,7 +86,7 @@ def points(shown: Sequence[Point], plane: Plane) -> Markup:
         )
         for at in shown
     ]
-    return Markup('<g class="first">{}</g>').format(Markup("").join([*intervals, *dots]))
+    return Markup('<g class="{}">{}</g>').format(colour, Markup("").join([*intervals, *dots]))
 
 
 def histogram(shown: Bars, plane: Plane, *, is_overlaid: bool) -> Markup:

@@ -19,7 +19,7 @@ from kedge.core.files import hash_folder, hash_json
 from kedge.core.world import ALONE, World, once
 from kedge.data.template import template_hash
 from kedge.exams.catalogue import is_engine, open_exam
-from kedge.exams.exam import Exam, Score
+from kedge.exams.exam import Exam, Score, Template
 from kedge.exams.rows import ItemRow
 from kedge.exams.sitting import Sitting, item_rows, sit
 from kedge.exams.summary import Key, Result, mean_interval, summarise
@@ -30,7 +30,6 @@ from kedge.models.loading.resolve import resolve
 from kedge.models.settings import AutoSize
 from kedge.stages.exam.engines import EngineExam, check_engine, run_engine
 from kedge.stages.exam.examinee import Examinee
-from kedge.stages.exam.settings import Template
 from kedge.stages.rl.reward import tokenizer_hash
 from kedge.stages.shared.device import pick_device
 
