@@ -73,15 +73,35 @@ def curve(shown: Curve, plane: Plane) -> Markup:
 
 
 def points(shown: Sequence[Point], plane: Plane) -> Markup:
-    """Intervals below, dots above."""
-    intervals = [_line("interval", plane.x(at.x), plane.y(at.low), plane.x(at.x), plane.y(at.high)) for at in shown]
+    """Intervals below, dots above, labels beside them: on the side with more room, and below where one is there."""
+    intervals = [
+        _line(f"interval {at.colour}", plane.x(at.x), plane.y(at.low), plane.x(at.x), plane.y(at.high)) for at in shown
+    ]
+    intervals += [
+        _line(f"interval {at.colour}", plane.x(at.left), plane.y(at.y), plane.x(at.right), plane.y(at.y))
+        for at in shown
+        if at.left is not None and at.right is not None
+    ]
     dots = [
-        Markup('<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>').format(
-            plane.x(at.x), plane.y(at.y), at.title
+        Markup('<circle class="{}" cx="{}" cy="{}" r="4"><title>{}</title></circle>').format(
+            at.colour, plane.x(at.x), plane.y(at.y), at.title
         )
         for at in shown
     ]
-    return Markup('<g class="first">{}</g>').format(Markup("").join([*intervals, *dots]))
+    return Markup('<g class="first">{}</g>').format(Markup("").join([*intervals, *dots, *_labels(shown, plane)]))
+
+
+def _labels(shown: Sequence[Point], plane: Plane) -> Iterable[Markup]:
+    taken: list[Place] = []
+    for at in shown:
+        if at.label:
+            x, y = plane.x(at.x), plane.y(at.y) - 6
+            while any(abs(x - left) < 60 and abs(y - top) < 11 for left, top in taken):
+                y += 11
+            taken.append((x, y))
+            is_right = x > (plane.frame.left + plane.frame.right) / 2
+            text = at.label if len(at.label) <= 24 else f"{at.label[:23]}…"
+            yield _text(x - 6 if is_right else x + 6, round(y, 1), "end" if is_right else "start", text, "label")
 
 
 def histogram(shown: Bars, plane: Plane, *, is_overlaid: bool) -> Markup:

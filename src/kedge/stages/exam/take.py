@@ -116,7 +116,10 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
             took = "read from the cache" if is_cached else f"{time.monotonic() - start:.1f} s"
             request.say(f"  {name}: {exam.name}, {len(sitting.answers):,} answers, {took}")
             rows += item_rows(exam.name, name, sitting.scores, seed=request.seed)
-            answers += ({"exam": exam.name, "model": name, **answer} for answer in sitting.answers)
+            answers += (
+                {"id": f"{name}-{exam.name}-{row}", "exam": exam.name, "model": name, **answer}
+                for row, answer in enumerate(sitting.answers)
+            )
             for score in sitting.scores:
                 if score.confidence is not None:
                     confidences.setdefault((exam.name, score.metric, name), []).append(score.confidence)
