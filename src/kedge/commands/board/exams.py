@@ -109,12 +109,19 @@ def exam_columns(
             facts.setdefault(key, (exam, about["exams"][exam]))
             model = models.asked(place, name)
             earlier = sat.setdefault(key, {}).get(model)
-            if earlier and earlier.folder != place.folder and metric == about["exams"][exam]["main"]:
-                notes.append(f"{name} took {exam} more than once: {place.folder} counts, not {earlier.folder}")
+            if earlier and _scores(earlier.rows) != _scores(own):
+                notes.append(
+                    f"{name} took {exam} twice with other scores ({metric}): {place.folder} counts, {earlier.folder} "
+                    "does not"
+                )
             sat[key][model] = Sat(rows=tuple(own), folder=place.folder, name=name)
     columns = [_column(key, *facts[key], sat[key], named) for key in sat]
     columns.sort(key=lambda column: ORDER.index(column.column.topic))
     return _told_apart(columns, notes), notes
+
+
+def _scores(rows: Sequence[ItemRow]) -> dict[str, float]:
+    return {row.item: row.score for row in rows}
 
 
 def _identity(exam: str, facts: Mapping[str, Any]) -> str:

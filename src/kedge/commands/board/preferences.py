@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -28,6 +28,16 @@ from kedge.report.board.records import Cell, Column, Difference, GroupRow, Group
 PREFERENCE = "preference"
 PROXY, GOLD = "reward", "gold"
 _JUDGEMENTS = "judgements.jsonl"
+
+
+class Played(NamedTuple):
+    """Two models, the outcome for the first (1, ½ or 0), the prompt, and which of the answers to it."""
+
+    first: str
+    second: str
+    outcome: float
+    prompt: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +90,26 @@ class Evaluated:
             if prompt in other and own[prompt].scores.get(source) and other[prompt].scores.get(source)
         }
 
-    def matches(self, source: str) -> Iterator[tuple[str, str, float, str]]:
-        """Two models, the outcome for the first (1, ½ or 0) and the prompt: a match for each number of an answer."""
+    def matches(self, source: str) -> Iterator[Played]:
+        """A match for each answer of a prompt, with the one of the same number."""
         if source in self.judged:
             for model, comparisons in self.judged[source].items():
+                answered: dict[int, int] = {}
                 for comparison in comparisons:
+                    number = answered[comparison.prompt] = answered.get(comparison.prompt, -1) + 1
                     if (preference := comparison.preference) is not None:
                         prompt = self.prompts.get(str(comparison.prompt), str(comparison.prompt))
-                        yield model, self.baseline, preference, prompt
+                        yield Played(model, self.baseline, preference, prompt, number)
             return
         for first, second in combinations(self.answers.models, 2):
             own, other = self.answers.models[first], self.answers.models[second]
             for prompt in own:
                 if prompt in other:
                     scores = own[prompt].scores.get(source, ()), other[prompt].scores.get(source, ())
-                    for ours, theirs in zip(*scores, strict=False):
+                    for number, (ours, theirs) in enumerate(zip(*scores, strict=False)):
                         gap = ours - theirs
                         outcome = 0.5 if abs(gap) <= self.answers.tie else float(gap > 0)
-                        yield first, second, outcome, self.prompts[prompt]
+                        yield Played(first, second, outcome, self.prompts[prompt], number)
 
 
 def read_evaluation(place: Place) -> Evaluated:
@@ -245,20 +257,21 @@ def _group_rates(group: Mapping[str, Any], source: str) -> dict[str, Cell]:
 
 def leagues(evaluations: Sequence[Evaluated], models: Models) -> list[League]:
     """Strengths by each source that has compared more than two models, over all evaluations with this source."""
-    matches: dict[tuple[str, str], list[tuple[Match, Hashable]]] = {}
+    played: dict[tuple[str, str], dict[Hashable, tuple[Match, Hashable]]] = {}
     for evaluation in evaluations:
         for source in evaluation.sources():
-            key = (source, evaluation.source_hash(source))
-            for first, second, outcome, prompt in evaluation.matches(source):
-                labels = [models.asked(evaluation.place, name).label for name in (first, second)]
-                if labels[0] != labels[1]:
-                    matches.setdefault(key, []).append(((labels[0], labels[1], outcome), prompt))
-    met = [
-        _league(source, own)
-        for (source, _), own in sorted(matches.items(), key=lambda entry: _rank(entry[0][0]))
-        if len({name for (first, second, _), _ in own for name in (first, second)}) > 2
+            own = played.setdefault((source, evaluation.source_hash(source)), {})
+            for match in evaluation.matches(source):
+                first, second = (models.asked(evaluation.place, name).label for name in (match.first, match.second))
+                # Answers that were compared in two evaluations count once: the later one.
+                pair = (min(first, second), max(first, second), match.prompt, match.number)
+                if first != second:
+                    own[pair] = (first, second, match.outcome), match.prompt
+    return [
+        _league(source, list(own.values()))
+        for (source, _), own in sorted(played.items(), key=lambda entry: _rank(entry[0][0]))
+        if len({name for (first, second, _), _ in own.values() for name in (first, second)}) > 2
     ]
-    return met
 
 
 def _league(source: str, played: Sequence[tuple[Match, Hashable]]) -> League:

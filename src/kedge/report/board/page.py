@@ -48,6 +48,7 @@ def render_board(board: Board) -> str:
         tax=svg.figure(tax) if tax else None,
         proxies=[svg.figure(proxy_plot(course)) for course in board.proxies],
         win=win_text,
+        number=number,
         lost_models=list(dict.fromkeys(item.model for item in board.lost.items)),
         lost_columns=list(dict.fromkeys(item.column for item in board.lost.items)),
         nonce=secrets.token_urlsafe(16),
