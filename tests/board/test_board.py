@@ -8,7 +8,7 @@ from pathlib import Path
 
 import board_attacks
 import pytest
-from board_files import fill_exam, gated, hashes, make_runs, mixed, seal, stage
+from board_files import fill_evaluation, fill_exam, gated, hashes, make_runs, mixed, seal, stage
 from gate_files import rows_of
 
 from kedge.commands.board.command import BoardRequest, board_lines, make_board, write_board
@@ -115,6 +115,39 @@ def test_models_that_met_are_ranked(board: Board) -> None:
     assert [(row.label, row.places) for row in reward.standings] == [("ppo", (1, 1)), ("dpo", (2, 2)), ("sft", (3, 3))]
     assert [point.label for point in board.proxies[0]] == ["sft", "dpo", "ppo"]
     assert [round(point.gold.value, 3) for point in board.proxies[0]] == [0.0, 0.55, 0.6]
+
+
+def test_answers_to_the_same_prompts_are_compared_across_runs(tmp_path: Path) -> None:
+    judge = {"gold": {"kind": "stub"}}
+    for run, model, wins in (("one", "dpo", 14), ("two", "ppo", 8)):
+        folder = stage(tmp_path / run, "eval", "evaluate", models=["sft", model], **judge)
+        fill_evaluation(folder, {"gold": {"sft": [0.0] * 20, model: [1.0] * wins + [-1.0] * (20 - wins)}}, "sft")
+    (league,) = board_of(tmp_path / "one", tmp_path / "two").leagues
+    assert league.wins["dpo", "ppo"] == (0.65, 20)  # 6 that only dpo wins, 14 ties
+    other = stage(tmp_path / "three", "eval", "evaluate", models=["sft", "new"], gold={"kind": "another"})
+    fill_evaluation(other, {"gold": {"sft": [0.0] * 20, "new": [1.0] * 20}}, "sft")
+    board = board_of(tmp_path / "one", tmp_path / "two", tmp_path / "three")
+    assert [len(league.models) for league in board.leagues] == [3]  # another judge is another league
+    assert len(board.columns) == 2
+
+
+def test_judges_that_compare_count_as_they_said(tmp_path: Path) -> None:
+    folder = stage(tmp_path / "one", "eval", "evaluate", models=["sft", "dpo"], judge={"url": "x"})
+    fill_evaluation(folder, {"reward": {"sft": [0.0] * 10, "dpo": [1.0] * 10}}, "sft")
+    orders = [(1.0, 1.0)] * 7 + [(1.0, 0.0)] * 2 + [(0.0, 0.0)]  # 7 wins, 2 that contradict themselves, a loss
+    lines = [
+        {"judge": judge, "model": "dpo", "prompt": prompt, "as_first": first, "as_second": second, "length": 5,
+         "baseline_length": 5}
+        for judge in ("ann", "bob")
+        for prompt, (first, second) in enumerate(orders)
+    ]  # fmt: skip
+    (folder / "judgements.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    board = board_of(tmp_path / "one")
+    titles = [column.title for column in board.columns]
+    assert titles == ["wins by majority", "wins by ann", "wins by bob", "wins by reward"]
+    assert cell(board, "dpo", "wins by ann").value == pytest.approx(0.8)
+    (folder / "judgements.jsonl").write_text("{}\n")
+    assert "not a judgement" in board_of(tmp_path / "one", folder).problems[0]
 
 
 def test_groups_show_what_hides_in_a_mean(board: Board) -> None:

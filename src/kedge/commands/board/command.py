@@ -23,6 +23,7 @@ from kedge.commands.board.preferences import (
     Evaluated,
     WinColumn,
     leagues,
+    pools,
     proxies,
     read_evaluation,
     win_columns,
@@ -73,7 +74,8 @@ def make_board(request: BoardRequest) -> Board:
     proposed = proposed or [models.asked(evaluation.place, evaluation.baseline) for evaluation in evaluations]
     baseline = choose_baseline(rows, request.baseline, proposed)
     columns, notes = exam_columns(exams, models, named_metrics(gated))
-    wins = win_columns(evaluations, models, baseline) if baseline else []
+    pooled = pools(evaluations, models)
+    wins = win_columns(pooled, rows, baseline, notes) if baseline else []
     if unmeasured := models.unmeasured():
         notes.append(f"made, and not asked anything: {', '.join(unmeasured)}")
     promoted = promotion_rows(request.registry, models, problems)
@@ -96,7 +98,7 @@ def make_board(request: BoardRequest) -> Board:
         verdicts=(*broken, *(verdict_card(one) for one in gated)),
         promotions=tuple(promoted),
         cases=tuple(case_rows(request.badcases, gated, problems)),
-        leagues=tuple(leagues(evaluations, models)),
+        leagues=tuple(leagues(pooled)),
         proxies=tuple(proxies(evaluations, models)),
         lost=lost_items(columns, rows, baseline, problems) if baseline else Lost(),
         notes=tuple(dict.fromkeys(notes)),
@@ -114,7 +116,7 @@ def board_lines(board: Board) -> Iterator[str]:
             if cell and cell.difference and column.is_main
         ]
         changes = [
-            f"{difference.change(board.alpha)} in {column.title}.{column.metric}"
+            f"{difference.change(board.alpha)} in {column.title} ({column.metric})"
             for column, difference in compared
             if difference.change(board.alpha) != "undecided"
         ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
@@ -28,16 +28,6 @@ from kedge.report.board.records import Cell, Column, Difference, GroupRow, Group
 PREFERENCE = "preference"
 PROXY, GOLD = "reward", "gold"
 _JUDGEMENTS = "judgements.jsonl"
-
-
-class Played(NamedTuple):
-    """Two models, the outcome for the first (1, ½ or 0), the prompt, and which of the answers to it."""
-
-    first: str
-    second: str
-    outcome: float
-    prompt: str
-    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,55 +51,94 @@ class Evaluated:
         return hash_json(sorted(self.prompts.values()))
 
     def source_hash(self, source: str) -> str:
-        """Equal where the same judge scored: by the settings of the stage, else by its folder."""
+        """Equal where the same judge scored answers that were sampled alike; without a stage, by the folder."""
         manifest = self.place.manifest
         if manifest is None:
             return hash_json(str(self.place.folder.resolve()))
         inputs = [artefact.hash for artefact in manifest.inputs if artefact.name.partition(".")[0] == source]
-        if source in (PROXY, GOLD):
-            return hash_json([source, inputs or [manifest.settings.get(source)]])
-        return hash_json([source, manifest.settings.get("judge")])
+        judge = inputs or [manifest.settings.get(source if source in (PROXY, GOLD) else "judge")]
+        return hash_json([source, judge, self.about.get("sampling"), self.answers.tie])
 
     def sources(self) -> list[str]:
         return [*sorted(self.answers.sources()), *self.judged]
 
-    def rates(self, source: str, model: str, baseline: str) -> dict[str, float]:
-        """By prompt, the preference for a model over another: wins, and half of the ties."""
-        if source in self.judged:
-            if baseline != self.baseline or model not in self.judged[source]:
-                return {}
-            by_prompt: dict[str, list[float]] = {}
-            for comparison in self.judged[source][model]:
-                if (preference := comparison.preference) is not None:
-                    by_prompt.setdefault(str(comparison.prompt), []).append(preference)
-            return {prompt: fmean(own) for prompt, own in by_prompt.items()}
-        own, other = self.answers.models[model], self.answers.models[baseline]
-        return {
-            prompt: outcome_of(own[prompt].scores[source], other[prompt].scores[source], tie=self.answers.tie).rate
-            for prompt in own
-            if prompt in other and own[prompt].scores.get(source) and other[prompt].scores.get(source)
-        }
+    def scores(self, source: str) -> dict[str, dict[str, list[float]]]:
+        """By model and prompt, the scores of a source."""
+        by_model: dict[str, dict[str, list[float]]] = {}
+        for model, prompts in self.answers.models.items():
+            own = by_model[model] = {}
+            for number, answers in prompts.items():
+                if scores := answers.scores.get(source):
+                    own.setdefault(self.prompts[number], []).extend(scores)
+        return by_model
 
-    def matches(self, source: str) -> Iterator[Played]:
-        """A match for each answer of a prompt, with the one of the same number."""
-        if source in self.judged:
-            for model, comparisons in self.judged[source].items():
-                answered: dict[int, int] = {}
-                for comparison in comparisons:
-                    number = answered[comparison.prompt] = answered.get(comparison.prompt, -1) + 1
-                    if (preference := comparison.preference) is not None:
-                        prompt = self.prompts.get(str(comparison.prompt), str(comparison.prompt))
-                        yield Played(model, self.baseline, preference, prompt, number)
-            return
-        for first, second in combinations(self.answers.models, 2):
-            own, other = self.answers.models[first], self.answers.models[second]
+    def preferences(self, judge: str) -> dict[str, dict[str, list[float]]]:
+        """By model and prompt, what a judge prefers over the stage's own baseline: 1, ½ or 0."""
+        by_model: dict[str, dict[str, list[float]]] = {}
+        for model, comparisons in self.judged[judge].items():
+            own = by_model[model] = {}
+            for comparison in comparisons:
+                if (preference := comparison.preference) is not None:
+                    prompt = self.prompts.get(str(comparison.prompt), str(comparison.prompt))
+                    own.setdefault(prompt, []).append(preference)
+        return by_model
+
+
+Played = tuple[Known, Known, float]
+"""Two models, and 1, ½ or 0 for the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Everything that one source says, over all evaluations that asked it alike."""
+
+    source: str
+    scores: dict[Known, dict[str, list[float]]]
+    """Of a source that scores answers: by model and prompt. Answers to one prompt are compared wherever they stand."""
+    preferences: dict[tuple[Known, Known], dict[str, list[float]]]
+    """Of a judge: by two models that it compared, and prompt."""
+    tie: float
+
+    def rates(self, model: Known, baseline: Known) -> dict[str, float]:
+        """By prompt, the preference for a model over another: wins, and half of the ties."""
+        own, other = self.scores.get(model, {}), self.scores.get(baseline, {})
+        rates = {prompt: outcome_of(own[prompt], other[prompt], tie=self.tie).rate for prompt in own if prompt in other}
+        return rates or {prompt: fmean(all_) for prompt, all_ in self.preferences.get((model, baseline), {}).items()}
+
+    def matches(self) -> Iterator[tuple[Played, str]]:
+        """With the prompt: answers of the same number are compared."""
+        for first, second in combinations(self.scores, 2):
+            own, other = self.scores[first], self.scores[second]
             for prompt in own:
-                if prompt in other:
-                    scores = own[prompt].scores.get(source, ()), other[prompt].scores.get(source, ())
-                    for number, (ours, theirs) in enumerate(zip(*scores, strict=False)):
-                        gap = ours - theirs
-                        outcome = 0.5 if abs(gap) <= self.answers.tie else float(gap > 0)
-                        yield Played(first, second, outcome, self.prompts[prompt], number)
+                for ours, theirs in zip(own[prompt], other.get(prompt, ()), strict=False):
+                    outcome = 0.5 if abs(ours - theirs) <= self.tie else float(ours > theirs)
+                    yield (first, second, outcome), prompt
+        for (first, second), prompts in self.preferences.items():
+            for prompt, preferences in prompts.items():
+                yield from (((first, second, preference), prompt) for preference in preferences)
+
+    def prompts_of(self, model: Known) -> list[str]:
+        compared = [prompts for pair, prompts in self.preferences.items() if model in pair]
+        return sorted({*self.scores.get(model, {}), *(prompt for prompts in compared for prompt in prompts)})
+
+
+def pools(evaluations: Sequence[Evaluated], models: Models) -> list[Pool]:
+    """One for each source; of answers that were scored in two evaluations the later ones count."""
+    found: dict[tuple[str, str], Pool] = {}
+    for evaluation in evaluations:
+        for source in evaluation.sources():
+            empty = Pool(source=source, scores={}, preferences={}, tie=evaluation.answers.tie)
+            pool = found.setdefault((source, evaluation.source_hash(source)), empty)
+            if source in evaluation.judged:
+                baseline = models.asked(evaluation.place, evaluation.baseline)
+                for name, prompts in evaluation.preferences(source).items():
+                    pair = (models.asked(evaluation.place, name), baseline)
+                    if pair[0] is not pair[1]:
+                        pool.preferences.setdefault(pair, {}).update(prompts)
+            else:
+                for name, prompts in evaluation.scores(source).items():
+                    pool.scores.setdefault(models.asked(evaluation.place, name), {}).update(prompts)
+    return sorted(found.values(), key=lambda pool: _rank(pool.source))
 
 
 def read_evaluation(place: Place) -> Evaluated:
@@ -162,29 +191,20 @@ class WinColumn:
     cells: Mapping[Known, Cell]
 
 
-def win_columns(evaluations: Sequence[Evaluated], models: Models, baseline: Known) -> list[WinColumn]:
-    """Win rates over the baseline of the board, a column for each source and set of prompts that it was met on."""
-    cells: dict[tuple[str, str, str], dict[Known, Cell]] = {}
-    for evaluation in evaluations:
-        names = {name: models.asked(evaluation.place, name) for name in evaluation.answers.models}
-        own = next((name for name, model in names.items() if model is baseline), None)
-        if own is None:
-            continue
-        for source in evaluation.sources():
-            key = (source, evaluation.source_hash(source), evaluation.prompts_hash)
-            for name, model in names.items():
-                rates = list(evaluation.rates(source, name, own).values()) if model is not baseline else []
-                if rates:
-                    cells.setdefault(key, {})[model] = _win_cell(rates)
-    titles = [source for source, _, _ in cells]
-    return [
-        WinColumn(
-            source=source,
-            column=_win_column(source, prompts, baseline, is_alone=titles.count(source) == 1),
-            cells=own,
-        )
-        for (source, _, prompts), own in sorted(cells.items(), key=lambda entry: _rank(entry[0][0]))
-    ]
+def win_columns(pooled: Sequence[Pool], rows: Sequence[Known], baseline: Known, notes: list[str]) -> list[WinColumn]:
+    """Win rates over the baseline of the board, a column for each source that has compared somebody with it."""
+    columns: list[WinColumn] = []
+    for pool in pooled:
+        rates = {model: list(pool.rates(model, baseline).values()) for model in rows if model is not baseline}
+        cells = {model: _win_cell(own) for model, own in rates.items() if own}
+        others = [model.label for model in rates if model not in cells and pool.prompts_of(model)]
+        if cells:
+            same = sum(other.source == pool.source for other in pooled)
+            column = _win_column(pool.source, hash_json(pool.prompts_of(baseline)), baseline, is_alone=same == 1)
+            columns.append(WinColumn(source=pool.source, column=column, cells=cells))
+        if cells and others:
+            notes.append(f"{', '.join(others)}: by {pool.source} never met {baseline.label} on a prompt: not compared")
+    return columns
 
 
 def _win_column(source: str, prompts: str, baseline: Known, *, is_alone: bool) -> Column:
@@ -227,22 +247,25 @@ def win_groups(
     evaluations: Sequence[Evaluated], models: Models, rows: Sequence[Known], baseline: Known
 ) -> Iterator[GroupTable]:
     """Win rates by group, as the evaluations whose own baseline is that of the board have them."""
+    tables: dict[tuple[str, str, str, str], dict[str, dict[Known, Cell]]] = {}
     for evaluation in evaluations:
         if models.asked(evaluation.place, evaluation.baseline) is not baseline:
             continue
         for name, values in evaluation.about.get("groups", {}).items():
             for source in evaluation.sources():
-                rates = {value: _group_rates(group, source) for value, group in values.items()}
-                names = {models.asked(evaluation.place, model): model for model in evaluation.answers.models}
-                if any(rates.values()):
-                    yield GroupTable(
-                        column=_win_column(source, evaluation.prompts_hash, baseline, is_alone=True),
-                        field=name,
-                        rows=tuple(
-                            GroupRow(value=value, cells=tuple(own.get(names.get(model, "")) for model in rows))
-                            for value, own in rates.items()
-                        ),
-                    )
+                key = (name, source, evaluation.source_hash(source), evaluation.prompts_hash)
+                for value, group in values.items():
+                    for model, cell in _group_rates(group, source).items():
+                        own = tables.setdefault(key, {}).setdefault(value, {})
+                        own[models.asked(evaluation.place, model)] = cell
+    for (name, source, _, prompts), values in tables.items():
+        yield GroupTable(
+            column=_win_column(source, prompts, baseline, is_alone=True),
+            field=name,
+            rows=tuple(
+                GroupRow(value=value, cells=tuple(own.get(model) for model in rows)) for value, own in values.items()
+            ),
+        )
 
 
 def _group_rates(group: Mapping[str, Any], source: str) -> dict[str, Cell]:
@@ -255,27 +278,19 @@ def _group_rates(group: Mapping[str, Any], source: str) -> dict[str, Cell]:
     }
 
 
-def leagues(evaluations: Sequence[Evaluated], models: Models) -> list[League]:
-    """Strengths by each source that has compared more than two models, over all evaluations with this source."""
-    played: dict[tuple[str, str], dict[Hashable, tuple[Match, Hashable]]] = {}
-    for evaluation in evaluations:
-        for source in evaluation.sources():
-            own = played.setdefault((source, evaluation.source_hash(source)), {})
-            for match in evaluation.matches(source):
-                first, second = (models.asked(evaluation.place, name).label for name in (match.first, match.second))
-                # Answers that were compared in two evaluations count once: the later one.
-                pair = (min(first, second), max(first, second), match.prompt, match.number)
-                if first != second:
-                    own[pair] = (first, second, match.outcome), match.prompt
+def leagues(pooled: Sequence[Pool]) -> list[League]:
+    """Strengths by each source that has compared more than two models."""
+    played = [(pool.source, list(pool.matches())) for pool in pooled]
     return [
-        _league(source, list(own.values()))
-        for (source, _), own in sorted(played.items(), key=lambda entry: _rank(entry[0][0]))
-        if len({name for (first, second, _), _ in own.values() for name in (first, second)}) > 2
+        _league(source, own)
+        for source, own in played
+        if len({model for (first, second, _), _ in own for model in (first, second)}) > 2
     ]
 
 
-def _league(source: str, played: Sequence[tuple[Match, Hashable]]) -> League:
-    matches, clusters = [match for match, _ in played], [cluster for _, cluster in played]
+def _league(source: str, played: Sequence[tuple[Played, str]]) -> League:
+    matches: list[Match] = [(first.label, second.label, outcome) for (first, second, outcome), _ in played]
+    clusters = [prompt for _, prompt in played]
     totals: dict[tuple[str, str], list[float]] = {}
     for first, second, outcome in matches:
         totals.setdefault((first, second), []).append(outcome)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kedge.report.board.records import Board, ProxyPoint, TaxPoint
 from kedge.report.charts.axes import Axis, round_numbers
-from kedge.report.charts.plot import Curve, Plot, Point
+from kedge.report.charts.plot import COLOURS, Curve, Plot, Point
 from kedge.report.words import listed, number, percent, short
 
 
@@ -25,8 +25,9 @@ def tax_plot(board: Board) -> Plot | None:
             right=100 * point.loss.high,
             label=point.label,
             title=_tax_title(point),
+            colour=COLOURS[place % len(COLOURS)],
         )
-        for point in board.tax
+        for place, point in enumerate(board.tax)
     )
     across = _axis([end for point in points for end in (point.left or 0.0, point.right or 0.0, 0.0)])
     up = _axis([end for point in points for end in (point.low, point.high, 50.0)])

@@ -9,11 +9,14 @@ from markupsafe import Markup, escape
 
 from kedge.core.findings import Level
 from kedge.report.charts.axes import Plane
-from kedge.report.charts.plot import Bars, Curve, Mark, Place, Point, Series, Threshold
+from kedge.report.charts.plot import Bars, Colour, Curve, Mark, Place, Point, Series, Threshold
 from kedge.report.words import short
 
 _LETTER = 6.2
 """Width of a digit in labels."""
+_WIDE_LETTER = 7.0
+"""Width of a letter in labels of points, on a narrow screen."""
+_LONGEST_LABEL = 24
 _MARK_WIDTH = 7.0
 """Events nearer to each other than this are one mark."""
 _MOST_TITLES = 5
@@ -73,34 +76,40 @@ def curve(shown: Curve, plane: Plane) -> Markup:
 
 
 def points(shown: Sequence[Point], plane: Plane) -> Markup:
-    """Intervals below, dots above, labels beside them: on the side with more room, and below where one is there."""
-    intervals = [
-        _line(f"interval {at.colour}", plane.x(at.x), plane.y(at.low), plane.x(at.x), plane.y(at.high)) for at in shown
-    ]
+    """Intervals below, dots above, labels beside them."""
+    colours = dict.fromkeys(at.colour for at in shown)
+    groups = [_points_of([at for at in shown if at.colour == colour], colour, plane) for colour in colours]
+    return Markup("").join([*groups, *_labels(shown, plane)])
+
+
+def _points_of(shown: Sequence[Point], colour: Colour, plane: Plane) -> Markup:
+    intervals = [_line("interval", plane.x(at.x), plane.y(at.low), plane.x(at.x), plane.y(at.high)) for at in shown]
     intervals += [
-        _line(f"interval {at.colour}", plane.x(at.left), plane.y(at.y), plane.x(at.right), plane.y(at.y))
+        _line("interval", plane.x(at.left), plane.y(at.y), plane.x(at.right), plane.y(at.y))
         for at in shown
         if at.left is not None and at.right is not None
     ]
     dots = [
-        Markup('<circle class="{}" cx="{}" cy="{}" r="4"><title>{}</title></circle>').format(
-            at.colour, plane.x(at.x), plane.y(at.y), at.title
+        Markup('<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>').format(
+            plane.x(at.x), plane.y(at.y), at.title
         )
         for at in shown
     ]
-    return Markup('<g class="first">{}</g>').format(Markup("").join([*intervals, *dots, *_labels(shown, plane)]))
+    return Markup('<g class="{}">{}</g>').format(colour, Markup("").join([*intervals, *dots]))
 
 
 def _labels(shown: Sequence[Point], plane: Plane) -> Iterable[Markup]:
-    taken: list[Place] = []
+    """Each on the side with more room; below another one where both would stand in the same place."""
+    taken: list[tuple[float, float, float]] = []
     for at in shown:
         if at.label:
-            x, y = plane.x(at.x), plane.y(at.y) - 6
-            while any(abs(x - left) < 60 and abs(y - top) < 11 for left, top in taken):
-                y += 11
-            taken.append((x, y))
+            text = at.label if len(at.label) <= _LONGEST_LABEL else f"{at.label[: _LONGEST_LABEL - 1]}…"
+            x, y, width = plane.x(at.x), plane.y(at.y) - 6, _WIDE_LETTER * len(text)
             is_right = x > (plane.frame.left + plane.frame.right) / 2
-            text = at.label if len(at.label) <= 24 else f"{at.label[:23]}…"
+            start = x - 6 - width if is_right else x + 6
+            while any(left < start + width and start < right and abs(y - top) < 13 for left, right, top in taken):
+                y += 13
+            taken.append((start, start + width, y))
             yield _text(x - 6 if is_right else x + 6, round(y, 1), "end" if is_right else "start", text, "label")
 
 
