@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import board_attacks
@@ -16,6 +17,8 @@ from kedge.commands.board.lost import MOST
 from kedge.commands.gate import add_case
 from kedge.core.errors import ConfigError
 from kedge.core.files import hash_json
+from kedge.exams.items import hash_of_text
+from kedge.exams.rows import write_rows
 from kedge.gate.badcases import read_badcases
 from kedge.gate.registry import promote
 from kedge.report.board.records import Board, Cell
@@ -173,6 +176,32 @@ def test_items_that_were_lost_make_badcases(board: Board, tmp_path: Path) -> Non
         needed=None, siblings=(),
     )  # fmt: skip
     assert case.bad == item.answer
+
+
+def test_a_choice_is_shown_as_it_was_graded(tmp_path: Path) -> None:
+    """The likeliest choice as a whole may be another than the one that is likeliest by its length."""
+    graded = {"sft": "a long right one", "dpo": "wrong"}
+    rows = [
+        replace(row, answer=hash_of_text(graded[row.model]))
+        for row in rows_of("piqa", "cloze", {"sft": [1.0, 1.0], "dpo": [0.0, 1.0]})
+    ]
+    folder = fill_exam(tmp_path / "exams", rows, {f"answer {model} piqa-0": "wrong" for model in graded})
+    answers = [json.loads(line) | {"choices": ["wrong", "a long right one"]} for line in _lines(folder)]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    (item,) = board_of(folder).lost.items
+    assert (item.baseline_answer, item.answer) == ("a long right one", "wrong")
+    assert item.choices == ("wrong", "a long right one")
+    assert item.command
+    graded["dpo"] = "a long right one"  # which the row does not have as its answer: nobody wrote it
+    rows = [replace(row, answer=hash_of_text(graded[row.model])) for row in rows]
+    write_rows(folder / "items.jsonl", rows)
+    (item,) = board_of(folder).lost.items
+    assert (item.answer, item.command) == ("a long right one", "")
+    assert "which nobody wrote" in item.problem
+
+
+def _lines(folder: Path) -> list[str]:
+    return (folder / "answers.jsonl").read_text().splitlines()
 
 
 def test_a_page_has_room_for_some_of_every_kind(tmp_path: Path) -> None:

@@ -40,6 +40,16 @@ class _Loss:
         return abs(self.own.score - self.other.score)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """A row of a file of answers, and the text that was graded."""
+
+    row: Mapping[str, Any]
+    text: str
+    is_written: bool
+    """Whether the row has this text as its answer."""
+
+
 def lost_items(columns: Sequence[ExamColumn], models: Sequence[Known], baseline: Known, problems: list[str]) -> Lost:
     """The largest losses first, of all models and exams in turn, so that none crowds out the others."""
     by_kind = [
@@ -114,16 +124,24 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
         for number, line in enumerate(lines, start=1):
             try:
                 row: dict[str, Any] = orjson.loads(line)
-                _ = row["exam"], row["model"], row["item"], str(row["answer"]), _turns(row)
+                _ = row["exam"], row["model"], row["item"], hash_of_text(row["answer"]), _turns(row)
+                _ = [hash_of_text(choice) for choice in row.get("choices", ())]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DataError(f"{file}:{number}: not an answer to an exam ({error}); run the exam again") from error
             yield row
 
 
-def _answer_of(rows: Sequence[Mapping[str, Any]], item: ItemRow) -> Mapping[str, Any] | None:
-    """The answer that was graded, by its hash; else the first one about the item."""
-    by_hash = (row for row in rows if hash_of_text(row["answer"]) == item.answer)
-    return next(by_hash, rows[0] if rows else None)
+def _answer_of(rows: Sequence[Mapping[str, Any]], item: ItemRow) -> _Answer | None:
+    """The answer that was graded, by its hash; of choices the one that was graded, which need not be the likeliest as a
+    whole. Else the first one about the item."""
+    for row in rows:
+        if hash_of_text(row["answer"]) == item.answer:
+            return _Answer(row=row, text=row["answer"], is_written=True)
+    for row in rows:
+        for choice in row.get("choices", ()):
+            if hash_of_text(choice) == item.answer:
+                return _Answer(row=row, text=choice, is_written=False)
+    return _Answer(row=rows[0], text=rows[0]["answer"], is_written=True) if rows else None
 
 
 def _turns(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -131,26 +149,32 @@ def _turns(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((str(turn["role"]), str(turn["content"])) for turn in prompt)
 
 
-def _lost_item(loss: _Loss, own: Mapping[str, Any], other: Mapping[str, Any]) -> LostItem:
+def _lost_item(loss: _Loss, own: _Answer, other: _Answer) -> LostItem:
+    command, problem = "", "its file of answers has no ids; run the exam again"
+    if not own.is_written:
+        problem = "a choice by its likelihood, which nobody wrote"
+    elif own.row.get("id") is not None:
+        command = badcase_command(_sat(loss, loss.model).folder / ANSWERS, str(own.row["id"]))
+    choices: list[Any] = own.row.get("choices") or []
     return LostItem(
         model=loss.model.label,
         column=f"{loss.column.column.title}.{loss.column.column.metric}",
         item=loss.own.item,
         score=loss.own.score,
         baseline_score=loss.other.score,
-        prompt=tuple((role, cut(text, LONGEST)) for role, text in _turns(own)),
-        answer=cut(str(own["answer"]), LONGEST),
-        baseline_answer=cut(str(other["answer"]), LONGEST),
-        command=badcase_command(_sat(loss, loss.model).folder / ANSWERS, own.get("id")),
+        prompt=tuple((role, cut(text, LONGEST)) for role, text in _turns(own.row)),
+        choices=tuple(cut(str(choice), LONGEST) for choice in choices if len(str(choice)) > 1),
+        answer=cut(own.text, LONGEST),
+        baseline_answer=cut(other.text, LONGEST),
+        command=command,
+        problem=problem,
     )
 
 
-def badcase_command(file: Path, answer: object) -> str:
+def badcase_command(file: Path, answer: str) -> str:
     """What makes a badcase of an answer, but for the reason and the check, which only a reader knows.
 
     >>> badcase_command(Path("runs/x/exam/answers.jsonl"), "it's-7")
     'kedge badcase add runs/x/exam/answers.jsonl \\'it\\'"\\'"\\'s-7\\' --why "…" --check \\'lacks: "…"\\''
     """
-    if answer is None:
-        return ""
-    return f'kedge badcase add {shlex.quote(str(file))} {shlex.quote(str(answer))} --why "…" --check \'lacks: "…"\''
+    return f'kedge badcase add {shlex.quote(str(file))} {shlex.quote(answer)} --why "…" --check \'lacks: "…"\''

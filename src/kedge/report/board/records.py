@@ -193,7 +193,11 @@ class LostItem:
     answer: str
     baseline_answer: str
     command: str
-    """Makes a badcase of it; empty where the file of answers has no ids."""
+    """Makes a badcase of it; empty where none can be made."""
+    problem: str = ""
+    """Why none can be made."""
+    choices: tuple[str, ...] = ()
+    """What there was to choose from, where the prompt does not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def curve(shown: Curve, plane: Plane) -> Markup:
 
 def points(shown: Sequence[Point], plane: Plane) -> Markup:
     """Intervals below, dots above, labels beside them."""
-    colours = dict.fromkeys(at.colour for at in shown)
+    colours: dict[Colour, None] = {at.colour: None for at in shown}
     groups = [_points_of([at for at in shown if at.colour == colour], colour, plane) for colour in colours]
     return Markup("").join([*groups, *_labels(shown, plane)])
 
@@ -99,16 +99,17 @@ def _points_of(shown: Sequence[Point], colour: Colour, plane: Plane) -> Markup:
 
 
 def _labels(shown: Sequence[Point], plane: Plane) -> Iterable[Markup]:
-    """Each on the side with more room; below another one where both would stand in the same place."""
+    """Each on the side with more room; above or below its dot, where no other one stands."""
     taken: list[tuple[float, float, float]] = []
     for at in shown:
         if at.label:
             text = at.label if len(at.label) <= _LONGEST_LABEL else f"{at.label[: _LONGEST_LABEL - 1]}…"
-            x, y, width = plane.x(at.x), plane.y(at.y) - 6, _WIDE_LETTER * len(text)
+            x, middle, width = plane.x(at.x), plane.y(at.y), _WIDE_LETTER * len(text)
             is_right = x > (plane.frame.left + plane.frame.right) / 2
             start = x - 6 - width if is_right else x + 6
-            while any(left < start + width and start < right and abs(y - top) < 13 for left, right, top in taken):
-                y += 13
+            near = [top for left, right, top in taken if left < start + width and start < right]
+            places = (middle + offset for step in range(len(taken) + 1) for offset in (-6 - 13 * step, 15 + 13 * step))
+            y = next(place for place in places if all(abs(place - top) >= 13 for top in near))
             taken.append((start, start + width, y))
             yield _text(x - 6 if is_right else x + 6, round(y, 1), "end" if is_right else "start", text, "label")
 
