@@ -314,6 +314,17 @@ def test_a_broken_exam_is_said_and_the_rest_is_shown(tmp_path: Path, how: str) -
     assert any(line.startswith("not read: ") for line in board_lines(board))
 
 
+@pytest.mark.parametrize("how", ["twice", "null"])
+def test_items_that_are_no_numbers_or_occur_twice_are_said(tmp_path: Path, how: str) -> None:
+    runs = make_runs(tmp_path)
+    file = runs[1] / "exam" / "items.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    first = lines[0] if how == "twice" else lines[1].replace('"score":1.0', '"score":null')
+    file.write_text("".join([first, lines[0], *lines[2:]]))
+    (problem,) = board_of(*runs).problems
+    assert ("stands there twice" if how == "twice" else "has the score None") in problem
+
+
 def test_a_folder_with_nothing_to_show_is_an_error(tmp_path: Path) -> None:
     stage(tmp_path / "run", "sft", "sft", makes="sft")
     with pytest.raises(ConfigError, match="nothing to show"):

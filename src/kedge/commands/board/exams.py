@@ -77,6 +77,7 @@ def read_exam(place: Place) -> tuple[dict[str, Any], list[ItemRow]]:
     if not (place.folder / ITEMS).is_file():
         raise DataError(f"{place.folder / ITEMS}: not there; run the exam again")
     rows = list(read_rows(place.folder / ITEMS))
+    _refuse_rows(rows, place.folder / ITEMS)
     counts: dict[tuple[str, str, str], int] = {}
     for row in rows:
         if row.exam not in exams or row.metric not in exams[row.exam]["metrics"] or row.model not in names:
@@ -88,6 +89,18 @@ def read_exam(place: Place) -> tuple[dict[str, Any], list[ItemRow]]:
         counts[key] = counts.get(key, 0) + 1
     refuse_lost(results, counts, place.folder / ITEMS)
     return about, rows
+
+
+def _refuse_rows(rows: Sequence[ItemRow], file: Path) -> None:
+    """Scores that are no numbers, and items that occur twice."""
+    known: set[tuple[str, str, str, str]] = set()
+    for row in rows:
+        key = (row.exam, row.metric, row.model, row.item)
+        is_number = isinstance(row.score, int | float) and math.isfinite(row.score)
+        if not is_number or key in known:
+            what = "stands there twice" if is_number else f"has the score {row.score}"
+            raise DataError(f"{file}: item {row.item} of {row.exam}.{row.metric} by {row.model} {what}; run it again")
+        known.add(key)
 
 
 def exam_columns(

@@ -145,7 +145,9 @@ def _answer_of(rows: Sequence[Mapping[str, Any]], item: ItemRow) -> _Answer | No
 
 
 def _turns(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    prompt: Iterable[Mapping[str, Any]] = row["prompt"]
+    prompt: str | Iterable[Mapping[str, Any]] = row["prompt"]
+    if isinstance(prompt, str):
+        return (("user", prompt),)
     return tuple((str(turn["role"]), str(turn["content"])) for turn in prompt)
 
 
