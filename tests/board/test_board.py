@@ -56,6 +56,7 @@ def board(runs: list[Path]) -> Board:
 def test_rows_are_models_in_the_order_of_stages_and_one_model_is_one_row(board: Board) -> None:
     assert [model.label for model in board.models] == ["sft", "dpo", "ppo"]
     assert [model.is_baseline for model in board.models] == [True, False, False]
+    assert [model.weights for model in board.models] == ["sft-weights", "dpo-weights", "ppo-weights"]
     assert [column.topic for column in board.columns if column.is_main] == [
         "preference", "preference", "capability", "safety",
     ]  # fmt: skip

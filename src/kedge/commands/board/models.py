@@ -31,10 +31,8 @@ class Known:
     """Of the weights, where a stage of the board made them."""
     is_measured: bool = False
     label: str = ""
-
-    @property
-    def weights(self) -> str:
-        return min(self.hashes, default="")
+    weights: str = ""
+    """The hash of its weights alone, where somebody has written it down."""
 
 
 class Models:
@@ -66,6 +64,7 @@ class Models:
             model = self._find(hashes) if hashes else None
             model = model or self._named(place, name, hashes) or self._new(name, place, self._outside(place))
             model.hashes |= hashes
+            model.weights = model.weights or contents.get(name, ("", ""))[1]
             model.is_measured = True
             self._by_place[place.folder, name] = model
             self._by_name.setdefault((_home(place), name), model)
@@ -75,6 +74,7 @@ class Models:
         hashes = {gated.content, gated.weights}
         model = self._find(hashes) or self._new(gated.name, place, self._outside(place))
         model.hashes |= hashes
+        model.weights = gated.weights
         model.is_measured = True
         return model
 
@@ -115,6 +115,7 @@ class Models:
         self._models.remove(other)
         model.hashes |= other.hashes
         model.is_measured |= other.is_measured
+        model.weights = model.weights or other.weights
         for names in (self._by_name, self._by_place):
             for key, value in names.items():
                 if value is other:
