@@ -57,7 +57,9 @@ def _errors_escaped() -> Generator[None]:
 
 def show_flags(app: typer.Typer) -> None:
     """For every command of an app and of the apps inside it."""
-    app.info.cls = FlagGroup
+    own: Any = app.info.cls
+    if not (isinstance(own, type) and issubclass(own, FlagGroup)):
+        app.info.cls = FlagGroup
     for command in app.registered_commands:
         command.cls = FlagCommand
     for group in app.registered_groups:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge import __version__
-from kedge.cli import check, compare, data, demo, doctor, models, new, plugins, report, run, sample, score, watch
+from kedge.cli import check, compare, data, demo, doctor, exam, models, new, plugins, report, run, sample, score, watch
 from kedge.cli.flags import show_flags
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
@@ -35,6 +35,7 @@ app.command(rich_help_panel=WORK)(doctor.doctor)
 app.command(rich_help_panel=WORK)(compare.compare)
 app.command(rich_help_panel=WORK)(sample.sample)
 app.command(rich_help_panel=WORK)(score.score)
+app.add_typer(exam.app, rich_help_panel=WORK)
 app.add_typer(data.app, rich_help_panel=PARTS)
 app.add_typer(models.app, rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(plugins.plugins)

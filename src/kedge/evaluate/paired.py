@@ -138,7 +138,7 @@ def non_inferiority(
         low, high = tango(int((gap_N > 0).sum()), int((gap_N < 0).sum()), len(gap_N), level=1 - 2 * alpha)
         spread = float((gap_N**2).mean())
     else:
-        variance, groups = _clustered_variance(gap_N, clusters)
+        variance, groups = clustered_variance(gap_N, clusters)
         reach = student_quantile(1 - alpha, groups - 1) * math.sqrt(variance) if groups > 1 else math.inf
         low, high = float(gap_N.mean()) - reach, float(gap_N.mean()) + reach
         spread = variance * len(gap_N)
@@ -148,7 +148,7 @@ def non_inferiority(
     return NonInferiority(verdict=verdict, difference=float(gap_N.mean()), low=low, high=high, needed=max(1, needed))
 
 
-def _clustered_variance(gap_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
+def clustered_variance(gap_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
     """The variance of the mean where clusters are independent (Miller 2024), and how many clusters there are."""
     group_N = places_of(range(len(gap_N)) if clusters is None else clusters)
     total_G = np.bincount(group_N, weights=gap_N - gap_N.mean())

@@ -95,6 +95,8 @@ class Score:
     """What items are not independent of: a passage, a template's prompt. Empty: the item stands alone."""
     groups: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fields of the item that results are told by: subject, category, language."""
+    confidence: float | None = None
+    """The probability that the model gave to its answer among the choices, where there are choices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

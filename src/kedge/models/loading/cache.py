@@ -16,15 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kedge.core.files import fsync_folder
-
-
-def cache_root() -> Path:
-    """`$KEDGE_CACHE`, else `kedge` below `$XDG_CACHE_HOME`, else `~/.cache/kedge`."""
-    if own := os.environ.get("KEDGE_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "kedge"
-    return Path.home() / ".cache" / "kedge"
+from kedge.core.places import cache_root as cache_root
 
 
 def build_once(folder: Path, write: Callable[[Path], None]) -> Path:

@@ -38,7 +38,7 @@ from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FORMAT = 1
 _FILE = "rollouts.safetensors"
@@ -84,11 +84,17 @@ class Answered:
 
 
 def answer(
-    request: Answering, prompts: Sequence[Messages], *, progress: Progress = lambda _: None, world: World = ALONE
+    request: Answering,
+    prompts: Sequence[Messages],
+    *,
+    progress: Progress = lambda _: None,
+    world: World = ALONE,
+    load: Callable[[], PreTrainedModel] | None = None,
 ) -> Answered:
     """So many answers to each prompt, sampled or read from the cache. `progress` is called with their number so far.
 
-    The processes of `world` share the rows; the cache is that of the first.
+    The processes of `world` share the rows; the cache is that of the first. `load` gives the model to whoever has it
+    already.
     """
     tokenizer = tokenizer_for(request.model, request.chat_template)
     rows = repeated(
@@ -96,14 +102,14 @@ def answer(
     )
     facts = _identity(request, tokenizer, rows)
     if facts is None:
-        sampled = _sampled(request, tokenizer, rows, progress, world)
+        sampled = _sampled(request, tokenizer, rows, progress, world, load)
         return Answered(rollouts=sampled, tokenizer=tokenizer, is_cached=False)
     folder = cache_root() / "answers" / hash_json(facts)
     about = {**facts, "prompts": len(prompts), "model": request.model}
     cached = world.same(_read(folder, rows) if world.rank == 0 and folder.is_dir() else None)
     if cached is not None:
         return Answered(rollouts=cached, tokenizer=tokenizer, is_cached=True)
-    sampled = _sampled(request, tokenizer, rows, progress, world)
+    sampled = _sampled(request, tokenizer, rows, progress, world, load)
     if world.rank == 0:
         build_once(folder, lambda beside: _write(beside, sampled, about))
     return Answered(rollouts=sampled, tokenizer=tokenizer, is_cached=False)
@@ -117,9 +123,15 @@ def room_for_answers(model: str, prompts: Sequence[Messages], *, chat_template: 
 
 
 def _sampled(
-    request: Answering, tokenizer: PreTrainedTokenizerBase, rows: Prompts, progress: Progress, world: World
+    request: Answering,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Prompts,
+    progress: Progress,
+    world: World,
+    load: Callable[[], PreTrainedModel] | None,
 ) -> Rollouts:
-    model = load_causal(request.model, dtype=request.dtype, device=pick_device(request.device))
+    device = pick_device(request.device)
+    model = load() if load is not None else load_causal(request.model, dtype=request.dtype, device=device)
     longest = max(map(len, rows.tokens)) + request.sampling.max_new_tokens
     at_once = rows_at_once(model, request.rows, longest=longest, total=-(-len(rows.tokens) // world.size))
     pad = padding_id(tokenizer)

@@ -97,7 +97,7 @@ def find_judge(reward: str) -> str | Path:
         return reward
     if (made := model_of_stage(place)) != place or is_model(made := place / "model"):
         return made
-    stages = [stage for stage in sorted(place.iterdir()) if _is_reward(stage / "model")]
+    stages = [stage for stage in sorted(place.iterdir()) if is_reward(stage / "model")]
     if len(stages) == 1:
         return stages[0] / "model"
     if stages:
@@ -108,7 +108,8 @@ def find_judge(reward: str) -> str | Path:
     )
 
 
-def _is_reward(folder: Path) -> bool:
+def is_reward(folder: Path) -> bool:
+    """Whether a folder holds a reward model or an ensemble of them."""
     if not (folder / "config.json").is_file():
         return (folder / ENSEMBLE).is_file()
     named: Sequence[str] = _config(folder).get("architectures") or ()

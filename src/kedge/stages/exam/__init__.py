@@ -1,0 +1,1 @@
+"""Stage `exam`: models asked questions with known answers."""
