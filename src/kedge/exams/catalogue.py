@@ -36,12 +36,13 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "reward_pairs": "kedge.exams.reward_pairs:exam",
     "knowledge": "kedge.exams.own:shipped",
     "common_sense": "kedge.exams.own:shipped",
-    "arithmetic": "kedge.exams.own:shipped",
-    "instructions": "kedge.exams.own:shipped",
+    "arithmetic": "kedge.exams.gsm8k:arithmetic",
+    "instructions": "kedge.exams.ifeval:instructions",
+    "safety": "kedge.exams.refusing:safety",
 }
 """A name to the function that makes the exam of the folder with its files."""
 SETS: Final[Mapping[str, tuple[str, ...]]] = {
-    "quick": ("knowledge", "common_sense", "arithmetic", "instructions", "sycophancy"),
+    "quick": ("knowledge", "common_sense", "arithmetic", "instructions", "sycophancy", "safety"),
 }
 """Names that stand for several exams; these ship, so that they can be taken at once."""
 ENGINES: Final = ("lm_eval", "inspect")
@@ -87,10 +88,10 @@ def open_exam(name: str, *, limit: int | None = None) -> Exam:
             f"(docs/exams.md), then run: kedge exam get {name} --from FOLDER"
         )
     if limit is None:
-        return _make(name, folder)
+        return make_exam(name, folder)
     with TemporaryDirectory(prefix="kedge-exam-") as part:
         copy_part(folder, Path(part), limit)
-        return _make(name, Path(part))
+        return make_exam(name, Path(part))
 
 
 def expanded(names: Iterable[str]) -> list[str]:
@@ -119,7 +120,7 @@ def listed() -> Iterator[Listed]:
         if folder is None:
             yield Listed(name=name, origin="missing", title="", licence="", items=0, metrics=())
             continue
-        exam = _make(name, folder)
+        exam = make_exam(name, folder)
         yield Listed(
             name=name,
             origin="fetched" if folder.parent == exams_home() else "shipped",
@@ -139,7 +140,8 @@ def about(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: not JSON ({error}); get the exam again with kedge exam get") from error
 
 
-def _make(name: str, folder: Path) -> Exam:
+def make_exam(name: str, folder: Path) -> Exam:
+    """The built-in exam of this name from the files in a folder."""
     try:
         return resolve_name(BUILT_IN[name])(folder)
     except ModuleNotFoundError as error:
@@ -159,5 +161,5 @@ def _what_there_is() -> str:
 
 __all__ = [
     "BUILT_IN", "EXAM_FILE", "SETS", "SHOTS", "Listed", "about", "exams_home", "expanded", "folder_of", "is_engine",
-    "listed", "open_exam",
+    "listed", "make_exam", "open_exam",
 ]  # fmt: skip

@@ -38,9 +38,9 @@ def table_lines(taken: Taken, *, groups: bool = False) -> Iterator[str]:
     for effect in taken.effects:
         other = "plain" if taken.template == "chat" else "chat"
         yield (
-            f"{effect.exam}.{effect.metric} of {effect.model} on {effect.items:,} items: {effect.mean:.3f} with template "
-            f"{taken.template}, {effect.other_mean:.3f} with {other}, a difference of {effect.difference:+.3f} "
-            f"[{effect.low:+.3f}, {effect.high:+.3f}]"
+            f"{effect.exam}.{effect.metric} of {effect.model} on {effect.items:,} items: {effect.mean:.3f} with "
+            f"template {taken.template}, {effect.other_mean:.3f} with {other}, a difference of "
+            f"{effect.difference:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}]"
         )
 
 
