@@ -11,7 +11,7 @@ import numpy as np
 from kedge.core.stats import Floats, student_quantile, wilson
 from kedge.evaluate.paired import clustered_variance
 from kedge.evaluate.win_rates import share_interval
-from kedge.exams.calibration import expected_calibration_error
+from kedge.exams.choice import expected_calibration_error
 from kedge.exams.rows import ItemRow
 
 Key = tuple[str, str, str]

@@ -57,12 +57,11 @@ class _Log:
     identity: list[Any] = field(default_factory=list[Any])
     metrics: dict[str, Metric] = field(default_factory=dict[str, Metric])
 
-    def add(
-        self, item: str, values: Mapping[str, float], answer: str, *, cluster: str, group: Mapping[str, str]
-    ) -> None:
+    def add(self, item: str, values: Mapping[str, float], answer: str, *, cluster: str = "", part: str = "") -> None:
+        groups = {"task": part} if part else {}
         for metric, value in values.items():
             self.metrics.setdefault(metric, Metric(better="more", summary="as the harness computes it"))
-            score = Score(item=item, metric=metric, score=value, answer=answer, cluster=cluster, groups=group)
+            score = Score(item=item, metric=metric, score=value, answer=answer, cluster=cluster, groups=groups)
             self.scores.append(score)
 
 
@@ -113,8 +112,8 @@ def _command(engine_name: str) -> list[str]:
         return command
     if find_spec(engine.module) is None:
         raise ConfigError(
-            f"{engine_name}: {engine.package} is not installed. Install it in an environment of its own (python -m venv "
-            f"evals && evals/bin/pip install {engine.package}) and name its command: export {engine.variable}="
+            f"{engine_name}: {engine.package} is not installed. Install it in an environment of its own (python -m "
+            f"venv evals && evals/bin/pip install {engine.package}) and name its command: export {engine.variable}="
             f"'evals/bin/python -m {engine.module}'"
         )
     return list(engine.command)
@@ -143,8 +142,8 @@ def _inspect_arguments(task: str, model: Path, logs: Path, limit: int | None, ch
     del chat  # it always speaks to a model as a chat
     part = [] if limit is None else ["--limit", str(limit)]
     return [
-        "eval", task, "--model", "hf/local", "-M", f"model_path={model}", "--log-dir", str(logs), "--log-format", "json",
-        "--display", "plain", *part,
+        "eval", task, "--model", "hf/local", "-M", f"model_path={model}", "--log-dir", str(logs),
+        "--log-format", "json", "--display", "plain", *part,
     ]  # fmt: skip
 
 
@@ -158,7 +157,7 @@ def _read_lm_eval(logs: Path, task: str) -> _Log:
             item = f"{part}/{row.text('doc_id')}"
             answer = json.dumps(row.fields.get("filtered_resps"), ensure_ascii=False)
             values = {_filtered(name, row): value for name, value in _numbers(row)}
-            log.add(item, values, answer, cluster="", group={} if part == task else {"task": part})
+            log.add(item, values, answer, part="" if part == task else part)
             log.identity.append([item, row.fields.get("doc_hash"), row.fields.get("target")])
             prompt = [{"role": "user", "content": json.dumps(row.fields.get("doc"), ensure_ascii=False)}]
             log.answers.append({"item": item, "number": 0, "prompt": prompt, "answer": answer})
@@ -177,14 +176,13 @@ def _filtered(metric: str, row: Row) -> str:
 def _numbers(row: Row) -> Iterator[tuple[str, float]]:
     """The metrics of a sample; a list of them (one for each instruction, say) counts as its mean."""
     listed = row.fields.get("metrics")
-    names = (
-        cast("list[str]", listed) if isinstance(listed, list) else [n for n in row.fields if n not in _LM_EVAL_FIELDS]
-    )
-    for name in names:
+    others = [name for name in row.fields if name not in _LM_EVAL_FIELDS]
+    for name in cast("list[str]", listed) if isinstance(listed, list) else others:
         value = row.fields.get(name)
-        values = cast("list[Any]", value) if isinstance(value, list) else [value]
-        if values and all(isinstance(one, bool | int | float) and math.isfinite(one) for one in values):
-            yield name, sum(map(float, values)) / len(values)
+        parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        numbers = [float(part) for part in parts if isinstance(part, bool | int | float)]
+        if numbers and len(numbers) == len(parts) and all(map(math.isfinite, numbers)):
+            yield name, sum(numbers) / len(numbers)
 
 
 def _falling(logs: Path) -> set[str]:
@@ -213,7 +211,7 @@ def _read_inspect(logs: Path, task: str) -> _Log:
                 for scorer, score in (sample.get("scores") or {}).items()
                 for metric, value in _inspect_values(scorer, score.get("value"))
             }
-            log.add(item, values, answer, cluster=name, group={})
+            log.add(item, values, answer, cluster=name)
             log.identity.append([item, sample.get("input"), sample.get("target")])
             asked = sample.get("input")
             prompt = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
