@@ -24,7 +24,7 @@ def rows(scores: Sequence[float], *, clusters: Sequence[str] | None = None, lang
             answer="",
             seed=0,
             groups={"language": language or ("de" if number % 2 else "en")},
-        )  # fmt: skip
+        )
         for number, score in enumerate(scores)
     ]
 

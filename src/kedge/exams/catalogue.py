@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.places import cache_root
+from kedge.core.files import cache_root
 from kedge.core.suggest import did_you_mean
 from kedge.exams.exam import Exam
 from kedge.exams.items import ABOUT, ITEMS, SHOTS, copy_part

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from kedge.core.files import cache_root as cache_root
 from kedge.core.files import fsync_folder
-from kedge.core.places import cache_root as cache_root
 
 
 def build_once(folder: Path, write: Callable[[Path], None]) -> Path:
