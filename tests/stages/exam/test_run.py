@@ -223,3 +223,24 @@ def test_a_name_that_means_nothing_is_found_by_the_check() -> None:
     messages = [finding.message for finding in check(settings)]
     assert messages[0].startswith("a: named more than once")
     assert "did you mean 'knowledge'?" in messages[1]
+
+
+class Shown(Coding):
+    """A written answer after many solved examples."""
+
+    name = "shown"
+
+    def take(self, seed: int) -> Dialogue:
+        shots = (("user", "Count. " * 20), ("assistant", "1")) * 9
+        (reply,) = yield [OpenQuestion(item="1", turns=(*shots, ("user", "Hi")), max_new_tokens=3)]
+        assert isinstance(reply, OpenReply)
+        return [Score(item="1", metric="passed", score=1.0, answer=reply.texts[0])]
+
+
+def test_examples_that_leave_no_room_for_an_answer_are_left_out_and_that_is_said(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(take, "open_exam", lambda name, limit: Shown())
+    take_exams([("a", place)], request("shown", say=lines.append))
+    assert lines[0] == "  a: 1 questions without their first examples, which do not fit the window"

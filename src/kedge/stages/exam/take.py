@@ -144,6 +144,7 @@ def _examinee(name: str, place: str, request: Request) -> Examinee:
         seed=request.seed,
         world=request.world,
         progress=request.progress,
+        say=request.say,
     )
 
 
