@@ -223,6 +223,8 @@ def test_a_name_that_means_nothing_is_found_by_the_check() -> None:
     messages = [finding.message for finding in check(settings)]
     assert messages[0].startswith("a: named more than once")
     assert "did you mean 'knowledge'?" in messages[1]
+    beside = ExamSettings.model_validate({"kind": "exam", "models": ["a"], "exams": ["beside-the-recipe.yaml"]})
+    assert list(check(beside)) == []
 
 
 class Shown(Coding):
