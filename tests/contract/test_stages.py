@@ -24,7 +24,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "preference": {"data": "pairs.jsonl"},
     "best_of_n": {"reward": "reward", "prompts": "prompts.jsonl"},
     "evaluate": {"models": ["sft"], "prompts": "prompts.jsonl"},
-    "exam": {"models": ["sft"]},
+    "exam": {"models": ["sft"], "exams": ["knowledge"]},
     "gate": {"candidate": "ppo", "baseline": "sft", "from": ["exam"]},
 }
 TESTS = [name for name in dir(StageContract) if name.startswith("test_")]

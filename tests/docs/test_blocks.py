@@ -64,6 +64,8 @@ def parse(command: str, *, is_named: bool = False) -> None:
     words = shlex.split(re.sub(r"\b[A-Z]{2,}\b", "1", command), comments=True)[1:]  # SEED stands for a number
     parser, name = get_command(app), "kedge"
     while isinstance(parser, TyperGroup) and words and not words[0].startswith("-"):
+        if words[0] not in parser.commands:
+            words.insert(0, getattr(parser, "default_command", words[0]))
         name = words.pop(0)
         parser = parser.commands[name]
     try:

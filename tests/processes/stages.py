@@ -94,6 +94,10 @@ STAGES: dict[str, dict[str, Any]] = {
         "kind": "evaluate", "models": ["tiny", "tiny-other"], "reward": "judge", "gold": SIZE,
         "prompts": "prompts.jsonl", "answers": 2, "max_new_tokens": 8, "rows": 16,
     },
+    "exam": {
+        "kind": "exam", "models": ["tiny", "tiny-other"], "exams": ["knowledge", "own.yaml"], "limit": 7, "rows": 3,
+        "dtype": "float32",
+    },
 }  # fmt: skip
 _INPUTS = ("from", "data", "heldout", "prompts", "reward", "models")
 
@@ -117,6 +121,10 @@ def write_inputs(home: Path) -> None:
     for name, rows in tables.items():
         (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (home / "rules.py").write_text(RULES, encoding="utf-8")
+    own = "kedge_exam: 1\nname: own\nkind: open\nitems: own.jsonl\nmax_new_tokens: 5\n"
+    (home / "own.yaml").write_text(own, encoding="utf-8")
+    questions = [json.dumps({"question": f"Say {number}", "answer": "x"}) + "\n" for number in range(5)]
+    (home / "own.jsonl").write_text("".join(questions), encoding="utf-8")
 
 
 def _knowing(reward: RewardModel) -> RewardModel:
@@ -183,7 +191,9 @@ def _facts(place: Path) -> dict[str, Any]:
         "events": [line["code"] for line in _lines(place / "events.jsonl")],
         "checkpoints": weights("checkpoints/**/*.safetensors"),
         "model": weights("model/**/*.safetensors"),
-        "answers": {file.name: _lines(file) for file in sorted(place.glob("answers*.jsonl"))},
+        "answers": {
+            file.name: _lines(file) for file in sorted([*place.glob("answers*.jsonl"), *place.glob("items.jsonl")])
+        },
     }
 
 

@@ -35,6 +35,7 @@ stages:
      iterations: 2, batch: 4, answers: 2, minibatches: 2, max_prompt_tokens: 32, sampling: {max_new_tokens: 6}}
   eval:
     {kind: evaluate, models: [sft, ppo], prompts: prompts.jsonl, reward: reward, max_new_tokens: 6}
+  exam: {kind: exam, models: [sft, ppo], exams: [knowledge], limit: 6, template: plain}
 """
 
 

@@ -17,9 +17,11 @@ from kedge.core.files import refuse_overwriting
 class _TakeByDefault(FlagGroup):
     """`kedge exam MODEL` means `kedge exam take MODEL`; a folder called like a command is named `./list`."""
 
+    default_command = "take"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["take", *args]
+            args = [self.default_command, *args]
         return super().parse_args(ctx, args)
 
 

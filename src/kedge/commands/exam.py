@@ -8,7 +8,7 @@ from pathlib import Path
 from kedge.commands.sample import find_model
 from kedge.core.errors import ConfigError
 from kedge.exams.catalogue import Listed, expanded, is_engine, listed, open_exam
-from kedge.exams.fetching import Fetched, fetch_exam
+from kedge.exams.public.fetching import Fetched, fetch_exam
 from kedge.models.loading.load import DTypeName
 from kedge.models.settings import AutoSize
 from kedge.stages.exam.files import table_lines, write_exams

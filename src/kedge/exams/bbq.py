@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
-from kedge.exams.calibration import brier, probabilities
-from kedge.exams.choice import BRIER, LETTERS, choice_reply, lettered
+from kedge.exams.choice import BRIER, LETTERS, brier, choice_reply, lettered, probabilities
 from kedge.exams.exam import ChoiceQuestion, Dialogue, Metric, Score
 from kedge.exams.items import ITEMS, Row, hash_of_files, read_rows, unique_ids
 

@@ -126,7 +126,7 @@ def listed() -> Iterator[Listed]:
             origin="fetched" if folder.parent == exams_home() else "shipped",
             title=exam.title,
             licence=about(folder).get("licence") or exam.licence,
-            items=sum(bool(line.strip()) for line in (folder / ITEMS).open("rb")),
+            items=sum(bool(line.strip()) for line in (folder / ITEMS).read_bytes().splitlines()),
             metrics=tuple(exam.metrics),
         )
 

@@ -81,5 +81,5 @@ def _answer_rows(questions: Sequence[Question], replies: Sequence[Reply]) -> Ite
                 "prompt": [{"role": role, "content": content}],
                 "answer": question.choices[chosen],
                 "choices": list(question.choices),
-                "logprobs": [round(logp, 4) for logp in reply.logprobs],
+                "logprobs": list(reply.logprobs),
             }

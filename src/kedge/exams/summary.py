@@ -11,7 +11,7 @@ import numpy as np
 from kedge.core.stats import Floats, student_quantile, wilson
 from kedge.evaluate.paired import clustered_variance
 from kedge.evaluate.win_rates import share_interval
-from kedge.exams.calibration import expected_calibration_error
+from kedge.exams.choice import expected_calibration_error
 from kedge.exams.rows import ItemRow
 
 Key = tuple[str, str, str]
@@ -69,15 +69,15 @@ def _groups(rows: Sequence[ItemRow]) -> Iterator[tuple[dict[str, str], list[Item
 def _result(key: Key, rows: Sequence[ItemRow], group: Mapping[str, str] | None, ece: float | None) -> Result:
     score_N = np.array([row.score for row in rows], dtype=np.float64)
     clusters = [row.cluster for row in rows]
-    low, high = interval(score_N, clusters)
+    mean, (low, high) = float(score_N.mean()), interval(score_N, clusters)
     exam, metric, model = key
     return Result(
         exam=exam,
         metric=metric,
         model=model,
-        mean=float(score_N.mean()),
-        low=low,
-        high=high,
+        mean=mean,
+        low=min(low, mean),  # at 0 and 1 the bounds are the mean but for rounding
+        high=max(high, mean),
         items=len(rows),
         clusters=len(set(clusters)),
         group=group,

@@ -48,6 +48,8 @@ class Encoded:
     """How many tokens at the end of each row are the choice's."""
     letters: tuple[int, ...] = ()
     """The last token of every choice, where they share a row."""
+    is_cut: bool = False
+    """Whether examples were left out, since they did not fit into the window."""
 
 
 class Renderer:
@@ -109,6 +111,7 @@ def _fitting(
             )
         question = replace(question, turns=question.turns[2:])
         (encoded,) = _encode_part([question], renderer, tokenise)
+        encoded = replace(encoded, is_cut=True)
     return encoded
 
 

@@ -4,6 +4,7 @@ a reward model."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,6 +17,7 @@ from kedge.core.seeds import seed_for
 from kedge.core.world import ALONE, World, once
 from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.examples import Message
+from kedge.data.template import encode_prompt
 from kedge.exams.exam import (
     ChoiceQuestion,
     ChoiceReply,
@@ -27,6 +29,7 @@ from kedge.exams.exam import (
     Reply,
     ScoreQuestion,
     ScoreReply,
+    Turns,
 )
 from kedge.models.forward.heads import LanguageModel, language_model
 from kedge.models.loading.describe import context_window
@@ -64,6 +67,7 @@ class Examinee:
     seed: int
     world: World = ALONE
     progress: Progress = lambda _: None
+    say: Callable[[str], None] = lambda _: None
 
     @cached_property
     def is_reward_model(self) -> bool:
@@ -96,12 +100,21 @@ class Examinee:
         return language_model(self.model)
 
     @cached_property
+    def _window(self) -> int | None:
+        return context_window(self.place)
+
+    def _report_cut(self, count: int) -> None:
+        if count:
+            self.say(f"  {self.name}: {count:,} questions without their first examples, which do not fit the window")
+
+    @cached_property
     def _tokenise(self) -> TextTokenizer:
         return TextTokenizer(self.tokenizer, for_many=True)
 
     def _choose(self, template: Template, questions: Sequence[ChoiceQuestion]) -> list[ChoiceReply]:
         renderer = Renderer(self.tokenizer, template)
-        encoded = list(encode(questions, renderer, self._tokenise, window=context_window(self.place)))
+        encoded = list(encode(questions, renderer, self._tokenise, window=self._window))
+        self._report_cut(sum(question.is_cut for question in encoded))
         model = self._language_model
         with model.active():
             return choice_replies(model, encoded, rows=self.rows, world=self.world, progress=self.progress)
@@ -116,18 +129,20 @@ class Examinee:
     def _write_alike(self, template: Template, questions: Sequence[OpenQuestion]) -> list[OpenReply]:
         """Questions with the same settings of sampling."""
         first = questions[0]
+        chat_template = "plain" if template == "plain" else self.chat_template
+        turns = self._fitting(questions, tokenizer_for(self.place, chat_template))
         sampling = {"max_new_tokens": first.max_new_tokens, "temperature": first.temperature or 1.0}
         request = Answering(
             model=self.place,
             sampling=SamplingSettings.model_validate(sampling if first.temperature else {**sampling, "top_k": 1}),
             answers=first.answers,
             seed=seed_for(self.seed, "exam"),
-            chat_template="plain" if template == "plain" else self.chat_template,
+            chat_template=chat_template,
             device=self.device,
             dtype=self.dtype,
             rows=self.rows,
         )
-        prompts = [messages_of(question.turns) for question in questions]
+        prompts = [messages_of(own) for own in turns]
         answered = answer(request, prompts, progress=self.progress, world=self.world, load=lambda: self.model)
         replies = zip(answered.texts(), answered.rollouts.finished_B.tolist(), strict=True)
         by_question = [[next(replies) for _ in range(first.answers)] for _ in questions]
@@ -135,6 +150,18 @@ class Examinee:
             OpenReply(texts=tuple(text for text, _ in own), is_finished=tuple(is_finished for _, is_finished in own))
             for own in by_question
         ]
+
+    def _fitting(self, questions: Sequence[OpenQuestion], tokenizer: PreTrainedTokenizerBase) -> list[Turns]:
+        """The turns of each question, without as many of the first examples as leave no room for an answer."""
+        room = (self._window or sys.maxsize) - questions[0].max_new_tokens
+        fitted: list[Turns] = []
+        for question in questions:
+            turns = question.turns
+            while len(turns) > 2 and len(encode_prompt(tokenizer, messages_of(turns))) > room:
+                turns = turns[2:]
+            fitted.append(turns)
+        self._report_cut(sum(turns is not question.turns for turns, question in zip(fitted, questions, strict=True)))
+        return fitted
 
     def _run(self, questions: Sequence[ProgramQuestion]) -> list[ProgramReply]:
         replies: dict[int, ProgramReply] = {}

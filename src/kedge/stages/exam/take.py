@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ from kedge.core.errors import ModelError
 from kedge.core.files import hash_folder, hash_json
 from kedge.core.world import ALONE, World, once
 from kedge.data.template import template_hash
-from kedge.exams.catalogue import open_exam
+from kedge.exams.catalogue import is_engine, open_exam
 from kedge.exams.exam import Exam, Score
 from kedge.exams.rows import ItemRow
 from kedge.exams.sitting import Sitting, item_rows, sit
@@ -27,6 +28,7 @@ from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for
 from kedge.models.loading.resolve import resolve
 from kedge.models.settings import AutoSize
+from kedge.stages.exam.engines import EngineExam, check_engine, run_engine
 from kedge.stages.exam.examinee import Examinee
 from kedge.stages.exam.settings import Template
 from kedge.stages.rl.reward import tokenizer_hash
@@ -97,7 +99,11 @@ class Taken:
 
 def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
     """Every model, given as (name, place), takes every exam."""
-    exams = [(name, open_exam(name, limit=request.limit)) for name in request.exams]
+    exams = [(name, open_exam(name, limit=request.limit)) for name in request.exams if not is_engine(name)]
+    engines = [name for name in request.exams if is_engine(name)]
+    for name in engines:
+        check_engine(name)
+    facts = {exam.name: _facts(exam, request) for _, exam in exams}
     rows: list[ItemRow] = []
     answers: list[dict[str, Any]] = []
     effects: list[TemplateEffect] = []
@@ -105,19 +111,25 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
     for name, place in models:
         examinee = _examinee(name, place, request)
         for source, exam in exams:
+            start = time.monotonic()
             sitting, is_cached = _sitting(exam, examinee, request)
-            where = ", read from the cache" if is_cached else ""
-            request.say(f"  {name}: {exam.name}, {len(sitting.answers):,} answers{where}")
+            took = "read from the cache" if is_cached else f"{time.monotonic() - start:.1f} s"
+            request.say(f"  {name}: {exam.name}, {len(sitting.answers):,} answers, {took}")
             rows += item_rows(exam.name, name, sitting.scores, seed=request.seed)
             answers += ({"exam": exam.name, "model": name, **answer} for answer in sitting.answers)
             for score in sitting.scores:
                 if score.confidence is not None:
                     confidences.setdefault((exam.name, score.metric, name), []).append(score.confidence)
             effects += _effects(source, exam, examinee, sitting, request)
+        for engine in engines:
+            result = once(request.world, partial(_by_engine, engine, place, request))
+            facts.setdefault(engine, _facts(result, request))["metrics"] |= _metrics(result)
+            rows += item_rows(engine, name, result.scores, seed=request.seed)
+            answers += ({"exam": engine, "model": name, **answer} for answer in result.answers)
     folders = [(name, resolve(place)) for name, place in models]
     return Taken(
         models=tuple(name for name, _ in models),
-        exams={exam.name: _facts(exam, request) for _, exam in exams},
+        exams=facts,
         rows=tuple(rows),
         answers=tuple(answers),
         results=tuple(summarise(rows, confidences)),
@@ -138,16 +150,25 @@ def _examinee(name: str, place: str, request: Request) -> Examinee:
         seed=request.seed,
         world=request.world,
         progress=request.progress,
+        say=request.say,
     )
 
 
-def _facts(exam: Exam, request: Request) -> dict[str, Any]:
+def _by_engine(engine: str, place: str, request: Request) -> EngineExam:
+    return run_engine(engine, place, limit=request.limit, chat=request.template == "chat")
+
+
+def _metrics(exam: Exam | EngineExam) -> dict[str, Any]:
+    return {name: asdict(metric) for name, metric in exam.metrics.items()}
+
+
+def _facts(exam: Exam | EngineExam, request: Request) -> dict[str, Any]:
     return {
         "title": exam.title,
         "licence": exam.licence,
         "items_hash": exam.items_hash,
         "main": next(iter(exam.metrics)),
-        "metrics": {name: asdict(metric) for name, metric in exam.metrics.items()},
+        "metrics": _metrics(exam),
         "settings": {"limit": request.limit, "seed": request.seed, "template": request.template},
     }
 

@@ -13,7 +13,7 @@ from kedge.core.files import hash_file, write_json
 from kedge.core.suggest import did_you_mean
 from kedge.exams.catalogue import BUILT_IN, exams_home, make_exam
 from kedge.exams.items import ABOUT, ITEMS, SHOTS, write_items
-from kedge.exams.layouts import PUBLIC, Layout, Public
+from kedge.exams.public.layouts import PUBLIC, Layout, Public
 
 _MOST_NAMES = 12
 _MOST_FILES = 50_000

@@ -1,0 +1,1 @@
+"""Public exams: the layouts in which they are published, and how their files are brought here."""

@@ -1,0 +1,71 @@
+"""Means with intervals, by group, with clusters that make them wider."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kedge.evaluate.win_rates import share_interval
+from kedge.exams.rows import ItemRow
+from kedge.exams.summary import interval, summarise
+
+
+def rows(scores: Sequence[float], *, clusters: Sequence[str] | None = None, language: str = "") -> list[ItemRow]:
+    return [
+        ItemRow(
+            exam="e",
+            metric="m",
+            item=str(number),
+            cluster=clusters[number] if clusters else str(number),
+            model="a",
+            score=score,
+            answer="",
+            seed=0,
+            groups={"language": language or ("de" if number % 2 else "en")},
+        )
+        for number, score in enumerate(scores)
+    ]
+
+
+def test_a_row_for_all_and_one_for_each_group() -> None:
+    results = summarise(rows([1, 0, 1, 0]))
+    assert [(result.group, result.mean, result.items) for result in results] == [
+        (None, 0.5, 4),
+        ({"language": "de"}, 0.0, 2),
+        ({"language": "en"}, 1.0, 2),
+    ]
+
+
+def test_a_group_that_all_items_have_says_nothing_new() -> None:
+    assert len(summarise(rows([1, 0, 1, 0], language="en"))) == 1
+
+
+def test_items_alone_have_the_interval_of_shares() -> None:
+    scores = np.array([1.0, 0.0, 1.0, 1.0, 0.5])
+    assert interval(scores, list("abcde")) == share_interval(scores)
+
+
+def test_clusters_of_equal_items_are_no_more_than_one_item_each() -> None:
+    alone = interval(np.array([1.0, 0.0] * 10), [str(number) for number in range(20)])
+    doubled = interval(np.repeat([1.0, 0.0] * 10, 5), [str(number // 5) for number in range(100)])
+    as_if_apart = interval(np.repeat([1.0, 0.0] * 10, 5), [str(number) for number in range(100)])
+    assert doubled[1] - doubled[0] == pytest.approx(alone[1] - alone[0], rel=0.1)
+    assert doubled[1] - doubled[0] > 1.8 * (as_if_apart[1] - as_if_apart[0])
+
+
+def test_clusters_that_are_all_right_are_not_certain() -> None:
+    low, high = interval(np.ones(50), [str(number // 10) for number in range(50)])
+    assert low < 0.6
+    assert high == pytest.approx(1.0)
+
+
+def test_numbers_outside_of_0_to_1_have_an_interval_around_their_mean() -> None:
+    low, high = interval(np.array([-1.0, 1.0, 1.0, 1.0]), list("abcd"))
+    assert (low + high) / 2 == pytest.approx(0.5)
+
+
+def test_the_calibration_is_that_of_the_rows_with_confidences() -> None:
+    (result, *_) = summarise(rows([1, 0]), {("e", "m", "a"): [0.9, 0.9]})
+    assert result.ece == pytest.approx(0.4)
