@@ -181,15 +181,6 @@ def readable_bytes(size: int) -> str:
     return f"{amount / 1024:.1f} TiB"
 
 
-def cache_root() -> Path:
-    """`$KEDGE_CACHE`, else `kedge` below `$XDG_CACHE_HOME`, else `~/.cache/kedge`."""
-    if own := os.environ.get("KEDGE_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "kedge"
-    return Path.home() / ".cache" / "kedge"
-
-
 _BLOCK_BYTES = 1 << 20
 
 
