@@ -190,8 +190,7 @@ def test_what_nobody_measured_names_the_stage_to_add(tmp_path: Path) -> None:
     text = str(error.value)
     assert "4 problem(s)" in text
     assert (
-        "line 1: improve.win_rate: no stage of `from` has scores by 'gold' of both models. Add one, eval: {kind: "
-        in text
+        "line 1: improve.win_rate: no stage of `from` has scores or comparisons by 'gold' of both models. Add" in text
     )
     assert "line 4: keep.mmlv: no stage of `from` has the exam 'mmlv' (did you mean 'mmlu'?)" in text
     assert "exam: {kind: exam, models: [BASELINE, CANDIDATE], exams: [mmlv]}" in text
