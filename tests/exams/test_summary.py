@@ -106,3 +106,11 @@ def test_items_of_a_cluster_do_not_narrow_what_is_corrected() -> None:
     assert apart.corrected is not None
     assert together.corrected is not None
     assert together.corrected.high - together.corrected.low > 1.5 * (apart.corrected.high - apart.corrected.low)
+
+
+def test_fewer_cases_than_errors_alone_would_give_are_no_certainty() -> None:
+    metric = {("e", "m"): Metric(better="less", summary="", detector=DETECTOR)}
+    (result, *_) = summarise(rows([0.0] * 40), metrics=metric)
+    assert result.corrected is not None
+    assert (result.corrected.share, result.corrected.high) == (0.0, result.high)
+    assert result.high > 0.08

@@ -94,19 +94,27 @@ def _result(
         clusters=len(set(clusters)),
         group=group,
         ece=ece,
-        corrected=_corrected(about, score_N, clusters) if about else None,
+        corrected=_corrected(about, score_N, clusters, (low, high)) if about else None,
     )
 
 
-def _corrected(metric: Metric, score_N: Floats, clusters: Sequence[str]) -> CorrectedShare | None:
-    """The share without its detector's errors; of what is not detected, from the share that is."""
+def _corrected(
+    metric: Metric, score_N: Floats, clusters: Sequence[str], counted: tuple[float, float]
+) -> CorrectedShare | None:
+    """The share without its detector's errors; of what is not detected, from the share that is.
+
+    Where fewer cases are found than the detector's errors alone would give, it errs less here than where it was
+    measured: nothing is known better then than by counting, and the interval reaches as far as the one of the count.
+    """
     if metric.detector is None:
         return None
     mean, count = float(score_N.mean()), _independent(score_N, clusters)
-    if metric.counts_detected:
-        return corrected_share(mean, count, metric.detector)
-    detected = corrected_share(1 - mean, count, metric.detector)
-    return CorrectedShare(share=1 - detected.share, low=1 - detected.high, high=1 - detected.low)
+    found = corrected_share(mean if metric.counts_detected else 1 - mean, count, metric.detector)
+    if not metric.counts_detected:
+        found = CorrectedShare(share=1 - found.share, low=1 - found.high, high=1 - found.low)
+    if 0 < found.share < 1:
+        return found
+    return CorrectedShare(share=found.share, low=min(found.low, counted[0]), high=max(found.high, counted[1]))
 
 
 def _independent(score_N: Floats, clusters: Sequence[str]) -> float:
