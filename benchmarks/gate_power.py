@@ -212,7 +212,7 @@ def _about(rule: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=200)
     seeds: int = parser.parse_args().seeds
     print(f"{seeds} seeds{'':24}{'pass':>9}  {'undecided':>9}  {'fail':>9}")
