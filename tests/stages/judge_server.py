@@ -18,6 +18,7 @@ class JudgeServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: two of them wait for each other
     server: JudgeServer
 
     def do_POST(self) -> None:

@@ -271,14 +271,19 @@ def _outcome(group: Sequence[Judged]) -> Outcome:
     return Outcome(wins, preferences.count(0.5) / len(group), losses)
 
 
-def _equal_length(by_model: Mapping[str, Sequence[Judged]]) -> dict[str, Estimate]:
-    """Rates at equal length of the models, on the prompts that have a readable comparison of each."""
+def prompt_results(by_model: Mapping[str, Sequence[Judged]]) -> dict[str, dict[int, PromptResult]]:
+    """By model and prompt the preference and the mean lengths, on the prompts that have a readable comparison of all
+    models."""
     groups = {model: _by_prompt(comparisons) for model, comparisons in by_model.items()}
     shared = [prompt for prompt in next(iter(groups.values()), {}) if all(prompt in own for own in groups.values())]
-    if not shared:
-        return {}
-    results = {model: [_prompt_result(own[prompt]) for prompt in shared] for model, own in groups.items()}
-    return length_controlled_estimates({model: rows for model, rows in results.items() if tells_length(rows)})
+    return {model: {prompt: _prompt_result(own[prompt]) for prompt in shared} for model, own in groups.items()}
+
+
+def _equal_length(by_model: Mapping[str, Sequence[Judged]]) -> dict[str, Estimate]:
+    """Rates at equal length of the models, on the prompts that have a readable comparison of each."""
+    results = {model: list(own.values()) for model, own in prompt_results(by_model).items()}
+    fitting = {model: rows for model, rows in results.items() if rows and tells_length(rows)}
+    return length_controlled_estimates(fitting) if fitting else {}
 
 
 def _prompt_result(group: Sequence[Judged]) -> PromptResult:

@@ -103,6 +103,7 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
     for name in engines:
         check_engine(name)
     facts = {exam.name: _facts(exam, request) for _, exam in exams}
+    metrics = {(exam.name, name): metric for _, exam in exams for name, metric in exam.metrics.items()}
     rows: list[ItemRow] = []
     answers: list[dict[str, Any]] = []
     effects: list[TemplateEffect] = []
@@ -131,7 +132,7 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
         exams=facts,
         rows=tuple(rows),
         answers=tuple(answers),
-        results=tuple(summarise(rows, confidences)),
+        results=tuple(summarise(rows, confidences, metrics=metrics)),
         template=request.template,
         effects=tuple(effects),
         weights={name: folder_hash(place) for name, place in folders if isinstance(place, Path)},

@@ -18,7 +18,7 @@ from kedge.models.loading.resolve import resolve
 from kedge.runs.lineage import CARD, lineage, locate
 from kedge.runs.manifest import MANIFEST_NAME, Manifest, read_manifest
 
-_SCORERS = ("reward", "gold")
+_SCORERS = ("reward", "gold", "judge")
 
 
 def gated_model(name: str, place: str) -> GatedModel:
