@@ -1,0 +1,76 @@
+"""Rows that are numbered and chained: each hash covers its row and the hash before it, so that a change shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Table, insert, select, update
+
+from kedge.core.files import hash_json
+from kedge.label import tables
+from kedge.label.database import Store
+
+FIRST = "0" * 32
+_BATCH = 10_000
+
+
+def append_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> int:
+    """Add a row with the next number; whoever comes next waits until this transaction ends."""
+    head = tables.chain
+    moved = connection.execute(
+        update(head).where(head.c.name == table.name).values(seq=head.c.seq + 1).returning(head.c.seq, head.c.hash)
+    ).first()
+    if moved is None:
+        connection.execute(insert(head).values(name=table.name, seq=1, hash=FIRST))
+        moved = (1, FIRST)
+    seq, previous = moved
+    digest = _digest(table, {**values, "seq": seq}, previous)
+    connection.execute(insert(table).values(**values, seq=seq, hash=digest))
+    connection.execute(update(head).where(head.c.name == table.name).values(hash=digest))
+    return seq
+
+
+def _digest(table: Table, row: Mapping[Any, Any], previous: str) -> str:
+    content = {column.name: row.get(column.name) for column in table.columns if column.name != "hash"}
+    return hash_json({**content, "previous": previous})
+
+
+def note(
+    store: Store, connection: Connection, action: str, about: Mapping[str, Any], *, who: int | None = None
+) -> None:
+    """What was done, into the audit. People are named by their number: `forget` leaves the chain whole."""
+    append_row(connection, tables.audit, {"at": store.now(), "who": who, "action": action, "about": dict(about)})
+
+
+def last_seq(connection: Connection, table: Table) -> int:
+    """The number of the last row; 0 where there is none."""
+    return connection.scalar(select(tables.chain.c.seq).where(tables.chain.c.name == table.name)) or 0
+
+
+def tampered(store: Store) -> list[str]:
+    """What was changed, taken out or put in beside the chain: one line for each table that is not whole."""
+    return store.read(lambda connection: _broken(connection, tables.audit) + _broken(connection, tables.judgment))
+
+
+def _broken(connection: Connection, table: Table) -> list[str]:
+    previous, number = FIRST, 0
+    rows = connection.execution_options(yield_per=_BATCH).execute(select(table).order_by(table.c.seq)).mappings()
+    for row in rows:
+        number += 1
+        if problem := _problem(table, row, number, previous):
+            return [problem]
+        previous = row["hash"]
+    head = connection.execute(select(tables.chain).where(tables.chain.c.name == table.name)).mappings().first()
+    last = (head["seq"], head["hash"]) if head is not None else (0, FIRST)
+    if last != (number, previous):
+        return [f"{table.name}: {number} rows are there, and {last[0]} were written; rows at the end are gone"]
+    return []
+
+
+def _problem(table: Table, row: Mapping[Any, Any], number: int, previous: str) -> str:
+    if row["seq"] != number:
+        return f"{table.name}: row {number} is gone"
+    if row["hash"] != _digest(table, row, previous):
+        return f"{table.name}: row {number} was changed after it was written, or the row before it"
+    return ""
