@@ -19,6 +19,7 @@ from kedge.cli import (
     doctor,
     exam,
     gate,
+    label,
     models,
     new,
     plugins,
@@ -58,6 +59,7 @@ app.add_typer(exam.app, rich_help_panel=DECIDE)
 app.command(rich_help_panel=DECIDE)(gate.gate)
 app.add_typer(badcase.app, rich_help_panel=DECIDE)
 app.command(rich_help_panel=DECIDE)(gate.promote)
+app.add_typer(label.app, rich_help_panel=PARTS)
 app.add_typer(data.app, rich_help_panel=PARTS)
 app.add_typer(models.app, rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(plugins.plugins)

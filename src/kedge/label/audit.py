@@ -55,12 +55,13 @@ def tampered(store: Store) -> list[str]:
 
 def _broken(connection: Connection, table: Table) -> list[str]:
     previous, number = FIRST, 0
-    rows = connection.execution_options(yield_per=_BATCH).execute(select(table).order_by(table.c.seq)).mappings()
-    for row in rows:
-        number += 1
-        if problem := _problem(table, row, number, previous):
-            return [problem]
-        previous = row["hash"]
+    query = select(table).order_by(table.c.seq).execution_options(yield_per=_BATCH)
+    with connection.execute(query) as rows:
+        for row in rows.mappings():
+            number += 1
+            if problem := _problem(table, row, number, previous):
+                return [problem]
+            previous = row["hash"]
     head = connection.execute(select(tables.chain).where(tables.chain.c.name == table.name)).mappings().first()
     last = (head["seq"], head["hash"]) if head is not None else (0, FIRST)
     if last != (number, previous):

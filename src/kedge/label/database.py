@@ -8,10 +8,8 @@ from __future__ import annotations
 import random
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -26,6 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from kedge.core.errors import ConfigError, DataError, PluginError
 from kedge.core.suggest import did_you_mean
+from kedge.label.grouping import GroupCommit
 from kedge.label.tables import METADATA
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -56,7 +55,7 @@ class Store:
     engine: Engine
     now: Callable[[], int] = _now
     randomness: Randomness = field(default_factory=secrets.SystemRandom)
-    _writer: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _group: GroupCommit = field(default_factory=GroupCommit, repr=False)
 
     @property
     def is_sqlite(self) -> bool:
@@ -71,10 +70,18 @@ class Store:
                 return work(connection)
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
-        """All of `work` or nothing of it; tried again where another transaction was in the way."""
+        """All of `work` or nothing of it. SQLite has one writer: those who wait share a transaction."""
+        return self.append(work) if self.is_sqlite else self._transact(work)
+
+    def append(self, work: Callable[[Connection], Result]) -> Result:
+        """The same for works that number rows, of which one at a time can be under way on PostgreSQL too."""
+        return self._group.run(work, self._transact)
+
+    def _transact(self, work: Callable[[Connection], Result]) -> Result:
+        """One transaction, tried again where another one was in the way."""
         for attempt in range(_TRIES):
             try:
-                with self._turn(), self.engine.connect() as connection:
+                with self.engine.connect() as connection:
                     connection = connection.execution_options(kedge_writes=True)
                     with connection.begin():
                         return work(connection)
@@ -83,15 +90,6 @@ class Store:
                     raise
                 time.sleep(0.01 * (attempt + 1) * (1 + random.random()))
         raise AssertionError("unreachable")
-
-    @contextmanager
-    def _turn(self) -> Generator[None]:
-        """Threads wait for each other here: SQLite itself would let them sleep and starve."""
-        if not self.is_sqlite:
-            yield
-            return
-        with self._writer:
-            yield
 
     def token(self, bits: int = 128) -> str:
         return f"{self.randomness.getrandbits(bits):0{bits // 4}x}"

@@ -156,10 +156,10 @@ def effective(project: Project, as_of: int) -> Any:
 
 def _labelled(connection: Connection, project: Project, as_of: int, heldout: bool) -> Iterator[_Labelled]:
     query = effective(project, as_of).where(tables.item.c.is_heldout == heldout)
-    judgments = connection.execution_options(yield_per=10_000).execute(query)
-    groups = ((number, list(group)) for number, group in groupby(judgments, key=lambda row: row.item))
-    while batch := list(islice(groups, _BATCH)):
-        yield from _with_texts(connection, batch)
+    with connection.execute(query.execution_options(yield_per=10_000)) as judgments:
+        groups = ((number, list(group)) for number, group in groupby(judgments, key=lambda row: row.item))
+        while batch := list(islice(groups, _BATCH)):
+            yield from _with_texts(connection, batch)
 
 
 def _with_texts(connection: Connection, batch: Sequence[tuple[int, Sequence[Row[Any]]]]) -> Iterator[_Labelled]:

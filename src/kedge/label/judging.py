@@ -56,7 +56,7 @@ def judge(
             connection.execute(insert(tables.flag), flags)
         return seq
 
-    return store.write(work)
+    return store.append(work)
 
 
 _CONTENT = ("verdict", "outcome", "ranking", "axes", "reason", "edit")
@@ -97,7 +97,7 @@ def undo(store: Store, person: Person, assignment: str) -> int:
             {**values, "guideline": row.guideline, "supersedes": last.seq, "at": store.now()},
         )
 
-    return store.write(work)
+    return store.append(work)
 
 
 def _last(connection: Connection, assignment: str) -> Row[Any] | None:

@@ -81,10 +81,11 @@ def new_project(
 
 
 def add_guideline(store: Store, project: Project, guideline: str) -> int:
-    """A new version: judgments from now on name it. The same words again are no new version."""
+    """Add a version, which later judgments name, and give its number. The same words again are no new version."""
 
     def work(connection: Connection) -> int:
-        return _add_guideline(store, connection, project.id, guideline)
+        number = _add_guideline(store, connection, project.id, guideline)
+        return connection.scalars(select(tables.guideline.c.version).where(tables.guideline.c.id == number)).one()
 
     return store.write(work)
 

@@ -131,5 +131,5 @@ def _flags(connection: Connection, project: Project) -> dict[str, int]:
         .where(assignment.c.project == project.id)
         .group_by(flag.c.kind)
         .order_by(flag.c.kind)
-    ).tuples()
-    return dict(rows.all())
+    )
+    return {kind: count for kind, count in rows}

@@ -207,9 +207,8 @@ def _task(connection: Connection, project: Project, assignment: str) -> Task:
         .where(table.c.id == assignment)
     ).one()
     answer = tables.answer
-    hashes = dict(
-        connection.execute(select(answer.c.place, answer.c.text).where(answer.c.item == row.id)).tuples().all()
-    )
+    rows = connection.execute(select(answer.c.place, answer.c.text).where(answer.c.item == row.id))
+    hashes = {place: digest for place, digest in rows}
     texts = read_texts(connection, [row.prompt, *hashes.values()])
     return Task(
         assignment=assignment,
