@@ -70,7 +70,7 @@ def test_every_kind_of_file_becomes_items(shop: Callable[..., Any], tmp_path: Pa
     answers = shop("add", "shop", "answers.jsonl").out
     assert "answers; 2 items added" in answers
     assert "2 left out: both answers are the same" in answers
-    assert "2 were there already" in shop("add", "shop", "answers.jsonl", "--baseline", "ppo").out
+    assert "0 items added, 4 were there already" in shop("add", "shop", "answers.jsonl", "--baseline", "ppo").out
     write(tmp_path / "tasks.jsonl", [TASK])
     assert "tasks; 1 items added" in shop("add", "shop", "tasks.jsonl").out
     write(tmp_path / "rankings.jsonl", [{"prompt": "r", "answers": ["x", "y"], "rank": [2, 1]}])
