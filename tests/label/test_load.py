@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from load import crowd, killed, prepare
+from threading import Thread
+
+from load import Load, crowd, killed, prepare
 from made_up import Clock
 
+from kedge.label.accounts import Person
 from kedge.label.audit import tampered
 from kedge.label.database import Store, open_store
 from kedge.label.work import next_task
@@ -34,3 +37,23 @@ def test_after_a_kill_between_lease_and_write_all_that_was_acknowledged_is_there
     # What the dead held goes to the living.
     assert next_task(store, project, people[0]) is not None
     store.close()
+
+
+def test_several_servers_write_their_first_judgments_at_once(store: Store, address: str) -> None:
+    project, people = prepare(store, items=30, annotators=6)
+    stores = [open_store(address) for _ in people]
+    loads: list[Load] = []
+
+    def serve(own: Store, person: Person) -> None:
+        loads.append(crowd(own, project, [person], each=3))
+
+    threads = [Thread(target=serve, args=pair) for pair in zip(stores, people, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for server in stores:
+        server.close()
+    assert [load.errors for load in loads] == [[]] * len(people)
+    assert sum(load.judgments for load in loads) == 3 * len(people)
+    assert tampered(store) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, insert, select, update
 
 from kedge.core.files import hash_json
 from kedge.label import tables
@@ -17,18 +17,17 @@ _BATCH = 10_000
 
 def append_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> int:
     """Add a row with the next number; whoever comes next waits until this transaction ends."""
-    head = tables.chain
-    moved = connection.execute(
-        update(head).where(head.c.name == table.name).values(seq=head.c.seq + 1).returning(head.c.seq, head.c.hash)
-    ).first()
-    if moved is None:
-        connection.execute(insert(head).values(name=table.name, seq=1, hash=FIRST))
-        moved = (1, FIRST)
-    seq, previous = moved
+    seq, previous = connection.execute(_TAKE, {"chain": table.name}).one()
     digest = _digest(table, {**values, "seq": seq}, previous)
-    connection.execute(insert(table).values(**values, seq=seq, hash=digest))
-    connection.execute(update(head).where(head.c.name == table.name).values(hash=digest))
+    connection.execute(insert(table), {**values, "seq": seq, "hash": digest})
+    connection.execute(_SEAL, {"chain": table.name, "digest": digest})
     return seq
+
+
+_HEAD = tables.chain
+_OF = _HEAD.c.name == bindparam("chain")
+_TAKE = update(_HEAD).where(_OF).values(seq=_HEAD.c.seq + 1).returning(_HEAD.c.seq, _HEAD.c.hash)
+_SEAL = update(_HEAD).where(_OF).values(hash=bindparam("digest"))
 
 
 def _digest(table: Table, row: Mapping[Any, Any], previous: str) -> str:
@@ -62,9 +61,8 @@ def _broken(connection: Connection, table: Table) -> list[str]:
             if problem := _problem(table, row, number, previous):
                 return [problem]
             previous = row["hash"]
-    head = connection.execute(select(tables.chain).where(tables.chain.c.name == table.name)).mappings().first()
-    last = (head["seq"], head["hash"]) if head is not None else (0, FIRST)
-    if last != (number, previous):
+    last = connection.execute(select(_HEAD.c.seq, _HEAD.c.hash).where(_HEAD.c.name == table.name)).one()
+    if tuple(last) != (number, previous):
         return [f"{table.name}: {number} rows are there, and {last[0]} were written; rows at the end are gone"]
     return []
 

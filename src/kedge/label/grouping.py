@@ -64,6 +64,10 @@ class GroupCommit:
 
 
 def _work_off(connection: Connection, group: list[_Ticket]) -> None:
+    if len(group) == 1:
+        # The whole transaction is its own: an error undoes it.
+        group[0].result = group[0].work(connection)
+        return
     for ticket in group:
         ticket.error = None
         savepoint = connection.begin_nested()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from kedge.core.errors import DataError
 from kedge.data.examples import Message
@@ -101,9 +101,15 @@ def undo(store: Store, person: Person, assignment: str) -> int:
 
 
 def _last(connection: Connection, assignment: str) -> Row[Any] | None:
-    table = tables.judgment
-    query = select(table).where(table.c.assignment == assignment).order_by(table.c.seq.desc()).limit(1)
-    return connection.execute(query).first()
+    return connection.execute(_LAST, {"of": assignment}).first()
+
+
+_LAST = (
+    select(tables.judgment)
+    .where(tables.judgment.c.assignment == bindparam("of"))
+    .order_by(tables.judgment.c.seq.desc())
+    .limit(1)
+)
 
 
 _COUNTED = ("leased", "done")

@@ -132,4 +132,4 @@ def _flags(connection: Connection, project: Project) -> dict[str, int]:
         .group_by(flag.c.kind)
         .order_by(flag.c.kind)
     )
-    return {kind: count for kind, count in rows}
+    return dict(rows.all())

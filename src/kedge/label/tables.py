@@ -162,7 +162,7 @@ Index(
     sqlite_where=text("have < wanted"),
     postgresql_where=text("have < wanted"),
 )
-Index("ix_item_gold", item.c.project, item.c.id, sqlite_where=text("is_gold"), postgresql_where=text("is_gold"))
+Index("ix_item_gold", item.c.project, item.c.key, sqlite_where=text("is_gold"), postgresql_where=text("is_gold"))
 answer = Table(
     "answer",
     METADATA,

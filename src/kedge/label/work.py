@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, exists, func, insert, or_, select, update
 
 from kedge.core.errors import DataError
 from kedge.data.examples import Messages
@@ -73,16 +73,7 @@ def give_back(store: Store, person: Person, assignment: str) -> None:
 
 def expire(store: Store, connection: Connection, now: int) -> int:
     """Take back the leases that have run out; returns how many."""
-    table, item = tables.assignment, tables.item
-    late = (
-        select(table.c.id, table.c.item, item.c.is_gold)
-        .join(item, item.c.id == table.c.item)
-        .where(table.c.state == "leased", table.c.leased_until <= now)
-        .order_by(table.c.leased_until)
-        .limit(_EXPIRED_AT_ONCE)
-        .with_for_update(skip_locked=True, of=table)
-    )
-    rows = [(row.id, row.item, row.is_gold) for row in connection.execute(late)]
+    rows = [(row.id, row.item, row.is_gold) for row in connection.execute(_LATE, {"now": now})]
     _return(connection, rows)
     return len(rows)
 
@@ -98,22 +89,51 @@ def _return(connection: Connection, rows: list[tuple[str, int, bool]]) -> None:
 
 
 def change_have(connection: Connection, item: int, by: int) -> None:
-    table = tables.item
-    connection.execute(update(table).where(table.c.id == item).values(have=table.c.have + by))
+    connection.execute(_CHANGE_HAVE, {"number": item, "by": by})
+
+
+_ITEM = tables.item
+_CHANGE_HAVE = (
+    update(_ITEM).where(_ITEM.c.id == bindparam("number")).values(have=_ITEM.c.have + bindparam("by", type_=Integer))
+)
 
 
 def own_assignment(connection: Connection, person: Person, assignment: str) -> Any:
     """The assignment with its item's kind, locked; the error is the same whether it is unknown or another's."""
-    table, item = tables.assignment, tables.item
-    row = connection.execute(
-        select(table, item.c.kind, item.c.is_gold, item.c.project.label("item_project"))
-        .join(item, item.c.id == table.c.item)
-        .where(table.c.id == assignment, table.c.person == person.id)
-        .with_for_update(of=table)
-    ).first()
+    row = connection.execute(_OWN, {"assignment": assignment, "person": person.id}).first()
     if row is None:
         raise DataError("there is no such assignment")
     return row
+
+
+_ASSIGNMENT = tables.assignment
+_OWN = (
+    select(_ASSIGNMENT, _ITEM.c.kind, _ITEM.c.is_gold)
+    .join(_ITEM, _ITEM.c.id == _ASSIGNMENT.c.item)
+    .where(_ASSIGNMENT.c.id == bindparam("assignment"), _ASSIGNMENT.c.person == bindparam("person"))
+    .with_for_update(of=_ASSIGNMENT)
+)
+_LATE = (
+    select(_ASSIGNMENT.c.id, _ASSIGNMENT.c.item, _ITEM.c.is_gold)
+    .join(_ITEM, _ITEM.c.id == _ASSIGNMENT.c.item)
+    .where(_ASSIGNMENT.c.state == "leased", _ASSIGNMENT.c.leased_until <= bindparam("now"))
+    .order_by(_ASSIGNMENT.c.leased_until)
+    .limit(_EXPIRED_AT_ONCE)
+    .with_for_update(skip_locked=True, of=_ASSIGNMENT)
+)
+_SHOWN = (
+    select(
+        _ASSIGNMENT.c.order,
+        _ASSIGNMENT.c.guideline,
+        _ASSIGNMENT.c.leased_until,
+        _ITEM.c.kind,
+        _ITEM.c.prompt,
+        _ITEM.c.id,
+    )
+    .join(_ITEM, _ITEM.c.id == _ASSIGNMENT.c.item)
+    .where(_ASSIGNMENT.c.id == bindparam("assignment"))
+)
+_ANSWERS = select(tables.answer.c.place, tables.answer.c.text).where(tables.answer.c.item == bindparam("item"))
 
 
 def _lock_person(store: Store, connection: Connection, person: Person) -> None:
@@ -140,17 +160,16 @@ def _choose(store: Store, connection: Connection, project: Project, person: Pers
         ordinary = connection.execute(query.with_for_update(of=item)).first()
     # Gold is looked for every time, so that an answer takes as long with it as without; it is not handed out once
     # there is nothing else, which would give it away.
-    start = int(store.randomness.random() * (connection.scalar(select(func.max(item.c.id))) or 0))
-    gold = _gold_from(connection, project, person, start)
+    gold = _gold_from(connection, project, person, store.token())
     is_golden = store.randomness.random() < project.settings.gold_share
     return gold if gold is not None and ordinary is not None and is_golden else ordinary
 
 
-def _gold_from(connection: Connection, project: Project, person: Person, start: int) -> Any:
-    """The first gold item after a random place that this person has not had; else from the beginning."""
+def _gold_from(connection: Connection, project: Project, person: Person, start: str) -> Any:
+    """The first gold item, by hash, after a random place that this person has not had; else from the beginning."""
     item = tables.item
-    query = _suitable(person, project).where(item.c.is_gold).order_by(item.c.id).limit(1)
-    return connection.execute(query.where(item.c.id > start)).first() or connection.execute(query).first()
+    query = _suitable(person, project).where(item.c.is_gold).order_by(item.c.key).limit(1)
+    return connection.execute(query.where(item.c.key > start)).first() or connection.execute(query).first()
 
 
 def _suitable(person: Person, project: Project) -> Select[Any, Any]:
@@ -183,32 +202,27 @@ def _lease(store: Store, connection: Connection, project: Project, person: Perso
     store.randomness.shuffle(order)
     number = store.token()
     connection.execute(
-        insert(table).values(
-            id=number,
-            project=project.id,
-            item=item.id,
-            person=person.id,
-            guideline=project.guideline,
-            order=order,
-            state="leased",
-            leased_until=until,
-            seconds=0.0,
-            is_right=None,
-        )
+        insert(table),
+        {
+            "id": number,
+            "project": project.id,
+            "item": item.id,
+            "person": person.id,
+            "guideline": project.guideline,
+            "order": order,
+            "state": "leased",
+            "leased_until": until,
+            "seconds": 0.0,
+            "is_right": None,
+        },
     )
     return number
 
 
 def _task(connection: Connection, project: Project, assignment: str) -> Task:
-    table, item = tables.assignment, tables.item
-    row = connection.execute(
-        select(table.c.order, table.c.guideline, table.c.leased_until, item.c.kind, item.c.prompt, item.c.id)
-        .join(item, item.c.id == table.c.item)
-        .where(table.c.id == assignment)
-    ).one()
-    answer = tables.answer
-    rows = connection.execute(select(answer.c.place, answer.c.text).where(answer.c.item == row.id))
-    hashes = {place: digest for place, digest in rows}
+    row = connection.execute(_SHOWN, {"assignment": assignment}).one()
+    rows = connection.execute(_ANSWERS, {"item": row.id})
+    hashes = dict(rows.all())
     texts = read_texts(connection, [row.prompt, *hashes.values()])
     return Task(
         assignment=assignment,

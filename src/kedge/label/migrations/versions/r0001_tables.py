@@ -23,6 +23,8 @@ def upgrade() -> None:
     _chat_and_turn_and_thumb()
     _call_and_export()
     _audit_and_chain()
+    heads = sa.table("chain", sa.column("name"), sa.column("seq"), sa.column("hash"))
+    op.bulk_insert(heads, [{"name": name, "seq": 0, "hash": "0" * 32} for name in ("audit", "judgment")])
 
 
 def _project_and_guideline_and_person() -> None:
@@ -125,7 +127,7 @@ def _text_and_item() -> None:
     op.create_index(
         "ix_item_gold",
         "item",
-        ["project", "id"],
+        ["project", "key"],
         unique=False,
         sqlite_where=sa.text("is_gold"),
         postgresql_where=sa.text("is_gold"),
