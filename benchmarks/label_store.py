@@ -92,7 +92,7 @@ def report_crowd(name: str, address: str, annotators: int, each: int) -> bool:
 
 def report_kills(name: str, address: str) -> bool:
     store = open_store(address, create=True)
-    _, people = prepare(store, items=KILLS * AFTER * 4, annotators=KILLS)
+    _, people = prepare(store, items=KILLS * AFTER * 8, annotators=KILLS)
     problems = killed(address, store, people, after=AFTER)
     print(
         f"{name}: {KILLS} processes killed between lease and write: {'; '.join(problems) or 'nothing lost'}", flush=True

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Thread
 
@@ -150,37 +151,27 @@ def annotate(address: str, email: str) -> None:
 
 def killed(address: str, store: Store, people: Sequence[Person], *, after: int) -> list[str]:
     """Kill annotators' processes right after a lease, so many of them into their work; what is wrong afterwards."""
-    script = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); from load import annotate; "
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", script + f"annotate({address!r}, {person.email!r})"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for person in people
-    ]
-    acknowledged: list[tuple[int, str]] = []
-    leased: list[str] = []
-    for child in children:
-        assert child.stdout is not None
-        count = 0
-        for line in child.stdout:
-            word, *rest = line.split()
-            count += word == "leased"
-            if word == "done":
-                acknowledged.append((int(rest[0]), rest[1]))
-            elif count > after:
-                leased.append(rest[0])
-                break
-        child.send_signal(signal.SIGKILL)
-        for line in child.stdout:
-            if line.startswith("done ") and line.endswith("\n"):
-                _, seq, assignment = line.split()
-                acknowledged.append((int(seq), assignment))
-        child.stdout.close()
-        child.wait()
+    with ThreadPoolExecutor(len(people)) as readers:
+        logs = list(readers.map(lambda person: _until_killed(address, person, after), people))
+    acknowledged = [(int(line[1]), line[2]) for log in logs for line in log if line[0] == "done"]
     problems = [f"{count} acknowledged judgments are lost"] if (count := lost(store, acknowledged)) else []
     problems += [f"{count} are doubled"] if (count := doubled(store)) else []
-    if len(acknowledged) < after * len(children) or len(leased) < len(children):
-        problems.append(f"only {len(acknowledged)} were acknowledged, {len(leased)} leased at the kill")
+    short = [log for log in logs if sum(line[0] == "leased" for line in log) <= after]
+    problems += [f"{len(short)} processes ended before they were killed"] if short else []
     return problems + tampered(store)
+
+
+def _until_killed(address: str, person: Person, after: int) -> list[list[str]]:
+    """What one process said until it was killed, and what was still on its way."""
+    script = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); from load import annotate; "
+    command = [sys.executable, "-c", script + f"annotate({address!r}, {person.email!r})"]
+    log: list[list[str]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            log.append(line.split())
+            if line.startswith("leased") and sum(line[0] == "leased" for line in log) > after:
+                break
+        child.send_signal(signal.SIGKILL)
+        log += [line.split() for line in child.stdout if line.endswith("\n")]
+    return log

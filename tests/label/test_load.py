@@ -31,7 +31,7 @@ def test_the_last_items_are_given_out_exactly_as_often_as_wanted(store: Store) -
 def test_after_a_kill_between_lease_and_write_all_that_was_acknowledged_is_there(address: str) -> None:
     clock = Clock()
     store = open_store(address, create=True, now=clock)
-    project, people = prepare(store, items=40, annotators=2)
+    project, people = prepare(store, items=40, annotators=1)
     assert killed(address, store, people, after=3) == []
     clock.time = 2_000_000_000_000
     # What the dead held goes to the living.

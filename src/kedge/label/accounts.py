@@ -9,6 +9,7 @@ import hmac
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from typing import Literal, get_args
 
@@ -147,7 +148,7 @@ def accept_invite(store: Store, token: str, password: str) -> Person:
 def check_password(store: Store, email: str, password: str) -> Person | None:
     """The person, where the password is right. An unknown address takes as long as a wrong password."""
     row = store.read(lambda connection: _by_email(connection, email.lower()))
-    known = row.password if row is not None and row.password else _DUMMY
+    known = row.password if row is not None and row.password else _dummy_hash()
     try:
         is_right = _HASHER.verify(known, password)
     except (VerificationError, InvalidHashError):
@@ -155,7 +156,9 @@ def check_password(store: Store, email: str, password: str) -> Person | None:
     return _person(row) if row is not None and row.password and is_right else None
 
 
-_DUMMY = _HASHER.hash("no password is this one")
+@cache
+def _dummy_hash() -> str:
+    return _HASHER.hash("no password is this one")
 
 
 def find_person(store: Store, email: str) -> Person:

@@ -29,6 +29,7 @@ class _Ticket:
     result: Any = None
     error: BaseException | None = None
     is_done: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
@@ -42,9 +43,19 @@ class GroupCommit:
         """Do the work in the next transaction; whoever comes to its turn first does it for all who wait."""
         ticket = _Ticket(work)
         self._waiting.append(ticket)
-        with self._turn:
-            while not ticket.is_done:
-                self._serve(transact)
+        while not ticket.is_done:
+            if self._turn.acquire(blocking=False):
+                try:
+                    while not ticket.is_done:
+                        self._serve(transact)
+                finally:
+                    self._turn.release()
+                # Who was told no before the release waits for this; who comes after it gets its turn at once.
+                for waiting in list(self._waiting)[:1]:
+                    waiting.wake.set()
+            else:
+                ticket.wake.wait()
+                ticket.wake.clear()
         if ticket.error is not None:
             raise ticket.error
         return ticket.result
@@ -61,6 +72,7 @@ class GroupCommit:
         finally:
             for ticket in group:
                 ticket.is_done = True
+                ticket.wake.set()
 
 
 def _work_off(connection: Connection, group: list[_Ticket]) -> None:
