@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from kedge.core.stats import cohen_kappa
 from kedge.evaluate import bradley_terry, holm, length_controlled, mcnemar, rogan_gladen, tango
-from kedge.evaluate.agreement import agreement, cohen_kappa, detection
+from kedge.evaluate.agreement import agreement, detection
 from kedge.evaluate.judged import length_report, orders_report, preference_summary
 
 Record = dict[str, Any]

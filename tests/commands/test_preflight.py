@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from preflight_cases import CASES, Case, attempt, write
 
-from kedge.commands import check_data, check_machine
 from kedge.commands.check import RecipeReport, check_recipe, refuse_unfit
+from kedge.commands.checks import data as check_data
+from kedge.commands.checks import machine as check_machine
 from kedge.core.errors import ConfigError
 from kedge.recipe.schema import load_recipe
 

@@ -123,6 +123,13 @@ def judged_rate(comparisons: Sequence[Judged], *, length_controlled: Estimate | 
     )
 
 
+def preferences_by_prompt(comparisons: Sequence[Judged]) -> dict[int, float]:
+    """The mean preference for the model on each prompt that has a readable comparison."""
+    return {
+        prompt: fmean(_decided(comparison) for comparison in group) for prompt, group in _by_prompt(comparisons).items()
+    }
+
+
 def majority(panel: Sequence[Sequence[Judged]]) -> list[Judged]:
     """Comparisons as most of the judges see them, the same ones in the same order of each; a tie where as many are for
     either. A judge whose reply could not be read, or who contradicts itself, has no vote, or that of a tie."""

@@ -10,6 +10,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+Template = Literal["chat", "plain"]
+"""How questions are written: with the chat template of the model, or as plain text."""
 Turns = tuple[tuple[str, str], ...]
 """A conversation, (role, content) a turn, that ends before the answer."""
 

@@ -192,7 +192,7 @@ def _read_exam(source: Source, collected: _Collected) -> None:
         for role in roles.get(row.model, ()):
             _add(row, role, collected, file)
         counts[row.exam, row.metric, row.model] = counts.get((row.exam, row.metric, row.model), 0) + 1
-    _refuse_lost(about.get("results", ()), counts, file)
+    refuse_lost(about.get("results", ()), counts, file)
 
 
 def _add(row: ItemRow, role: Role, collected: _Collected, file: Path) -> None:
@@ -220,7 +220,7 @@ def _refuse_other(name: str, first: ExamFacts, second: ExamFacts) -> None:
         )
 
 
-def _refuse_lost(results: Iterable[Mapping[str, Any]], counts: Mapping[tuple[str, str, str], int], file: Path) -> None:
+def refuse_lost(results: Iterable[Mapping[str, Any]], counts: Mapping[tuple[str, str, str], int], file: Path) -> None:
     """A row that is gone would change a verdict."""
     for result in results:
         key = (result["exam"], result["metric"], result["model"])

@@ -89,6 +89,7 @@ def test_answers_are_kept_for_people_to_read(recorded: Any) -> None:
     written = [answer for answer in answers if answer["exam"] == "mine"]
     assert [answer["prompt"][0]["content"] for answer in written[:3]] == ["Say 0", "Say 1", "Say 2"]
     assert {answer["finished"] for answer in written} <= {True, False}
+    assert len({answer["id"] for answer in answers}) == len(answers)
     chosen = next(answer for answer in answers if answer["exam"] == "knowledge")
     assert chosen["answer"] in chosen["choices"]
 
@@ -202,6 +203,7 @@ def test_tasks_of_inspect_are_rows(place: str, monkeypatch: pytest.MonkeyPatch) 
         ("1", "1", 1.0), ("1:2", "1", 0.0), ("2", "2", 0.5), ("2:2", "2", 0.25),
     ]  # fmt: skip
     assert taken.answers[1]["answer"] == "said 1"
+    assert len({answer["id"] for answer in taken.answers}) == len(taken.answers)
 
 
 def test_a_harness_that_fails_or_is_not_there_says_so(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from kedge.commands.check_records import Asked, Checked, Outcome, fatal
-from kedge.commands.check_reward_models import check_reward_model
+from kedge.commands.checks.records import Asked, Checked, Outcome, fatal
+from kedge.commands.checks.reward_models import check_reward_model
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.findings import Finding
