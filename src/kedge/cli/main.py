@@ -20,7 +20,6 @@ from kedge.cli import (
     doctor,
     exam,
     gate,
-    label,
     models,
     new,
     plugins,
@@ -32,6 +31,7 @@ from kedge.cli import (
     watch,
 )
 from kedge.cli.flags import show_flags
+from kedge.cli.label import app as label
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
