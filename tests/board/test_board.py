@@ -151,7 +151,7 @@ def test_judges_that_compare_count_as_they_said(tmp_path: Path) -> None:
     assert titles == ["wins by majority", "wins by ann", "wins by bob", "wins by reward"]
     assert cell(board, "dpo", "wins by ann").value == pytest.approx(0.8)
     (folder / "judgements.jsonl").write_text("{}\n")
-    assert "not a judgement" in board_of(tmp_path / "one", folder).problems[0]
+    assert "not a comparison of an evaluate stage" in board_of(tmp_path / "one", folder).problems[0]
 
 
 def test_groups_show_what_hides_in_a_mean(board: Board) -> None:

