@@ -9,10 +9,9 @@ from typing import Literal
 import numpy as np
 
 from kedge.evaluate.looks import worse
-from kedge.evaluate.paired import tango
 from kedge.exams.exam import Exam
 from kedge.exams.rows import ItemRow
-from kedge.exams.summary import mean_interval
+from kedge.exams.summary import difference_interval
 
 Key = tuple[str, str]
 """Exam and metric."""
@@ -61,15 +60,10 @@ def exam_metrics(
 
 
 def change_of(pairs: Sequence[tuple[ItemRow, ItemRow]]) -> Change:
-    """Of pairs (at the start, now) of the same items: Tango's interval where all scores are 0 or 1 and items stand
-    alone, else Student's with the variance of clusters."""
-    gap_N = np.array([now.score - start.score for start, now in pairs])
-    is_binary = all(row.score in (0, 1) for pair in pairs for row in pair)
-    if is_binary and _clusters(pairs) is None:
-        low, high = tango(int((gap_N > 0).sum()), int((gap_N < 0).sum()), len(gap_N))
-    else:
-        low, high = mean_interval(gap_N, [now.cluster for _, now in pairs])
-    return Change(difference=float(gap_N.mean()), low=low, high=high, items=len(pairs))
+    """Of pairs (at the start, now) of the same items."""
+    start_N, now_N = (np.array([row.score for row in rows]) for rows in zip(*pairs, strict=True))
+    low, high = difference_interval(start_N, now_N, [now.cluster for _, now in pairs])
+    return Change(difference=float((now_N - start_N).mean()), low=low, high=high, items=len(pairs))
 
 
 def worse_by(pairs: Sequence[tuple[ItemRow, ItemRow]], better: Literal["more", "less"], *, comparisons: int) -> float:

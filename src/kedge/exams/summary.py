@@ -10,7 +10,7 @@ import numpy as np
 
 from kedge.core.stats import Floats, student_quantile, wilson
 from kedge.evaluate.detectors import CorrectedShare, corrected_share
-from kedge.evaluate.paired import clustered_variance
+from kedge.evaluate.paired import clustered_variance, tango
 from kedge.evaluate.win_rates import share_interval
 from kedge.exams.choice import expected_calibration_error
 from kedge.exams.exam import Metric
@@ -142,6 +142,21 @@ def interval(score_N: Floats, clusters: Sequence[str]) -> tuple[float, float]:
         return (0.0, 1.0) if is_share else mean_interval(score_N, clusters)
     mean, effective = float(score_N.mean()), _independent(score_N, clusters)
     return wilson(mean * effective, effective, z=student_quantile(0.975, groups - 1))
+
+
+def difference_interval(before_N: Floats, after_N: Floats, clusters: Sequence[str]) -> tuple[float, float]:
+    """95 % of the mean of after − before on the same items: Tango's where all scores are 0 or 1 and items stand alone,
+    so that items without any difference do not seem to leave no doubt; else Student's with the variance of clusters.
+
+    >>> low, high = difference_interval(np.ones(20), np.ones(20), [str(number) for number in range(20)])
+    >>> round(low, 3), round(high, 3)
+    (-0.161, 0.161)
+    """
+    gap_N = after_N - before_N
+    is_binary = bool(np.isin(before_N, (0, 1)).all() and np.isin(after_N, (0, 1)).all())
+    if is_binary and len(set(clusters)) == len(clusters):
+        return tango(int((gap_N > 0).sum()), int((gap_N < 0).sum()), len(gap_N))
+    return mean_interval(gap_N, clusters)
 
 
 def mean_interval(score_N: Floats, clusters: Sequence[str]) -> tuple[float, float]:

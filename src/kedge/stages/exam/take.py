@@ -22,7 +22,7 @@ from kedge.exams.catalogue import is_engine, open_exam
 from kedge.exams.exam import Exam, Score, Template
 from kedge.exams.rows import ItemRow
 from kedge.exams.sitting import Sitting, item_rows, sit
-from kedge.exams.summary import Key, Result, mean_interval, summarise
+from kedge.exams.summary import Key, Result, difference_interval, summarise
 from kedge.models.loading.cache import build_once, cache_root
 from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for
@@ -247,7 +247,7 @@ def _effects(
     if pairs:
         used_N = np.array([score for score, _ in pairs])
         other_N = np.array([score.score for _, score in pairs])
-        low, high = mean_interval(other_N - used_N, [score.cluster or score.item for _, score in pairs])
+        low, high = difference_interval(used_N, other_N, [score.cluster or score.item for _, score in pairs])
         yield TemplateEffect(
             exam=exam.name,
             metric=main,
