@@ -190,7 +190,7 @@ def samples_list(record: Record) -> str:
     part = next((name for name in NAMES if name != "start" and name in record["parts"]), None)
     if part is None:
         return "No method has been run yet."
-    blocks = [f"Of seed {record['seed']}, the first held-out prompts, sampled at temperature 1, cut at 300 letters:"]
+    blocks = [f"Of seed {record['seed']}, the first held-out prompts, sampled as in training, cut at 300 letters:"]
     for sample in record["parts"][part]["samples"]:
         blocks.append(f"**{_inline(sample['prompt'])}**")
         blocks += [f"- *{NAMES.get(name, 'start')}*: {_inline(text)}" for name, text in sample["answers"].items()]
