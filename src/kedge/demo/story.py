@@ -66,7 +66,7 @@ WITHOUT_KL = Step(
 
 REAL_WORLD = (
     "SmolLM2-135M is asked everyday questions, each with an instruction that a rule can check: fewer than so many words, "
-    "no commas, a phrase *between stars*. It seldom follows them. The reward is the share that an answer follows; one "
+    "no commas. It seldom follows them. The reward is the share that an answer follows; one "
     "that is too short, repeats itself or is beside the point scores 0."
 )
 REAL_STEPS: Mapping[str, Step] = {
