@@ -152,6 +152,8 @@ class CapturedLayers(nn.Module):
             return self._capture(inputs, layout, pool, other)
         except torch.OutOfMemoryError:
             self._graphs.clear()  # whoever cuts the pass smaller needs their memory
+            self._flat.clear()
+            pool.note_full()
             raise
         except RuntimeError as error:  # a module that asks the host something
             pool.has_failed = True  # what was captured half-way is still in the pool
@@ -321,6 +323,14 @@ class _Pool:
     has_failed: bool = False
     """Whether a capture ended half-way: there are no more of them then."""
     kept: weakref.ref[_Kept] | None = None
+    num_full: int = 0
+
+    def note_full(self) -> None:
+        """Memory ran out in a capture, which holds every gradient twice: the second time is the last."""
+        self.num_full += 1
+        if self.num_full > 1 and not self.has_failed:
+            self.has_failed = True
+            _log.warning("layers run without CUDA graphs, which is slow: there is not enough memory for them")
 
     @property
     def handle(self) -> Any:
