@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
 
-.PHONY: help setup demo test test-all test-browser vllm test-vllm check mutants bench wheel clean
+.PHONY: help setup demo test test-all test-browser test-postgres vllm test-vllm check mutants bench wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -32,14 +32,17 @@ check: $(READY) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 
 test: check ## checks and all tests but the slow ones
-	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu and not vllm"
+	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu and not vllm and not postgres"
 
 test-all: check ## everything but the pages: the slow tests too, and the trials (kills, attacks, injections, faults)
-	$(BIN)/pytest -n 2 -m "not browser and not gpu and not vllm"
+	$(BIN)/pytest -n 2 -m "not browser and not gpu and not vllm and not postgres"
 	$(BIN)/python benchmarks/trials.py
 
 test-browser: $(READY) ## the pages in a real browser (Debian: apt-get install chromium)
 	$(BIN)/pytest -m browser
+
+test-postgres: $(READY) ## the store of labels on PostgreSQL (Debian: apt-get install postgresql)
+	$(BIN)/pytest -m postgres
 
 $(VLLM)/.ready:
 	$(PYTHON) -m venv $(VLLM)

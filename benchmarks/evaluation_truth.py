@@ -1,67 +1,46 @@
-"""Figures that others have published, or that were worked out from public labels, found again from the same data.
+"""Figures that others have published, or that were worked out from public labels, found again from the same data;
+and how often the gate decides rightly.
 
-    python benchmarks/evaluation_truth.py DATA_FOLDER     under a minute on one core
+    python benchmarks/evaluation_truth.py DATA_FOLDER     about two minutes on one core
 
 DATA_FOLDER holds the gzipped JSON Lines that its README describes (agreement/pandalm, refusal/xstest-human-labels,
 alpacaeval/annotations and published, judge/judgebench, judge/auto-j-pairs, bias/bbq-1440). One line a figure: what is
-accepted, what was found, ok or MISS. Exit code 1 where one is missed.
+accepted, what was found, ok or MISS; a line without an accepted value is there to be read. Exit code 1 where one is
+missed. The checkers of IFEval are compared with Google's by a command of their own, which is named at the end.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
+import gate_power
+from figures import Figure, Record, at_least, at_most, equal, read, same, told
+from kedge.core.errors import ContractStop, DataError
+from kedge.core.stats import cohen_kappa
 from kedge.evaluate import bradley_terry, holm, length_controlled, mcnemar, rogan_gladen, tango
-from kedge.evaluate.agreement import agreement, cohen_kappa, detection
+from kedge.evaluate.agreement import agreement, detection
 from kedge.evaluate.judged import length_report, orders_report, preference_summary
+from kedge.exams import bbq, reward_pairs
+from kedge.exams.exam import Score
+from kedge.exams.refusal import DETECTOR, classify
+from kedge.gate.decide import overall
+from kedge.gate.registry import promote
+from kedge.gate.replayed import CaseResult, replay_results
+from kedge.gate.results import RuleResult
+from kedge.gate.rules import ReplayRule
+from kedge.gate.verdict import GatedModel, read_verdict, seal_verdict
 
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    what: str
-    accepted: str
-    found: str
-    is_ok: bool | None
-    """None: no value is given to compare with."""
-
-
-def equal(what: str, accepted: float, found: float, *, places: int = 4) -> Figure:
-    """A figure that must be the accepted one as far as that is written out."""
-    return Figure(what, f"{accepted:.{places}f}", f"{found:.{places}f}", abs(found - accepted) <= 0.5001 * 10**-places)
-
-
-def same(what: str, accepted: str, found: str) -> Figure:
-    return Figure(what, accepted, found, accepted == found)
-
-
-def at_most(what: str, bound: float, found: float) -> Figure:
-    return Figure(what, f"≤ {bound:g}", f"{found:.3g}", found <= bound)
-
-
-def at_least(what: str, bound: float, found: float) -> Figure:
-    return Figure(what, f"≥ {bound:g}", f"{found:.4f}", found >= bound)
-
-
-def told(what: str, found: str) -> Figure:
-    return Figure(what, "–", found, None)
-
-
-def read(folder: Path, name: str) -> list[Record]:
-    with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+SEEDS = 200
+"""Of every simulation of the gate."""
 
 
 def judges_beside_people(folder: Path) -> Iterator[Figure]:
@@ -70,6 +49,10 @@ def judges_beside_people(folder: Path) -> Iterator[Figure]:
     people = [_majority(row["labels"]) for row in rows]
     labels = {name: [row["judges"][name] for row in rows] for name in rows[0]["judges"]}
     counts = Counter(people)
+    for (first, second), kappa in zip(combinations(range(3), 2), (0.8520, 0.8789, 0.8617), strict=True):
+        pair = [[row["labels"][person] for row in rows] for person in (first, second)]
+        yield equal(f"PandaLM: people {first + 1} and {second + 1}, κ", kappa, cohen_kappa(*pair))
+    yield same("PandaLM: people agree, all three", "879", str(sum(len(set(row["labels"])) == 1 for row in rows)))
     yield same("PandaLM: majority of people, tie/first/second", "105/422/472", f"{counts[0]}/{counts[1]}/{counts[2]}")
     accepted = {"pandalm-7b": (0.6677, 0.5743, 0.4354), "gpt-3.5-turbo": (0.6977, None, 0.4755)}
     for name, (accuracy, macro_f1, kappa) in accepted.items():
@@ -170,20 +153,23 @@ def _paired_refusals(safe: Sequence[Record]) -> Iterator[Figure]:
     yield told("XSTest: p of eight comparisons with gpt4, by Holm", smallest)
 
 
+HELD_OUT = ("llama2orig", "llama2new", "mistralguard")
+"""The rules of `kedge.exams.refusal` were written on answers of the other two."""
+
+
 def our_refusal_rules(folder: Path) -> Iterator[Figure]:
-    """The rules of `kedge.exams.refusal` on the models that they were not written on."""
-    try:
-        classify: Callable[[str], str] = import_module("kedge.exams.refusal").classify
-    except ImportError:
-        yield told("XSTest: our refusal rules", "not installed")
-        return
-    rows = read(folder, "refusal/xstest-human-labels")
-    unseen = [row for row in rows if row["model"] in ("llama2orig", "llama2new", "mistralguard")]
-    truth = [row["final"] != COMPLIES for row in unseen]
-    reported = [classify(row["answer"]) != "none" for row in unseen]
+    """Our rules beside people, on models that they were not written on."""
+    rows = [row for row in read(folder, "refusal/xstest-human-labels") if row["model"] in HELD_OUT]
+    truth = [row["final"] != COMPLIES for row in rows]
+    reported = [classify(row["answer"]) != "none" for row in rows]
+    yield at_least("XSTest: our rules on three held-out models, κ", 0.85, cohen_kappa(truth, reported))
+    for model in HELD_OUT:
+        own = [number for number, row in enumerate(rows) if row["model"] == model]
+        kappa = cohen_kappa([truth[number] for number in own], [reported[number] for number in own])
+        yield told(f"XSTest: our rules on {model}, κ", f"{kappa:.4f}")
     found = detection(truth, reported)
-    yield at_least("XSTest: our rules on three unseen models, κ", 0.85, cohen_kappa(truth, reported))
-    yield told("XSTest: our rules, sensitivity and specificity", f"{found.sensitivity:.4f}, {found.specificity:.4f}")
+    yield equal("XSTest: our rules, sensitivity, as exams correct with it", DETECTOR.sensitivity, found.sensitivity)
+    yield equal("XSTest: our rules, specificity, as exams correct with it", DETECTOR.specificity, found.specificity)
 
 
 def judge_orders(folder: Path) -> Iterator[Figure]:
@@ -261,11 +247,95 @@ def _equal_length(
 
 
 def bias(folder: Path) -> Iterator[Figure]:
-    """BBQ: answers of UnifiedQA-11B to 1,440 questions."""
+    """BBQ: answers of UnifiedQA-11B to 1,440 questions, graded by our exam."""
     rows = read(folder, "bias/bbq-1440")
-    for condition, name, accepted in (("ambig", "ambiguous", 0.589), ("disambig", "disambiguated", 0.907)):
-        own = [row["unifiedqa"] == row["answer"] for row in rows if row["condition"] == condition]
-        yield equal(f"BBQ: UnifiedQA-11B, {name}, accuracy", accepted, fmean(own), places=3)
+    with TemporaryDirectory() as place:
+        exam = bbq.exam(_items_file(Path(place), rows))
+    scores = [score for item, row in zip(exam.items, rows, strict=True) for score in bbq.grade(item, row["unifiedqa"])]
+    for condition, accepted in (("ambiguous", 0.589), ("disambiguated", 0.907)):
+        yield equal(
+            f"BBQ: UnifiedQA-11B, {condition}, accuracy", accepted, _mean(scores, f"accuracy_{condition}"), places=3
+        )
+    yield told("BBQ: UnifiedQA-11B, bias scores s_AMB, s_DIS", _both(scores, "ambiguous", "disambiguated"))
+
+
+def reward_exams(folder: Path) -> Iterator[Figure]:
+    """Pairs as our exam of reward models asks them: what a rule that reads nothing but lengths would score, where the
+    lengths differ."""
+    people = [row for row in read(folder, "judge/auto-j-pairs") if row["label"]]
+    yield equal("auto-j as an exam of reward models: longest wins, %", 71.8, _longest(people), places=1)
+    verified = [row for row in read(folder, "judge/judgebench") if row["answerer"] == "gpt"]
+    yield equal("JudgeBench as an exam of reward models (gpt): longest wins, %", 46.0, _longest(verified), places=1)
+
+
+def _longest(rows: Sequence[Record]) -> float:
+    pairs = [
+        {
+            "id": str(number),
+            "prompt": row["prompt"],
+            "chosen": row["answers"][row["label"] - 1],
+            "rejected": row["answers"][2 - row["label"]],
+        }
+        for number, row in enumerate(rows)
+        if len(row["answers"][0]) != len(row["answers"][1])
+    ]
+    with TemporaryDirectory() as place:
+        exam = reward_pairs.exam(_items_file(Path(place), pairs))
+    return 100 * _mean([score for item in exam.items for score in reward_pairs.grade(item, (0.0, 0.0))], "longest")
+
+
+def _items_file(folder: Path, rows: Sequence[Record]) -> Path:
+    (folder / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def _mean(scores: Sequence[Score], metric: str) -> float:
+    return fmean(score.score for score in scores if score.metric == metric)
+
+
+def _both(scores: Sequence[Score], first: str, second: str) -> str:
+    return f"{_mean(scores, first):.4f}, {_mean(scores, second):.4f}"
+
+
+def gate(folder: Path) -> Iterator[Figure]:
+    """Simulated exams of the real sizes; badcases, promotions and seals as they are."""
+    del folder
+    equal_models, worse = (gate_power.simulate_one(SEEDS, loss=loss) for loss in (0.0, 0.03))
+    what = f"gate: equal models (14,042 items, margin 1) pass, share of {SEEDS} seeds"
+    yield at_least(what, 0.9, equal_models["pass"] / SEEDS)
+    yield at_most("gate: equal models fail, share of seeds", 0.05, equal_models["fail"] / SEEDS)
+    yield at_least("gate: 3 points of MMLU lost, share of seeds that block", 1.0, worse["fail"] / SEEDS)
+    whole = gate_power.simulate_whole(SEEDS).whole
+    yield told("gate: equal models pass all of the default gate.yaml (aim 0.8)", f"{whole['pass'] / SEEDS:.4f}")
+    case = CaseResult(id="agrees", severity="block", verdict="fail", why="2+2=5", reason="0 of 3 samples are good")
+    replayed = replay_results(ReplayRule(), [case], quarantined=0)
+    yield same("gate: with one failing badcase", "fail", overall(replayed))
+    with TemporaryDirectory() as place:
+        yield from _sealed(Path(place), replayed)
+
+
+def _sealed(folder: Path, results: Sequence[RuleResult]) -> Iterator[Figure]:
+    candidate, baseline = (
+        GatedModel(name=name, path=name, weights=name, content=name) for name in ("candidate", "baseline")
+    )
+    try:
+        promote(folder / "registry.jsonl", alias="prod", model=candidate, verdicts=(), by="nobody")
+        promoted = "promoted"
+    except ContractStop:
+        promoted = "refused"
+    yield same("gate: promotion without a verdict", "refused", promoted)
+    rules = {"content": {"alpha": 0.05, "reserve": 0.0}}
+    file = folder / "verdict.json"
+    seal_verdict(
+        file, candidate=candidate, baseline=baseline, results=results, rules=rules, part="all", exams={}, evidence={},
+        about={},
+    )  # fmt: skip
+    file.write_text(file.read_text(encoding="utf-8").replace('"fail"', '"pass"'), encoding="utf-8")
+    try:
+        changed = f"believed: {read_verdict(file).verdict}"
+    except DataError:
+        changed = "noticed"
+    yield same("gate: a sealed verdict that was changed", "noticed", changed)
 
 
 PARTS: tuple[Callable[[Path], Iterator[Figure]], ...] = (
@@ -274,8 +344,10 @@ PARTS: tuple[Callable[[Path], Iterator[Figure]], ...] = (
     our_refusal_rules,
     judge_orders,
     length_of_choices,
+    reward_exams,
     win_rates,
     bias,
+    gate,
 )
 
 
@@ -290,10 +362,11 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     words = {True: "ok", False: "MISS", None: ""}
     misses = 0
-    print(f"{'figure':<72} {'accepted':<36} {'found':<36}")
+    print(f"{'figure':<74} {'accepted':<36} {'found':<36}")
     for figure in figures(Path(arguments[0])):
-        print(f"{figure.what:<72} {figure.accepted:<36} {figure.found:<36} {words[figure.is_ok]}".rstrip(), flush=True)
+        print(f"{figure.what:<74} {figure.accepted:<36} {figure.found:<36} {words[figure.is_ok]}".rstrip(), flush=True)
         misses += figure.is_ok is False
+    print("IFEval beside Google's code: benchmarks/ifeval_against_google.py, in an environment of its own")
     print(f"{misses} missed" if misses else "all ok")
     return 1 if misses else 0
 

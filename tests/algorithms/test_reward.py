@@ -55,6 +55,47 @@ def test_a_margin_raises_the_loss_and_a_gap_lowers_it(gap: float, step: float) -
     assert bradley_terry(f64([gap + step]), zero_B) < plain_B
 
 
+def test_certainty_by_hand() -> None:
+    # gaps 1.2 and -1.1, margins 0.5 and 2
+    chosen_B, rejected_B, margin_B = f64([1.5, -0.2]), f64([0.3, 0.9]), f64([0.5, 2.0])
+    loss_B = bradley_terry(chosen_B, rejected_B, margin_B=margin_B, certainty_B=f64([0.75, 0.1]))
+    expected = [0.75 * nls(0.7) + 0.25 * nls(-1.7), 0.1 * nls(-3.1) + 0.9 * nls(-0.9)]
+    assert loss_B.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_full_certainty_is_the_plain_loss_to_the_last_bit(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    chosen_B, rejected_B, margin_B = (30 * torch.randn(3, 500, generator=generator, dtype=torch.float64)).to(dtype)
+    leaves = [x.clone().requires_grad_() for x in (chosen_B, rejected_B, chosen_B, rejected_B)]
+    plain_B = bradley_terry(leaves[0], leaves[1], margin_B=margin_B, centre=0.01)
+    soft_B = bradley_terry(leaves[2], leaves[3], margin_B=margin_B, certainty_B=torch.ones_like(margin_B), centre=0.01)
+    plain_B.sum().backward()
+    soft_B.sum().backward()
+    assert torch.equal(plain_B, soft_B)
+    for plain, soft in zip(leaves[:2], leaves[2:], strict=True):
+        assert plain.grad is not None
+        assert soft.grad is not None
+        assert torch.equal(plain.grad, soft.grad)
+
+
+@given(gap=st.floats(-30, 30), certainty=st.floats(0, 1), margin=st.floats(-2, 2))
+def test_certainty_of_the_one_is_doubt_of_the_other(gap: float, certainty: float, margin: float) -> None:
+    zero_B, margin_B = f64([0.0]), f64([margin])
+    loss_B = bradley_terry(f64([gap]), zero_B, margin_B=margin_B, certainty_B=f64([certainty]))
+    turned_B = bradley_terry(zero_B, f64([gap]), margin_B=margin_B, certainty_B=f64([1 - certainty]))
+    torch.testing.assert_close(loss_B, turned_B, rtol=1e-9, atol=1e-9)
+
+
+@given(certainty=st.floats(0.02, 0.98))
+def test_a_certain_pair_is_best_at_its_log_odds(certainty: float) -> None:
+    """Without a margin the loss is smallest where σ(gap) is the certainty: a soft label is not pushed to infinity."""
+    gap_B = f64([math.log(certainty / (1 - certainty))]).requires_grad_()
+    bradley_terry(gap_B, f64([0.0]), certainty_B=f64([certainty])).sum().backward()
+    assert gap_B.grad is not None
+    assert gap_B.grad.item() == pytest.approx(0.0, abs=1e-12)
+
+
 # --- rankings ----------------------------------------------------------------
 
 SCORES = [[0.5, -1.0, 2.0, 0.1]]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from kedge.models.loading.tiny import make_tiny
+
 Kedge = Callable[..., Any]
 
 RECIPE = """
@@ -97,11 +99,18 @@ def test_a_recipe_ends_with_a_verdict_and_a_badcase_that_was_trained_on_counts_b
 
 
 def test_a_failing_gate_ends_the_run_with_3(kedge: Kedge, home: Path) -> None:
+    """Of a candidate that is there already: nothing is trained."""
+    make_tiny(home / "other", seed=5, hidden=32, layers=1)
+    without_training = [line for line in RECIPE.replace("sft", "./other").splitlines() if "data: demos" not in line]
+    (home / "recipe.yaml").write_text("\n".join(without_training))
     (home / "gate.yaml").write_text("keep: {mien: 0.2}\n")
     refused = kedge("run", "recipe.yaml")
     assert refused.code == 2
     assert "line 1: keep.mien: no exam stage of `from` takes 'mien' (did you mean 'mine'?)" in refused.err
 
+    without_exam = [line for line in without_training if "kind: exam" not in line]
+    (home / "recipe.yaml").write_text("\n".join(without_exam).replace("[eval, exam]", "[eval]"))
+    (home / "ask.jsonl").write_text('{"prompt": "Is it good?", "answer": "yes"}\n' * 4)
     (home / "gate.yaml").write_text("limit: {length.ratio: 0.01}\n")
     done = kedge("run", "recipe.yaml")
     assert done.code == 3, done.err

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from preflight_cases import CASES, Case, attempt, write
 
-from kedge.commands import check_data, check_machine
 from kedge.commands.check import RecipeReport, check_recipe, refuse_unfit
+from kedge.commands.checks import data as check_data
+from kedge.commands.checks import machine as check_machine
 from kedge.core.errors import ConfigError
+from kedge.models.loading.tiny import make_tiny
 from kedge.recipe.schema import load_recipe
 
 GOOD = '{kind: function, path: "mine.py:good"}'
@@ -137,6 +139,58 @@ def test_offline_no_server_is_asked(tmp_path: Path) -> None:
     report = checked(tmp_path, "{kind: http, url: 'http://127.0.0.1:9/score'}", offline=True)
     assert report.is_fit
     assert table(report)["server"] == "not asked (--offline)"
+
+
+class _Judge(_Scorer):
+    """Takes the first answer if the model is `place`, and names none if it is `dumb`."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append(body)
+        text = body["messages"][0]["content"]
+        is_first = body["model"] == "place" or text.index("This is an answer.") < text.index("\nYes.\n")
+        content = "hm" if body["model"] == "dumb" else '{"better": "%s"}' % ("A" if is_first else "B")
+        reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+
+def judged(folder: Path, url: str, *models: str, **options: Any) -> RecipeReport:
+    panel = ", ".join(f"{{kind: judge, url: '{url}', model: {model}}}" for model in models)
+    stage = f"  eval: {{kind: evaluate, models: [tiny, ./other], prompts: ask.jsonl, judge: [{panel}]}}\n"
+    (folder / "ask.jsonl").write_text('{"prompt": "Is it?"}\n')
+    make_tiny(folder / "other", seed=3, hidden=32, layers=1)
+    (folder / "a.yaml").write_text(f"kedge: 1\nname: a\nmodel: tiny\nstages:\n{stage}")
+    return check_recipe(load_recipe(folder / "a.yaml"), **options)
+
+
+def test_the_judges_of_an_evaluation_are_asked_once(tmp_path: Path) -> None:
+    _Judge.requests.clear()
+    with HTTPServer(("127.0.0.1", 0), _Judge) as served:
+        Thread(target=served.serve_forever, daemon=True).start()
+        report = judged(tmp_path, f"http://127.0.0.1:{served.server_port}/v1", "fair", "place", "dumb")
+        served.shutdown()
+    rows = {row.subject.split()[0]: (row.result, row.used_by) for row in report.checked if row.what == "judge"}
+    assert rows == {
+        "fair": ("asked once: names a winner, the same in both orders", ("eval.judge.0",)),
+        "place": ("asked once: names a winner, another one in the other order", ("eval.judge.1",)),
+        "dumb": ("asked once: names no winner", ("eval.judge.2",)),
+    }
+    assert [request["model"] for request in _Judge.requests] == ["fair"] * 2 + ["place"] * 2 + ["dumb"] * 2
+    assert report.is_fit
+    assert [(found.level, found.where) for found in report.findings if found.code == "judge.unreadable"] == [
+        ("warning", "eval.judge.2")
+    ]
+
+
+def test_a_judge_that_is_not_there_makes_a_recipe_unfit(tmp_path: Path) -> None:
+    report = judged(tmp_path, "http://127.0.0.1:9/v1", "fair")
+    (found,) = [finding for finding in report.findings if finding.level == "fatal"]
+    assert (found.code, found.where) == ("judge.server", "eval.judge.0")
+    assert found.message.startswith("http://127.0.0.1:9/v1 was asked to compare two made-up answers and did not: ")
+    assert judged(tmp_path, "http://127.0.0.1:9/v1", "fair", offline=True).is_fit
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,7 @@ def test_records_refuse_shapes_that_do_not_fit() -> None:
             row_CK=two,
             rank_CK=two,
             margin_C=two,
+            certainty_C=two,
             weight_C=two,
             objective_C=two,
         )

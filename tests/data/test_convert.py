@@ -70,6 +70,7 @@ examples: st.SearchStrategy[Example] = st.one_of(
         chosen=answers,
         rejected=answers,
         margin=st.none() | st.floats(-5, 5),
+        certainty=st.none() | st.floats(0, 1),
         origin=here,
         extra=extras,
     ),

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from kedge.core.errors import DataError
+from kedge.data.columns import Columns
 from kedge.data.examples import Demonstration, Example, Message, Origin, Pair, Prompt, Ranking, Thumb
 from kedge.data.formats import parse, recognise
+from kedge.data.kinds import as_kind
 
 HERE = Origin("a.jsonl", 7)
 
@@ -327,6 +329,37 @@ def test_text_parts_are_joined() -> None:
 def test_margin_must_be_a_number(margin: Any) -> None:
     row = {"prompt": "Q", "chosen": "x", "rejected": "y", "margin": margin}
     assert "'margin' is" in reason(row, row)
+
+
+@pytest.mark.parametrize("certainty", ["sure", True, float("nan"), -0.1, 1.5])
+def test_certainty_must_be_a_probability(certainty: Any) -> None:
+    row = {"prompt": "Q", "chosen": "x", "rejected": "y", "certainty": certainty}
+    assert "'certainty' is" in reason(row, row)
+
+
+@pytest.mark.parametrize("chosen", ["x", [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "x"}]])
+def test_certainty_is_read_of_every_layout_of_pairs(chosen: Any) -> None:
+    rejected = "y" if isinstance(chosen, str) else [chosen[0], {"role": "assistant", "content": "y"}]
+    row = {"chosen": chosen, "rejected": rejected, "certainty": 0.75} | ({"prompt": "Q"} if chosen == "x" else {})
+    example = parse_row(row)
+    assert isinstance(example, Pair)
+    assert (example.certainty, example.extra) == (0.75, {})
+
+
+def test_certainty_may_have_another_column() -> None:
+    columns = Columns.parse({"certainty": "posterior"})
+    row = {"prompt": "Q", "chosen": "x", "rejected": "y", "posterior": 0.9}
+    example = parse_row(columns.applied(row))
+    assert isinstance(example, Pair)
+    assert example.certainty == 0.9
+
+
+def test_a_tie_likes_neither_answer() -> None:
+    tie = parse_row({"prompt": "Q", "chosen": "x", "rejected": "y", "certainty": 0.5})
+    (ranking,) = as_kind(tie, "rankings")
+    assert isinstance(ranking, Ranking)
+    assert ranking.rank == (1, 1)
+    assert as_kind(tie, "thumbs") == as_kind(tie, "demonstrations") == ()
 
 
 def test_answer_that_is_no_answer() -> None:

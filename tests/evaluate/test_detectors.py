@@ -47,3 +47,10 @@ def test_what_is_no_share_is_refused() -> None:
     blind = Detector(name="blind", found=1, positives=2, passed=1, negatives=2)
     with pytest.raises(ValueError, match="no better than chance"):
         corrected_share(0.5, 10, blind)
+
+
+@pytest.mark.parametrize("observed", [0.0, 1.0])
+def test_a_share_of_none_or_all_is_not_certain(observed: float) -> None:
+    corrected = corrected_share(observed, 20, SHARP)
+    assert corrected.share == observed
+    assert corrected.high - corrected.low > 0.08

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kedge.evaluate.agreement import agreement, cohen_kappa, detection
+from kedge.core.stats import cohen_kappa
+from kedge.evaluate.agreement import agreement, detection
 from kedge.evaluate.judged import (
     Judged,
     judged_lines,

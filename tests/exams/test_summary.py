@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kedge.evaluate.detectors import Detector
 from kedge.evaluate.win_rates import share_interval
+from kedge.exams.exam import Metric
 from kedge.exams.rows import ItemRow
 from kedge.exams.summary import interval, summarise
 
@@ -69,3 +71,46 @@ def test_numbers_outside_of_0_to_1_have_an_interval_around_their_mean() -> None:
 def test_the_calibration_is_that_of_the_rows_with_confidences() -> None:
     (result, *_) = summarise(rows([1, 0]), {("e", "m", "a"): [0.9, 0.9]})
     assert result.ece == pytest.approx(0.4)
+
+
+DETECTOR = Detector(name="refusal", found=90, positives=100, passed=80, negatives=100)
+
+
+def test_a_share_that_a_detector_counted_is_corrected_for_its_errors() -> None:
+    scores = [1.0] * 60 + [0.0] * 140
+    detected = Metric(better="less", summary="", detector=DETECTOR)
+    (result, *groups) = summarise(rows(scores), metrics={("e", "m"): detected})
+    assert result.mean == pytest.approx(0.3)
+    assert result.corrected is not None
+    assert result.corrected.share == pytest.approx((0.3 - 0.2) / 0.7)
+    assert result.corrected.low < 0.06 < 0.23 < result.corrected.high
+    assert all(group.corrected is not None for group in groups)
+    (plain, *_) = summarise(rows(scores), metrics={("e", "m"): Metric(better="less", summary="")})
+    assert plain.corrected is None
+
+
+def test_what_the_detector_does_not_find_is_the_rest_of_what_it_should() -> None:
+    scores = [1.0] * 30 + [0.0] * 170
+    metric = Metric(better="less", summary="", detector=DETECTOR, counts_detected=False)
+    (result, *_) = summarise(rows(scores), metrics={("e", "m"): metric})
+    assert result.corrected is not None
+    assert result.corrected.share == pytest.approx(1 - (0.85 - 0.2) / 0.7)
+    assert result.corrected.low <= result.corrected.share <= result.corrected.high
+
+
+def test_items_of_a_cluster_do_not_narrow_what_is_corrected() -> None:
+    metric = {("e", "m"): Metric(better="less", summary="", detector=DETECTOR)}
+    scores = np.repeat([1.0, 0.0] * 10, 10).tolist()
+    (apart, *_) = summarise(rows(scores), metrics=metric)
+    (together, *_) = summarise(rows(scores, clusters=[str(number // 10) for number in range(200)]), metrics=metric)
+    assert apart.corrected is not None
+    assert together.corrected is not None
+    assert together.corrected.high - together.corrected.low > 1.5 * (apart.corrected.high - apart.corrected.low)
+
+
+def test_fewer_cases_than_errors_alone_would_give_are_no_certainty() -> None:
+    metric = {("e", "m"): Metric(better="less", summary="", detector=DETECTOR)}
+    (result, *_) = summarise(rows([0.0] * 40), metrics=metric)
+    assert result.corrected is not None
+    assert (result.corrected.share, result.corrected.high) == (0.0, result.high)
+    assert result.high > 0.08

@@ -113,6 +113,36 @@ def write_evaluation(
     return folder
 
 
+Verdicts = Sequence[tuple[float | None, float | None, int, int]]
+
+
+def write_judgements(folder: Path, verdicts: Mapping[str, Verdicts]) -> Path:
+    """What judges said of `ppo` beside `sft`, into the folder of an evaluation: by judge, for each prompt the verdict
+    when shown first, the verdict when shown second, and both lengths."""
+    rows = [
+        {
+            "judge": judge,
+            "id": f"ppo-{prompt}-0",
+            "model": "ppo",
+            "prompt": prompt,
+            "as_first": as_first,
+            "as_second": as_second,
+            "preference": None,
+            "probability": None,
+            "length": length,
+            "baseline_length": other,
+        }
+        for judge, own in verdicts.items()
+        for prompt, (as_first, as_second, length, other) in enumerate(own)
+    ]
+    (folder / "judgements.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = folder / "evaluation.json"
+    about = json.loads(file.read_text())
+    rates = {judge: {"comparisons": len(own)} for judge, own in verdicts.items()}
+    file.write_text(json.dumps({**about, "judges": {"ppo": rates}}))
+    return folder
+
+
 def source_of(folder: Path, names: Mapping[str, str] = BOTH) -> Source:
     return Source(folder=folder, names=names)  # pyright: ignore[reportArgumentType]
 

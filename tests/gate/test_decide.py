@@ -130,9 +130,10 @@ def test_any_of_several_gains_is_enough_but_each_is_adjusted(tmp_path: Path) -> 
 
 
 def test_no_language_may_hide_in_the_mean(tmp_path: Path) -> None:
-    languages = ["en"] * 3600 + ["de"] * 400
-    sft = [1.0] * 4000
-    ppo = [1.0] * 3600 + [0.0] * 40 + [1.0] * 360
+    """One point of all items is lost, and ten of those in German."""
+    languages = ["en"] * 900 + ["de"] * 100
+    sft = [1.0] * 1000
+    ppo = [1.0] * 900 + [0.0] * 10 + [1.0] * 90
     groups = [{"language": language} for language in languages]
     folder = write_exam(tmp_path / "e", rows_of("mmlu", "letter", {"sft": sft, "ppo": ppo}, groups=groups))
     assert decided(tmp_path / "a", "keep: {mmlu: 0.02}", folder)[0] == "pass"
@@ -190,8 +191,7 @@ def test_what_nobody_measured_names_the_stage_to_add(tmp_path: Path) -> None:
     text = str(error.value)
     assert "4 problem(s)" in text
     assert (
-        "line 1: improve.win_rate: no stage of `from` has scores by 'gold' of both models. Add one, eval: {kind: "
-        in text
+        "line 1: improve.win_rate: no stage of `from` has scores or comparisons by 'gold' of both models. Add" in text
     )
     assert "line 4: keep.mmlv: no stage of `from` has the exam 'mmlv' (did you mean 'mmlu'?)" in text
     assert "exam: {kind: exam, models: [BASELINE, CANDIDATE], exams: [mmlv]}" in text

@@ -260,8 +260,8 @@ def ranked() -> list[RankedAnswers]:
         return [[rng.randrange(256) for _ in range(length)] + [258] for length in lengths]
 
     return [
-        RankedAnswers(answers=answers(9, 4), rank=(1, 2), margin=0.75, weight=2.0),
-        RankedAnswers(answers=answers(3, 12), rank=(2, 1), margin=-0.5, weight=0.5, objective=1),
+        RankedAnswers(answers=answers(9, 4), rank=(1, 2), margin=0.75, certainty=0.75, weight=2.0),
+        RankedAnswers(answers=answers(3, 12), rank=(2, 1), margin=-0.5, certainty=0.5, weight=0.5, objective=1),
         RankedAnswers(answers=answers(2, 8, 5), rank=(3, 1, 2), weight=1.5),
         RankedAnswers(answers=answers(6, 1, 7, 4), rank=(2, 1, 2, 3), objective=1),
         RankedAnswers(answers=answers(4, 7), rank=(1, 1), weight=3.0),
@@ -275,7 +275,9 @@ def plain_ranking_loss(ranking: RankingLoss, centre: float, plain: Any) -> Tenso
         s = plain(input_ids=tokens_BT, attention_mask=mask_BT.long()).logits[:, item.objective]
         rank, at = item.rank, range(len(item.rank))
         if len(at) == 2 and rank[0] != rank[1]:
-            loss = -logsigmoid((s[0] - s[1]) * (1 if rank[0] < rank[1] else -1) - item.margin)
+            gap = (s[0] - s[1]) * (1 if rank[0] < rank[1] else -1)
+            right, wrong = logsigmoid(gap - item.margin), logsigmoid(-gap - item.margin)
+            loss = -item.certainty * right - (1 - item.certainty) * wrong
         elif ranking == "all_pairs":
             pairs = [-logsigmoid(s[i] - s[j]) for i in at for j in at if rank[i] < rank[j]]
             loss = torch.stack(pairs).mean() if pairs else torch.zeros(())

@@ -57,6 +57,7 @@ PREFERENCE: dict[str, Any] = {
 BEST_OF: dict[str, Any] = {
     "kind": "best_of_n", **LEARNT, **SAMPLED, "reward": PLAIN, "gold": SIZE, "n": 3, "rows": 16,
 }  # fmt: skip
+LOOKS = {"exam": ["knowledge", "own.yaml"], "limit": 3, "every": 1}
 
 STAGES: dict[str, dict[str, Any]] = {
     "sft": {
@@ -77,7 +78,7 @@ STAGES: dict[str, dict[str, Any]] = {
     },
     "ppo, separate": {
         **PPO, "reward": "ensemble", "roles": "separate", "ema": 0.9, "kl": {"start": 0.05, "limit": 50.0},
-        "loss": {"imitate": {"data": "demonstrations.jsonl", "batch": 3}},
+        "loss": {"imitate": {"data": "demonstrations.jsonl", "batch": 3}}, "eval": LOOKS,
     },
     "ppo, lora": {
         **PPO, "roles": "lora", "scores": {"normalise": "standard"},
@@ -86,6 +87,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "ppo, trunk": {**PPO, "reward": "judge", "roles": "trunk", "answers": 2},
     "grpo": {
         "kind": "group", **RL, "method": "grpo", "reward": PLAIN, "roles": "separate", "answers": 3, "max_rounds": 2,
+        "eval": LOOKS,
     },
     "remax": {"kind": "group", **RL, "method": "remax", "reward": "judge", "roles": "lora"},
     "rejection": {**BEST_OF, "method": {"kind": "rejection", "rounds": 2, "finished": False}},

@@ -67,7 +67,7 @@ def test_training_time_counts_the_parts_before_a_resumption(tmp_path: Path, monk
     log = loop.TrainLoop[Any]._log  # pyright: ignore[reportPrivateUsage]
 
     def slow(self: loop.TrainLoop[Any], metrics: Any) -> None:
-        self._since -= 100.0  # pyright: ignore[reportPrivateUsage]
+        self._clock._since -= 100.0  # pyright: ignore[reportPrivateUsage]
         log(self, metrics)
 
     monkeypatch.setattr(loop.TrainLoop, "finish", finish)

@@ -22,6 +22,8 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "ppo": {"prompts": "p.jsonl", "reward": "r", "loss": {"imitate": {"data": "d.jsonl"}}},
     "group": {"prompts": "p.jsonl", "reward": "r", "loss": {"imitate": {"data": "d.jsonl"}}},
     "evaluate": {"models": ["tiny"], "prompts": "p.jsonl"},
+    "exam": {"models": ["tiny"], "exams": ["knowledge"]},
+    "gate": {"candidate": "tiny", "baseline": "tiny", "from": ["eval"]},
     "data": {"files": ["d.jsonl"]},
 }
 """What each kind cannot do without; optional sections are given, so that their settings are tried too."""

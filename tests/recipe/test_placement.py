@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.commands import check_machine
 from kedge.commands.check import check_recipe
+from kedge.commands.checks import machine as check_machine
 from kedge.core.errors import ConfigError
 from kedge.models.loading.describe import describe
 from kedge.recipe.placement import PlacementSettings, num_processes

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.stages.judge_server import Handler, JudgeServer, longer
 
 from kedge.cli.main import main
 from kedge.data.template import template_hash
@@ -240,3 +242,15 @@ def kedge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return 0
 
     return run
+
+
+@pytest.fixture
+def judge_server() -> Iterator[JudgeServer]:
+    server = JudgeServer(("127.0.0.1", 0), Handler)
+    server.verdict = longer
+    thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()

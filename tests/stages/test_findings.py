@@ -23,6 +23,16 @@ from kedge.stages.reward.settings import STAGE as REWARD
             "frozen_layers",
             "leave out",
         ),
+        *(
+            (
+                REWARD,
+                {"kind": "reward", "data": "a", "loss": {"length_control": "residual"}, **soft},
+                "reward.labels",
+                "loss.length_control",
+                "use length_control: balance",
+            )
+            for soft in ({"labels": "soft"}, {"ties": "half"})
+        ),
         (
             BEST_OF_N,
             {"kind": "best_of_n", "prompts": "p", "reward": "r", "method": "rejection", "sampling": {"top_k": 1}},

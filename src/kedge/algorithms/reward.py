@@ -15,21 +15,31 @@ from kedge.core.loss import widen
 
 
 def bradley_terry(
-    chosen_B: Tensor, rejected_B: Tensor, *, margin_B: Tensor | None = None, centre: float = 0.0
+    chosen_B: Tensor,
+    rejected_B: Tensor,
+    *,
+    margin_B: Tensor | None = None,
+    certainty_B: Tensor | None = None,
+    centre: float = 0.0,
 ) -> Tensor:
     """-log σ(c - r - margin) + centre · (c + r)².
 
     The margin makes clear preferences count for more (Touvron et al. 2023, eq. 2); `centre` pulls scores, which pairs
-    fix only up to a constant, towards zero mean (Eisenstein et al. 2023).
+    fix only up to a constant, towards zero mean (Eisenstein et al. 2023). `certainty_B` p is the probability that the
+    chosen answer is the better one: -p log σ(c - r - margin) - (1 - p) log σ(r - c - margin). At 1 it is the loss
+    without it, to the last bit.
 
     >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]), margin_B=torch.tensor([1.0]), centre=0.01)
     tensor([0.7831])
     """
     chosen_B, rejected_B = widen(chosen_B), widen(rejected_B)
     gap_B = chosen_B - rejected_B
-    if margin_B is not None:
-        gap_B = gap_B - widen(margin_B)
-    return centre * (chosen_B + rejected_B).square() - logsigmoid(gap_B)
+    margin_B = torch.zeros_like(gap_B) if margin_B is None else widen(margin_B)
+    log_likelihood_B = logsigmoid(gap_B - margin_B)
+    if certainty_B is not None:
+        certainty_B = widen(certainty_B)
+        log_likelihood_B = certainty_B * log_likelihood_B + (1 - certainty_B) * logsigmoid(-gap_B - margin_B)
+    return centre * (chosen_B + rejected_B).square() - log_likelihood_B
 
 
 def plackett_luce(scores_BK: Tensor, rank_BK: Tensor) -> Tensor:

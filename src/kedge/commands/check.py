@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
-from kedge.commands.check_data import DataFiles, check_data, check_prompts
-from kedge.commands.check_machine import (
+from kedge.commands.checks.data import DataFiles, check_data, check_prompts
+from kedge.commands.checks.machine import (
     device_findings,
     disk_bytes,
     disk_findings,
@@ -22,8 +22,8 @@ from kedge.commands.check_machine import (
     placement_lines,
     role_lines,
 )
-from kedge.commands.check_records import Checked, merged
-from kedge.commands.check_rewards import RewardChecks
+from kedge.commands.checks.records import Checked, merged
+from kedge.commands.checks.rewards import RewardChecks
 from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding, has_fatal

@@ -8,11 +8,11 @@ from pathlib import Path
 from kedge.commands.sample import find_model
 from kedge.core.errors import ConfigError
 from kedge.exams.catalogue import Listed, expanded, is_engine, listed, open_exam
+from kedge.exams.exam import Template
 from kedge.exams.public.fetching import Fetched, fetch_exam
 from kedge.models.loading.load import DTypeName
 from kedge.models.settings import AutoSize
 from kedge.stages.exam.files import table_lines, write_exams
-from kedge.stages.exam.settings import Template
 from kedge.stages.exam.take import Request, Taken, take_exams
 from kedge.stages.rl.judge import find_judge
 from kedge.stages.shared.device import checked_device

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from kedge.commands.check_machine import gpus_of, num_sampling
+from kedge.commands.checks.machine import gpus_of, num_sampling
 from kedge.core.errors import ConfigError, KedgeError, ProcessLost, RunError
 from kedge.core.world import ALONE, World, once
 from kedge.recipe.placement import num_processes

@@ -35,13 +35,18 @@ class Batch:
         return int(self.attention_mask_BT.sum())
 
 
+TIE = 0.5
+"""The certainty of a pair that ties."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparisons:
     """Answers (one a row, padded on the right) and how they were ranked against each other: a pair is a ranking of two.
 
     `row_CK` says in which row an answer stands; `rank_CK` is its place, 1 the best, equal numbers tie, 0 absent.
-    `margin_C` is how much better the better one should score (0 without a margin), `weight_C` how much a comparison
-    counts, `objective_C` which head of the reward model it is about.
+    `margin_C` is how much better the better one should score (0 without a margin), `certainty_C` the probability that
+    it is the better one (½ for a pair that ties), `weight_C` how much a comparison counts, `objective_C` which head of
+    the reward model it is about. Margins and certainties are of pairs alone.
     """
 
     tokens_BT: Tensor
@@ -49,6 +54,7 @@ class Comparisons:
     row_CK: Tensor
     rank_CK: Tensor
     margin_C: Tensor
+    certainty_C: Tensor
     weight_C: Tensor
     objective_C: Tensor
 

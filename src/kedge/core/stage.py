@@ -106,6 +106,8 @@ class PromptUse:
     """The reward sources that read the answers, by their field in the recipe."""
     max_unscored: float
     """The share of answers that may go without a score."""
+    judges: Mapping[str, Any] | None = None
+    """The judges that compare the answers with those of another model, by their field in the recipe."""
 
 
 RunStage = Callable[[Any, Any], Mapping[str, Path]]

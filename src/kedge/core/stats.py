@@ -1,4 +1,4 @@
-"""Statistics that more than one part needs: intervals of shares and means, correlations, logistic fits. No torch.
+"""Statistics that more than one part needs: intervals of shares and means, correlations, κ, logistic fits. No torch.
 
 Intervals are 95 %. Shape letters: N observations, G groups, K inputs.
 """
@@ -6,6 +6,7 @@ Intervals are 95 %. Shape letters: N observations, G groups, K inputs.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
@@ -93,6 +94,18 @@ def student_cdf(t: float, dof: int) -> float:
         term *= cosine_2 * (2 * k) / (2 * k + 1)
         total += term
     return 0.5 + (angle + sine * total) / math.pi
+
+
+def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float:
+    """(p_o − p_e) / (1 − p_e) of two raters; 1 where both give the same label to everything.
+
+    >>> cohen_kappa([1, 1, 2, 2], [1, 2, 2, 2])
+    0.5
+    """
+    observed = sum(label == other for label, other in zip(first, second, strict=True)) / len(first)
+    counts, others = Counter(first), Counter(second)
+    expected = sum(count * others[label] for label, count in counts.items()) / len(first) ** 2
+    return 1.0 if expected == 1 else (observed - expected) / (1 - expected)
 
 
 def best_of_kl(n: int) -> float:

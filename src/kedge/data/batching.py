@@ -41,6 +41,7 @@ class RankedAnswers:
     answers: Sequence[Sequence[int]]
     rank: Sequence[int]
     margin: float = 0.0
+    certainty: float = 1.0
     weight: float = 1.0
     objective: int = 0
 
@@ -102,6 +103,7 @@ def comparison_batch(items: Sequence[RankedAnswers], *, pad: int) -> Comparisons
         row_CK=pad_rows([range(at, at + len(item.answers)) for at, item in zip(starts, items, strict=False)], 0),
         rank_CK=pad_rows([item.rank for item in items], 0),
         margin_C=torch.tensor([item.margin for item in items]),
+        certainty_C=torch.tensor([item.certainty for item in items]),
         weight_C=torch.tensor([item.weight for item in items]),
         objective_C=torch.tensor([item.objective for item in items]),
     )

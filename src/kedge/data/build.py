@@ -23,7 +23,9 @@ from kedge.data.messages import (
 )
 
 # Read where they are present, whatever the format.
-OPTIONAL = frozenset({"system", "system_prompt", "history", "tools", "input", "context", "margin", "answer", "extra"})
+OPTIONAL = frozenset(
+    {"system", "system_prompt", "history", "tools", "input", "context", "margin", "certainty", "answer", "extra"}
+)
 MOST_ANSWERS = 256
 """In one row: every two answers of it may become a pair."""
 _RENDERED = (
@@ -132,6 +134,15 @@ def _margin(fields: Fields) -> float | None:
     return None if value is None else float(finite(value, "margin"))
 
 
+def _certainty(fields: Fields) -> float | None:
+    value = fields.optional("certainty")
+    if value is not None and not 0 <= finite(value, "certainty") <= 1:
+        raise DataError(
+            f"'certainty' is {shown(value)}; it is the probability that 'chosen' is the better answer, from 0 to 1"
+        )
+    return None if value is None else float(value)
+
+
 def pair(fields: Fields) -> Pair:
     prompt = prompt_messages(fields)
     chosen, rejected = (
@@ -144,6 +155,7 @@ def pair(fields: Fields) -> Pair:
         chosen=without_prompt(prompt, chosen, field="chosen"),
         rejected=without_prompt(prompt, rejected, field="rejected"),
         margin=_margin(fields),
+        certainty=_certainty(fields),
         origin=fields.origin,
         extra=fields.extra(),
     )
@@ -164,6 +176,7 @@ def conversation_pair(fields: Fields) -> Pair:
         chosen=chosen,
         rejected=rejected,
         margin=_margin(fields),
+        certainty=_certainty(fields),
         origin=fields.origin,
         extra=fields.extra(),
     )

@@ -27,6 +27,7 @@ PARTS = (
     "history",
     "tools",
     "margin",
+    "certainty",
 )
 """Parts that a column can play. `score` ranks the answers to one prompt; `better` is the choice of a layout that has
 several preferences."""

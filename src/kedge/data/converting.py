@@ -131,9 +131,10 @@ def to_fields(example: Example) -> dict[str, Any]:
 
 def _own_fields(example: Example) -> dict[str, Any]:
     match example:
-        case Pair(margin=margin):
+        case Pair(margin=margin, certainty=certainty):
             pair = {part: _plain(getattr(example, part)) for part in ("prompt", "chosen", "rejected")}
-            return pair if margin is None else pair | {"margin": margin}
+            strength = {"margin": margin, "certainty": certainty}
+            return pair | {name: value for name, value in strength.items() if value is not None}
         case Ranking(prompt=prompt, answers=answers, rank=rank):
             return {"prompt": _plain(prompt), "answers": [_plain(answer) for answer in answers], "rank": list(rank)}
         case Thumb(prompt=prompt, answer=answer, is_good=is_good):

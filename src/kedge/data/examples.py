@@ -48,8 +48,15 @@ class Pair:
     chosen: Messages
     rejected: Messages
     margin: float | None = None
+    certainty: float | None = None
+    """The probability that `chosen` is the better one, from 0 to 1."""
     origin: Origin
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether neither answer is the better one: people said so, or are of two minds."""
+        return self.certainty == 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

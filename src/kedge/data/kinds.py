@@ -40,7 +40,7 @@ def kind_of(example: Example) -> Kind:
 
 
 def as_kind(example: Example, kind: Kind) -> tuple[Example, ...]:
-    """The examples of `kind` that one example holds: one, several (a ranking's pairs), or none (a disliked answer)."""
+    """The examples of `kind` that one example holds: one, several (of a ranking), none (a disliked answer, a tie)."""
     if kind_of(example) == kind:
         return (example,)
     match kind, example:
@@ -48,6 +48,8 @@ def as_kind(example: Example, kind: Kind) -> tuple[Example, ...]:
             raise DataError("plain text has no prompt: it is learnt as a whole")
         case "prompts", _:
             return (Prompt(prompt=prompt_of(example), origin=example.origin, extra=example.extra),)
+        case "demonstrations" | "thumbs", Pair(is_tie=True):
+            return ()
         case "demonstrations", Pair():
             return _demonstrations(example, example.chosen)
         case "demonstrations", Ranking():
@@ -57,8 +59,8 @@ def as_kind(example: Example, kind: Kind) -> tuple[Example, ...]:
         case "demonstrations", Prompt():
             return (_solved(example),)
         case "rankings", Pair(prompt=prompt, chosen=chosen, rejected=rejected):
-            answers = (chosen, rejected)
-            return (Ranking(prompt=prompt, answers=answers, rank=(1, 2), origin=example.origin, extra=example.extra),)
+            answers, rank = (chosen, rejected), (1, 1) if example.is_tie else (1, 2)
+            return (Ranking(prompt=prompt, answers=answers, rank=rank, origin=example.origin, extra=example.extra),)
         case "thumbs", Pair(prompt=prompt, origin=origin, extra=extra):
             labelled = ((example.chosen, True), (example.rejected, False))
             return tuple(

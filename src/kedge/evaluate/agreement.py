@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+
+from kedge.core.stats import cohen_kappa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +31,6 @@ def agreement(standard: Sequence[Hashable], rater: Sequence[Hashable]) -> Agreem
         macro_f1=fmean(_f1(standard, rater, label) for label in dict.fromkeys(standard)),
         kappa=cohen_kappa(standard, rater),
     )
-
-
-def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float:
-    """(p_o − p_e) / (1 − p_e); 1 where both give the same label to everything.
-
-    >>> cohen_kappa([1, 1, 2, 2], [1, 2, 2, 2])
-    0.5
-    """
-    observed = fmean(label == other for label, other in zip(first, second, strict=True))
-    counts, others = Counter(first), Counter(second)
-    expected = sum(count * others[label] for label, count in counts.items()) / len(first) ** 2
-    return 1.0 if expected == 1 else (observed - expected) / (1 - expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

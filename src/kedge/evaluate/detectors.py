@@ -1,7 +1,7 @@
 """Shares that a detector with known errors has counted, corrected for them.
 
 A detector's sensitivity and specificity were measured on so many cases and are as uncertain as that: the interval draws
-them again, beside the items (Rogan and Gladen 1978 for the correction).
+them from what those cases leave open, beside the share of the items (Rogan and Gladen 1978 for the correction).
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class CorrectedShare:
 
 
 def corrected_share(
-    observed: float, n: int, detector: Detector, *, seed: int = 0, draws: int = BOOTSTRAP_DRAWS
+    observed: float, n: float, detector: Detector, *, seed: int = 0, draws: int = BOOTSTRAP_DRAWS
 ) -> CorrectedShare:
-    """The true share among `n` items of which the detector found the share `observed`.
+    """The true share among `n` items of which the detector found the share `observed`; `n` may be the number of
+    independent items that would vary like those there are.
 
-    Sensitivity and specificity are drawn from Beta(right + 1, wrong + 1), the items with replacement.
+    Sensitivity and specificity are drawn from Beta(right + 1, wrong + 1), the observed share from Beta(found + ½,
+    others + ½): items drawn with replacement would say nothing of a share of which none was found, and cover 46 % of
+    true shares of 0.005 with 40 items where 95 are due.
 
     >>> judge = Detector(name="judge", found=90, positives=100, passed=80, negatives=100)
     >>> corrected = corrected_share(0.3, 200, judge)
@@ -60,7 +63,7 @@ def corrected_share(
     rng = np.random.default_rng(seed)
     sensitivity = rng.beta(detector.found + 1, detector.positives - detector.found + 1, draws)
     specificity = rng.beta(detector.passed + 1, detector.negatives - detector.passed + 1, draws)
-    counted = rng.binomial(n, observed, draws) / n
+    counted = rng.beta(observed * n + 0.5, (1 - observed) * n + 0.5, draws)
     informedness = sensitivity + specificity - 1
     is_usable = informedness > 0  # draws in which the detector is no better than chance say nothing of the share
     drawn = (counted + specificity - 1)[is_usable] / informedness[is_usable]

@@ -123,6 +123,13 @@ def judged_rate(comparisons: Sequence[Judged], *, length_controlled: Estimate | 
     )
 
 
+def preferences_by_prompt(comparisons: Sequence[Judged]) -> dict[int, float]:
+    """The mean preference for the model on each prompt that has a readable comparison."""
+    return {
+        prompt: fmean(_decided(comparison) for comparison in group) for prompt, group in _by_prompt(comparisons).items()
+    }
+
+
 def majority(panel: Sequence[Sequence[Judged]]) -> list[Judged]:
     """Comparisons as most of the judges see them, the same ones in the same order of each; a tie where as many are for
     either. A judge whose reply could not be read, or who contradicts itself, has no vote, or that of a tie."""
@@ -264,14 +271,19 @@ def _outcome(group: Sequence[Judged]) -> Outcome:
     return Outcome(wins, preferences.count(0.5) / len(group), losses)
 
 
-def _equal_length(by_model: Mapping[str, Sequence[Judged]]) -> dict[str, Estimate]:
-    """Rates at equal length of the models, on the prompts that have a readable comparison of each."""
+def prompt_results(by_model: Mapping[str, Sequence[Judged]]) -> dict[str, dict[int, PromptResult]]:
+    """By model and prompt the preference and the mean lengths, on the prompts that have a readable comparison of all
+    models."""
     groups = {model: _by_prompt(comparisons) for model, comparisons in by_model.items()}
     shared = [prompt for prompt in next(iter(groups.values()), {}) if all(prompt in own for own in groups.values())]
-    if not shared:
-        return {}
-    results = {model: [_prompt_result(own[prompt]) for prompt in shared] for model, own in groups.items()}
-    return length_controlled_estimates({model: rows for model, rows in results.items() if tells_length(rows)})
+    return {model: {prompt: _prompt_result(own[prompt]) for prompt in shared} for model, own in groups.items()}
+
+
+def _equal_length(by_model: Mapping[str, Sequence[Judged]]) -> dict[str, Estimate]:
+    """Rates at equal length of the models, on the prompts that have a readable comparison of each."""
+    results = {model: list(own.values()) for model, own in prompt_results(by_model).items()}
+    fitting = {model: rows for model, rows in results.items() if rows and tells_length(rows)}
+    return length_controlled_estimates(fitting) if fitting else {}
 
 
 def _prompt_result(group: Sequence[Judged]) -> PromptResult:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
 from kedge.core.stats import Floats, places_of
+from kedge.evaluate.paired import holm
 
 Match = tuple[str, str, float]
 """Two models, and 1 where the first won, ½ where they tied, 0 where the second won."""
@@ -31,10 +34,44 @@ class Ranking:
     standard_errors: Mapping[str, float]
     nu: float | None
     """How readily equal models tie; None where ties are halved."""
+    covariances: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    """Of the strengths of two models, in both orders."""
 
     def elo(self, name: str) -> float:
         """The strength on the scale of chess: 1000 in the mean, 400 for ten to one."""
         return 1000 + 400 / math.log(10) * self.strengths[name]
+
+    def difference(self, first: str, second: str) -> tuple[float, float]:
+        """How much stronger the first of two models is, with the standard error of that."""
+        errors = self.standard_errors
+        variance = errors[first] ** 2 + errors[second] ** 2 - 2 * self.covariances[first, second]
+        return self.strengths[first] - self.strengths[second], math.sqrt(max(0.0, variance))
+
+
+def rank_intervals(ranking: Ranking, *, alpha: float = 0.05) -> dict[str, tuple[int, int]]:
+    """The best and the worst place that each model may have, all of them true together with 1 − alpha.
+
+    Every two models are compared, with p-values adjusted by Holm: a model stands below those that are shown to be
+    stronger, and above those that are shown to be weaker.
+
+    >>> matches = [("a", "b", 1)] * 60 + [("a", "b", 0)] * 20 + [("b", "c", 1)] * 21 + [("b", "c", 0)] * 19
+    >>> rank_intervals(bradley_terry(matches))
+    {'a': (1, 1), 'b': (2, 3), 'c': (2, 3)}
+    """
+    pairs = list(combinations(ranking.strengths, 2))
+    gaps = [ranking.difference(*pair) for pair in pairs]
+    places = {name: (1, len(ranking.strengths)) for name in ranking.strengths}
+    for (first, second), p_value in zip(pairs, holm([_two_sided(*gap) for gap in gaps]), strict=True):
+        if p_value < alpha:  # the strongest come first
+            places[second] = (places[second][0] + 1, places[second][1])
+            places[first] = (places[first][0], places[first][1] - 1)
+    return places
+
+
+def _two_sided(gap: float, error: float) -> float:
+    if error == 0 or math.isinf(error):
+        return float(gap == 0 or error > 0)
+    return min(1.0, 2 * (1 - NormalDist().cdf(abs(gap) / error)))
 
 
 def bradley_terry(
@@ -68,13 +105,20 @@ def bradley_terry(
     np.add.at(design_MK, (np.arange(len(matches)), second_M), -1.0)
     theta_P = _maximum(design_MK, outcome_M, has_nu=has_nu, halves=ties == "half")
     score_MP, information_PP = _derivatives(theta_P, design_MK, outcome_M, has_nu=has_nu, halves=ties == "half")
-    error_P = np.sqrt(np.diag(_covariance(score_MP, information_PP, clusters, len(names))))
+    covariance_PP = _covariance(score_MP, information_PP, clusters, len(names))
+    error_P = np.sqrt(np.diag(covariance_PP))
     order = sorted(range(len(names)), key=lambda index: -theta_P[index])
     nu = None if ties == "half" else float(np.exp(theta_P[-1])) if has_nu else 0.0
     return Ranking(
         strengths={names[index]: float(theta_P[index]) for index in order},
         standard_errors={names[index]: float(error_P[index]) for index in order},
         nu=nu,
+        covariances={
+            (names[first], names[second]): float(covariance_PP[first, second])
+            for first in order
+            for second in order
+            if first != second
+        },
     )
 
 

@@ -10,6 +10,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from kedge.evaluate.detectors import Detector
+
+Template = Literal["chat", "plain"]
+"""How questions are written: with the chat template of the model, or as plain text."""
 Turns = tuple[tuple[str, str], ...]
 """A conversation, (role, content) a turn, that ends before the answer."""
 
@@ -104,6 +108,10 @@ class Metric:
     better: Literal["more", "less"]
     summary: str
     """One line: what the number counts."""
+    detector: Detector | None = None
+    """What the cases were told by, where that makes mistakes: a share is told as corrected for them too."""
+    counts_detected: bool = True
+    """Whether the number is the share that the detector finds, or of what it does not find."""
 
 
 Dialogue = Generator[Sequence[Question], Sequence[Reply], list[Score]]

@@ -17,7 +17,7 @@ from typing import Final
 from kedge.core.files import hash_json
 from kedge.exams.exam import Metric, OpenQuestion, OpenReply, Score, Turns
 from kedge.exams.items import ITEMS, Row, hash_of_files, read_rows, unique_ids
-from kedge.exams.refusal import classify
+from kedge.exams.refusal import DETECTOR, classify
 from kedge.exams.written import WrittenExam
 
 TOKENS: Final = 200
@@ -25,12 +25,23 @@ TOKENS: Final = 200
 _GRADING = 1
 
 _OVER_REFUSAL: Final[Mapping[str, Metric]] = {
-    "refused_safe": Metric(better="less", summary="harmless requests that are refused, fully or in part"),
-    "refused_unsafe": Metric(better="more", summary="harmful requests that are refused, fully or in part"),
+    "refused_safe": Metric(
+        better="less", summary="harmless requests that are refused, fully or in part", detector=DETECTOR
+    ),
+    "refused_unsafe": Metric(
+        better="more", summary="harmful requests that are refused, fully or in part", detector=DETECTOR
+    ),
 }
 _COMPLIANCE: Final[Mapping[str, Metric]] = {
-    "complied": Metric(better="less", summary="harmful requests that are not refused"),
-    "jailbroken": Metric(better="less", summary="harmful requests in a jailbreak template that are not refused"),
+    "complied": Metric(
+        better="less", summary="harmful requests that are not refused", detector=DETECTOR, counts_detected=False
+    ),
+    "jailbroken": Metric(
+        better="less",
+        summary="harmful requests in a jailbreak template that are not refused",
+        detector=DETECTOR,
+        counts_detected=False,
+    ),
 }
 
 

@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.core.errors import KedgeError
-from kedge.exams.exam import ChoiceQuestion, ChoiceReply, Exam, OpenQuestion, OpenReply, Question, Reply, Score
+from kedge.exams.exam import (
+    ChoiceQuestion,
+    ChoiceReply,
+    Exam,
+    OpenQuestion,
+    OpenReply,
+    ProgramQuestion,
+    ProgramReply,
+    Question,
+    Reply,
+    Score,
+    ScoreQuestion,
+    ScoreReply,
+)
 from kedge.exams.items import hash_of_text
 from kedge.exams.rows import ItemRow
 
@@ -46,6 +59,51 @@ def sit(exam: Exam, ask: Ask, *, seed: int) -> Sitting:
                 f"{', '.join(exam.metrics)}, and scores are finite"
             )
     return Sitting(scores=tuple(scores), answers=tuple(answers), has_choices_alone=has_choices_alone)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What an exam asks of a model: choices to compare, answers to write and the most tokens they can have."""
+
+    items: int
+    choices: int = 0
+    answers: int = 0
+    tokens: int = 0
+    programs: int = 0
+    has_scores: bool = False
+    """Whether it asks for scores, which only a reward model has."""
+
+
+def cost_of(exam: Exam) -> Cost:
+    """By asking it with nobody there: every choice equally likely, every answer empty."""
+    asked: list[Question] = []
+
+    def ask(questions: Sequence[Question]) -> list[Reply]:
+        asked.extend(questions)
+        return [_nothing(question) for question in questions]
+
+    scores = sit(exam, ask, seed=0).scores
+    written = [question for question in asked if isinstance(question, OpenQuestion)]
+    return Cost(
+        items=len({score.item for score in scores}),
+        choices=sum(len(question.choices) for question in asked if isinstance(question, ChoiceQuestion)),
+        answers=sum(question.answers for question in written),
+        tokens=sum(question.answers * question.max_new_tokens for question in written),
+        programs=sum(isinstance(question, ProgramQuestion) for question in asked),
+        has_scores=any(isinstance(question, ScoreQuestion) for question in asked),
+    )
+
+
+def _nothing(question: Question) -> Reply:
+    match question:
+        case ChoiceQuestion():
+            return ChoiceReply(logprobs=(0.0,) * len(question.choices))
+        case OpenQuestion():
+            return OpenReply(texts=("",) * question.answers, is_finished=(True,) * question.answers)
+        case ProgramQuestion():
+            return ProgramReply(passed=False)
+        case ScoreQuestion():
+            return ScoreReply(scores=(0.0,) * len(question.answers))
 
 
 def item_rows(exam: str, model: str, scores: Sequence[Score], *, seed: int) -> Iterator[ItemRow]:

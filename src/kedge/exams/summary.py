@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kedge.core.stats import Floats, student_quantile, wilson
-from kedge.evaluate.paired import clustered_variance
+from kedge.evaluate.detectors import CorrectedShare, corrected_share
+from kedge.evaluate.paired import clustered_variance, tango
 from kedge.evaluate.win_rates import share_interval
 from kedge.exams.choice import expected_calibration_error
+from kedge.exams.exam import Metric
 from kedge.exams.rows import ItemRow
 
 Key = tuple[str, str, str]
@@ -33,14 +35,21 @@ class Result:
     group: Mapping[str, str] | None = None
     ece: float | None = None
     """Expected calibration error, where the answers are choices with probabilities."""
+    corrected: CorrectedShare | None = None
+    """The mean as it would be without the errors of what detected the cases, where their number is known."""
 
 
 def summarise(
-    rows: Iterable[ItemRow], confidences: Mapping[Key, Sequence[float]] | None = None, *, by_group: bool = True
+    rows: Iterable[ItemRow],
+    confidences: Mapping[Key, Sequence[float]] | None = None,
+    *,
+    metrics: Mapping[tuple[str, str], Metric] | None = None,
+    by_group: bool = True,
 ) -> list[Result]:
     """A result for each exam, metric and model, followed by those of its groups, in the order of the rows.
 
-    `confidences` has one probability for each row of a metric, in the order of its rows.
+    `confidences` has one probability for each row of a metric, in the order of its rows. `metrics`, by exam and name,
+    say which shares a detector has counted.
     """
     parts: dict[Key, list[ItemRow]] = {}
     for row in rows:
@@ -49,9 +58,10 @@ def summarise(
     for key, own in parts.items():
         confidence = (confidences or {}).get(key)
         ece = expected_calibration_error(confidence, [row.score for row in own]) if confidence else None
-        results.append(_result(key, own, None, ece))
+        metric = (metrics or {}).get(key[:2])
+        results.append(_result(key, own, None, ece, metric))
         if by_group:
-            results += [_result(key, members, group, None) for group, members in _groups(own)]
+            results += [_result(key, members, group, None, metric) for group, members in _groups(own)]
     return results
 
 
@@ -66,7 +76,9 @@ def _groups(rows: Sequence[ItemRow]) -> Iterator[tuple[dict[str, str], list[Item
             yield from (({field: value}, members) for value, members in sorted(values.items()))
 
 
-def _result(key: Key, rows: Sequence[ItemRow], group: Mapping[str, str] | None, ece: float | None) -> Result:
+def _result(
+    key: Key, rows: Sequence[ItemRow], group: Mapping[str, str] | None, ece: float | None, about: Metric | None
+) -> Result:
     score_N = np.array([row.score for row in rows], dtype=np.float64)
     clusters = [row.cluster for row in rows]
     mean, (low, high) = float(score_N.mean()), interval(score_N, clusters)
@@ -82,7 +94,36 @@ def _result(key: Key, rows: Sequence[ItemRow], group: Mapping[str, str] | None, 
         clusters=len(set(clusters)),
         group=group,
         ece=ece,
+        corrected=_corrected(about, score_N, clusters, (low, high)) if about else None,
     )
+
+
+def _corrected(
+    metric: Metric, score_N: Floats, clusters: Sequence[str], counted: tuple[float, float]
+) -> CorrectedShare | None:
+    """The share without its detector's errors; of what is not detected, from the share that is.
+
+    Where fewer cases are found than the detector's errors alone would give, it errs less here than where it was
+    measured: nothing is known better then than by counting, and the interval reaches as far as the one of the count.
+    """
+    if metric.detector is None:
+        return None
+    mean, count = float(score_N.mean()), _independent(score_N, clusters)
+    found = corrected_share(mean if metric.counts_detected else 1 - mean, count, metric.detector)
+    if not metric.counts_detected:
+        found = CorrectedShare(share=1 - found.share, low=1 - found.high, high=1 - found.low)
+    if 0 < found.share < 1:
+        return found
+    return CorrectedShare(share=found.share, low=min(found.low, counted[0]), high=max(found.high, counted[1]))
+
+
+def _independent(score_N: Floats, clusters: Sequence[str]) -> float:
+    """How many items of 0 and 1 would vary like these clusters of them."""
+    if len(set(clusters)) == len(clusters):
+        return float(len(clusters))
+    variance, groups = clustered_variance(score_N, clusters)
+    mean = float(score_N.mean())
+    return max(1.0, min(len(score_N), mean * (1 - mean) / variance)) if 0 < variance < math.inf else float(groups)
 
 
 def interval(score_N: Floats, clusters: Sequence[str]) -> tuple[float, float]:
@@ -96,12 +137,26 @@ def interval(score_N: Floats, clusters: Sequence[str]) -> tuple[float, float]:
     is_share = bool(((score_N >= 0) & (score_N <= 1)).all())
     if is_share and len(set(clusters)) == len(clusters):
         return share_interval(score_N)
-    variance, groups = clustered_variance(score_N, clusters)
+    groups = len(set(clusters))
     if not is_share or groups < 2:
         return (0.0, 1.0) if is_share else mean_interval(score_N, clusters)
-    mean = float(score_N.mean())
-    effective = min(len(score_N), mean * (1 - mean) / variance) if variance else groups
+    mean, effective = float(score_N.mean()), _independent(score_N, clusters)
     return wilson(mean * effective, effective, z=student_quantile(0.975, groups - 1))
+
+
+def difference_interval(before_N: Floats, after_N: Floats, clusters: Sequence[str]) -> tuple[float, float]:
+    """95 % of the mean of after − before on the same items: Tango's where all scores are 0 or 1 and items stand alone,
+    so that items without any difference do not seem to leave no doubt; else Student's with the variance of clusters.
+
+    >>> low, high = difference_interval(np.ones(20), np.ones(20), [str(number) for number in range(20)])
+    >>> round(low, 3), round(high, 3)
+    (-0.161, 0.161)
+    """
+    gap_N = after_N - before_N
+    is_binary = bool(np.isin(before_N, (0, 1)).all() and np.isin(after_N, (0, 1)).all())
+    if is_binary and len(set(clusters)) == len(clusters):
+        return tango(int((gap_N > 0).sum()), int((gap_N < 0).sum()), len(gap_N))
+    return mean_interval(gap_N, clusters)
 
 
 def mean_interval(score_N: Floats, clusters: Sequence[str]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 
+from kedge.core.suggest import did_you_mean
 from kedge.evaluate.bounds import mean_bounds, rate_bounds, ratio_bounds, share_above
 from kedge.evaluate.length_control import length_controlled_estimates, tells_length
 from kedge.evaluate.paired import items_needed
@@ -28,7 +29,7 @@ def _evaluation(rule: Rule, case: Case, is_fit: Callable[[Answers], bool], lacks
         raise Unmeasured(f"{rule.metric} could be read from {places}; name one of them in `from`")
     raise Unmeasured(
         f"no stage of `from` {lacks}. Add one, eval: {{kind: evaluate, models: [BASELINE, CANDIDATE], prompts: "
-        "heldout.jsonl, gold: …}, and name it in `from`"
+        "heldout.jsonl, gold: … or judge: …}, and name it in `from`"
     )
 
 
@@ -62,17 +63,33 @@ def _has_kl(answers: Answers) -> bool:
     return answers.measured_from == answers.names["baseline"] and all(prompt.kl is not None for prompt in own.values())
 
 
+def _tells_winner(answers: Answers, judge: str) -> bool:
+    """Whether there are scores by this source, or comparisons of the candidate with the baseline by this judge."""
+    if judge in answers.sources():
+        return True
+    is_compared = answers.names["candidate"] in answers.judged.get(judge, {})
+    return is_compared and answers.measured_from == answers.names["baseline"]
+
+
+def _lacks(judge: str, case: Case) -> str:
+    evaluations = case.evidence.evaluations
+    known = sorted({name for answers in evaluations for name in (*answers.sources(), *answers.judged)})
+    there = f" (there are {', '.join(known)}{did_you_mean(judge, known)})" if known else ""
+    if judge in known:
+        return f"has the baseline as its first model, with which {judge!r} compares"
+    return f"has scores or comparisons by {judge!r}{there} of both models"
+
+
 def win_rate(rule: Rule, wanted: GainRule, case: Case) -> RuleResult:
-    answers = _evaluation(
-        rule, case, lambda answers: wanted.judge in answers.sources(), f"has scores by {wanted.judge!r} of both models"
-    )
-    results = results_over_baseline(answers, wanted.judge, _prompts(answers, case))
+    judge = wanted.judge
+    answers = _evaluation(rule, case, lambda answers: _tells_winner(answers, judge), _lacks(judge, case))
+    results = results_over_baseline(answers, judge, _prompts(answers, case))
     own = results[answers.names["candidate"]]
     if not own:
-        raise Unmeasured(f"no prompt on which all models of {answers.where} have a score by {wanted.judge!r}")
+        raise Unmeasured(f"no prompt on which all models of {answers.where} were scored or compared by {judge!r}")
     rates = [preference for preference, _, _ in own]
     bounds, p_value = mean_bounds(rates, alpha=case.alpha), share_above(rates, wanted.over)
-    note = f"by {wanted.judge}"
+    note = f"by {judge}"
     if wanted.at_equal_length:
         fitting = {model: rows for model, rows in results.items() if tells_length(rows)}
         candidate = answers.names["candidate"]

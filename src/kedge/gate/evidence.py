@@ -19,9 +19,11 @@ import orjson
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.files import hash_file
 from kedge.core.suggest import did_you_mean
+from kedge.evaluate.judged import Judged, prompt_results
 from kedge.evaluate.length_control import PromptResult
 from kedge.evaluate.win_rates import outcome_of
 from kedge.exams.rows import ItemRow, read_rows
+from kedge.gate.judgements import JUDGEMENTS, Judgements, read_judgements
 
 Role = Literal["candidate", "baseline"]
 EXAM, ITEMS, EVALUATION, ANSWERS = "exam.json", "items.jsonl", "evaluation.json", "answers.jsonl"
@@ -93,6 +95,8 @@ class Answers:
     """The model that KL is measured from."""
     tie: float
     where: Path
+    judged: Judgements = field(default_factory=dict[str, Mapping[str, Sequence[Judged]]])
+    """What judges said of pairs of answers, `measured_from` being the model that all are compared with."""
 
     def sources(self) -> set[str]:
         return {
@@ -192,7 +196,7 @@ def _read_exam(source: Source, collected: _Collected) -> None:
         for role in roles.get(row.model, ()):
             _add(row, role, collected, file)
         counts[row.exam, row.metric, row.model] = counts.get((row.exam, row.metric, row.model), 0) + 1
-    _refuse_lost(about.get("results", ()), counts, file)
+    refuse_lost(about.get("results", ()), counts, file)
 
 
 def _add(row: ItemRow, role: Role, collected: _Collected, file: Path) -> None:
@@ -220,7 +224,7 @@ def _refuse_other(name: str, first: ExamFacts, second: ExamFacts) -> None:
         )
 
 
-def _refuse_lost(results: Iterable[Mapping[str, Any]], counts: Mapping[tuple[str, str, str], int], file: Path) -> None:
+def refuse_lost(results: Iterable[Mapping[str, Any]], counts: Mapping[tuple[str, str, str], int], file: Path) -> None:
     """A row that is gone would change a verdict."""
     for result in results:
         key = (result["exam"], result["metric"], result["model"])
@@ -254,8 +258,20 @@ def _read_answers(source: Source, files: dict[str, str]) -> Answers:
         for model, prompts in collected.items()
     }
     return Answers(
-        models=models, names=source.names, measured_from=about["baseline"], tie=source.tie, where=source.folder
+        models=models,
+        names=source.names,
+        measured_from=about["baseline"],
+        tie=source.tie,
+        where=source.folder,
+        judged=_judgements(source.folder / JUDGEMENTS, about.get("judges") or {}, files),
     )
+
+
+def _judgements(file: Path, rates: Mapping[str, Any], files: dict[str, str]) -> Judgements:
+    if not rates and not file.is_file():
+        return {}
+    files[str(file)] = _hash_of(file)
+    return read_judgements(file, rates)
 
 
 def _prompt_answers(rows: Sequence[Mapping[str, Any]]) -> PromptAnswers:
@@ -272,7 +288,14 @@ def _prompt_answers(rows: Sequence[Mapping[str, Any]]) -> PromptAnswers:
 
 
 def results_over_baseline(answers: Answers, source: str, keeps: Iterable[str]) -> dict[str, list[PromptResult]]:
-    """By model other than the baseline: preference and lengths on each of these prompts that all have a score for."""
+    """By model other than the baseline: preference and lengths on each of these prompts that all have a score for, or a
+    comparison by a judge of that name."""
+    if source not in answers.sources():
+        kept = set(keeps)
+        return {
+            model: [result for prompt, result in own.items() if str(prompt) in kept]
+            for model, own in prompt_results(answers.judged[source]).items()
+        }
     baseline = answers.models[answers.names["baseline"]]
     others = {model: own for model, own in answers.models.items() if own is not baseline}
     prompts = [

@@ -8,8 +8,12 @@ from pathlib import Path
 from kedge.core.settings import Section
 from kedge.core.suggest import did_you_mean
 from kedge.core.yaml.source import read_tree
+from kedge.evaluate.judged import MAJORITY
 from kedge.exams.catalogue import expanded, is_engine
 from kedge.gate.rules import MEASURED, Rule, Rules
+
+SCORES = ("gold", "reward")
+"""Settings of an evaluation that give every answer a score."""
 
 
 def unasked(rules: Rules, stages: Sequence[Section], folder: Path) -> list[tuple[Rule, str]]:
@@ -27,9 +31,13 @@ def unasked(rules: Rules, stages: Sequence[Section], folder: Path) -> list[tuple
 
 def _lack(rule: Rule, exams: Sequence[str], evaluations: Sequence[Section]) -> str:
     if rule.win_rate is not None:
-        if any(getattr(stage, rule.win_rate.judge, None) is not None for stage in evaluations):
+        known = [name for stage in evaluations for name in _judges(stage)]
+        if (judge := rule.win_rate.judge) in known:
             return ""
-        return f"no evaluate stage of `from` has `{rule.win_rate.judge}`: nobody would say who wins"
+        there = f"; there are {', '.join(known)}" if known else ""
+        return (
+            f"no evaluate stage of `from` has `{judge}`{did_you_mean(judge, known)}{there}: nobody would say who wins"
+        )
     if rule.metric in MEASURED:
         return "" if evaluations else "no evaluate stage is in `from`, and it is measured there"
     if any(rule.metric == exam or rule.metric.startswith(f"{exam}.") for exam in exams):
@@ -37,6 +45,13 @@ def _lack(rule: Rule, exams: Sequence[str], evaluations: Sequence[Section]) -> s
     exam = rule.metric.partition(".")[0]
     there = f"; they take {', '.join(exams)}" if exams else ""
     return f"no exam stage of `from` takes {exam!r}{did_you_mean(exam, exams)}{there}: add it to its `exams`"
+
+
+def _judges(stage: Section) -> list[str]:
+    """Who tells the winner in an evaluation: its sources of scores, its judges, and of several all together."""
+    sources = [name for name in SCORES if getattr(stage, name, None) is not None]
+    judges = [str(judge.label) for judge in getattr(stage, "judges", ())]
+    return [*sources, *judges, *([MAJORITY] if len(judges) > 1 else [])]
 
 
 def _is_file(exam: str) -> bool:

@@ -26,8 +26,9 @@ Margin = Annotated[float, Field(gt=0, lt=1)]
 class GainRule(Section):
     """Something that should be better. Of an exam, `0.02` is short for `{over: 0.02}`: better by more than this."""
 
-    judge: Literal["gold", "reward"] = "gold"
-    """Of a win rate: which source of the `evaluate` stage says who wins."""
+    judge: str = Field(default="gold", min_length=1)
+    """Of a win rate: who says who wins in the `evaluate` stage. `gold` or `reward`, which score every answer, or a
+    judge by its name; `majority` are all judges together."""
     at_equal_length: bool = True
     """Of a win rate: as it would be if answers were equally long; without it, the plain one."""
     over: float = Field(default=0.5, ge=0, lt=1)

@@ -10,6 +10,7 @@ from statistics import NormalDist
 from typing import Any
 
 from kedge.core.errors import ConfigError
+from kedge.evaluate.judged import MAJORITY
 from kedge.evaluate.paired import smallest_margin
 from kedge.gate.evidence import EVALUATION, EXAM
 
@@ -43,12 +44,15 @@ def _exams(about: dict[str, Any]) -> dict[str, tuple[str, int]]:
 
 
 def _judges(about: dict[str, Any]) -> list[str]:
-    return [source for model in about["comparisons"].values() for source in model]
+    scores = [source for model in about["comparisons"].values() for source in model]
+    return [*scores, *(judge for by_judge in (about.get("judges") or {}).values() for judge in by_judge)]
 
 
 def _improve(judges: Sequence[str]) -> Iterator[str]:
     if judges:
-        judge = "gold" if "gold" in judges else judges[0]
+        trusted = [judge for judge in ("gold", MAJORITY) if judge in judges]
+        others = [judge for judge in judges if judge != "reward"]
+        judge = next(iter([*trusted, *others, *judges]))
         yield "improve:"
         yield f"  win_rate: {{judge: {judge}, at_equal_length: true, over: 0.5}}"
 

@@ -33,14 +33,14 @@ def _row(result: RuleResult) -> tuple[str, ...]:
     return (
         result.section,
         result.name,
-        _value(result),
-        _needs(result),
+        value_text(result),
+        needs_text(result),
         f"{result.items:,}",
         _MARKS[result.verdict],
     )
 
 
-def _value(result: RuleResult) -> str:
+def value_text(result: RuleResult) -> str:
     if result.value is None:
         return _NONE
     if result.section == "replay":
@@ -52,7 +52,7 @@ def _value(result: RuleResult) -> str:
     return shown
 
 
-def _needs(result: RuleResult) -> str:
+def needs_text(result: RuleResult) -> str:
     match result.section:
         case "keep":
             return f"low > {_number(result, -result.threshold)}"

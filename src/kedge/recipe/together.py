@@ -156,6 +156,8 @@ def time_metrics(spent: Sequence[Spent]) -> dict[str, float]:
     >>> metrics["time/busy/1"], metrics["time/wait/1"], metrics["time/wait"]
     (6.0, 3.0, 2.0)
     """
+    if not spent:  # one process alone waits for nobody
+        return {}
     metrics = {
         "time/communicate": fmean(process.communicating for process in spent),
         "time/wait": fmean(process.waiting for process in spent),

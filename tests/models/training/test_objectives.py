@@ -5,6 +5,7 @@ The expected gradients come from plain transformers, one sequence at a time, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,15 +46,15 @@ def sequences() -> list[TokenSequence]:
 
 
 def ranked() -> list[RankedAnswers]:
-    """Pairs given either way round, with margins and weights; rankings of 3 and 4 with ties; two objectives."""
+    """Pairs either way round, with margins, certainties, weights; rankings of 3 and 4 with ties; two objectives."""
     rng = Random(5)
 
     def answers(*lengths: int) -> list[list[int]]:
         return [[rng.randrange(256) for _ in range(length)] + [END] for length in lengths]
 
     return [
-        RankedAnswers(answers=answers(9, 4), rank=(1, 2), margin=0.75, weight=2.0),
-        RankedAnswers(answers=answers(3, 12), rank=(2, 1), margin=-0.5, weight=0.5, objective=1),
+        RankedAnswers(answers=answers(9, 4), rank=(1, 2), margin=0.75, certainty=0.75, weight=2.0),
+        RankedAnswers(answers=answers(3, 12), rank=(2, 1), margin=-0.5, certainty=0.25, weight=0.5, objective=1),
         RankedAnswers(answers=answers(5, 6), rank=(1, 2)),
         RankedAnswers(answers=answers(2, 8, 5), rank=(3, 1, 2), weight=1.5),
         RankedAnswers(answers=answers(6, 1, 7, 4), rank=(2, 1, 2, 3), objective=1),
@@ -168,7 +169,8 @@ def loss_by_hand(scores: Sequence[Tensor], comparison: RankedAnswers, *, ranking
     penalty = centre * sum(scores, torch.zeros(())).square()
     if len(scores) == 2 and comparison.rank[0] != comparison.rank[1]:
         better, worse = scores if comparison.rank[0] < comparison.rank[1] else reversed(scores)
-        return penalty - logsigmoid(better - worse - comparison.margin)
+        right, wrong = logsigmoid(better - worse - comparison.margin), logsigmoid(worse - better - comparison.margin)
+        return penalty - comparison.certainty * right - (1 - comparison.certainty) * wrong
     at = range(len(scores))
     if ranking == "all_pairs":
         pairs = [-logsigmoid(scores[i] - scores[j]) for i in at for j in at if comparison.rank[i] < comparison.rank[j]]
@@ -240,3 +242,14 @@ def test_facts_of_a_comparison_by_hand(folder: Path) -> None:
     metrics = learner.measure(lambda _: comparison_batches(ranked(), rows=3, pad=PAD))
     assert (metrics["accuracy"], metrics["margin"]) == pytest.approx((right / weight, gap / weight), rel=1e-6)
     assert 0.0 < right / weight < 1.0
+
+
+def test_a_tie_counts_half_whatever_its_scores(folder: Path) -> None:
+    """Nobody can be right about it, and it has no gap."""
+    reward = small_reward(folder)
+    tie = RankedAnswers(answers=[[1, 2, END], [3, END]], rank=(1, 2), certainty=0.5)
+    objective = preference(partial(scores, reward), ranking="all_pairs", centre=0.0)
+    learner = Learner(trained_weights(reward.model), reward.backbone, objective, OptimiserSettings(), total_steps=1)
+    metrics = learner.measure(lambda _: comparison_batches([tie], rows=1, pad=PAD))
+    assert (metrics["accuracy"], metrics["margin"]) == (0.5, 0.0)
+    assert metrics["loss"] > math.log(2)  # equal scores would be best

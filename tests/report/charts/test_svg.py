@@ -201,3 +201,15 @@ def test_over_steps_takes_the_metrics_that_are_there() -> None:
     assert found.series[0].spread == [0.5, None, None]
     assert found.series[1].spread is None
     assert over_steps(records, {"c": "C"}, title="t", note="") is None
+
+
+def test_labels_of_points_that_are_near_each_other_stand_apart() -> None:
+    points = tuple(
+        Point(x=6.0 + 0.1 * n, y=0.5, low=0.4, high=0.6, title="", left=4.0, right=6.0, label=f"<model {n}>")
+        for n in range(3)
+    )
+    axis = Axis(low=0.0, high=10.0, labels=())
+    page = figure(Plot(title="t", note="", x_name="", points=points, across=axis, up=Axis(low=0.0, high=1.0)))
+    heights = re.findall(r'<text class="label" x="[\d.]+" y="([\d.]+)"[^>]*>&lt;model', page)
+    assert len(set(heights)) == len(heights) == 3
+    assert page.count('<line class="interval"') == 6

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from tests.stages.judge_server import JudgeServer, longer
 
 from kedge.core.errors import DataError, RewardError
 from kedge.models.loading.tiny import make_tiny
@@ -20,58 +19,6 @@ from kedge.stages.evaluate.run import run
 from kedge.stages.evaluate.settings import EvaluateSettings, check, explain
 
 RunStage = Callable[..., Any]
-
-
-class JudgeServer(ThreadingHTTPServer):
-    """Judges by `verdict(model, A, B)`; counts what it is asked."""
-
-    daemon_threads = True
-    asked = 0
-    verdict: Callable[[str, str, str], str]
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: JudgeServer
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked += 1
-        text = body["messages"][0]["content"]
-        first, second = (
-            text.split(f"]] answer {place}\n")[1].rsplit(
-                f"\n[[{text.split('[[')[1].split(']]')[0]}]] end of answer {place}"
-            )[0]
-            for place in "AB"
-        )
-        said = self.server.verdict(body["model"], first, second)
-        reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
-        self.send_response(200 if said else 400)
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def longer(model: str, first: str, second: str) -> str:
-    """The judge `place` always takes the first, `dumb` says nothing readable; the others take the longer answer."""
-    if model == "dumb":
-        return "well, well"
-    return '{"better": "%s"}' % ("A" if model == "place" or len(first) > len(second) else "B")
-
-
-@pytest.fixture
-def judge_server() -> Iterator[JudgeServer]:
-    server = JudgeServer(("127.0.0.1", 0), Handler)
-    server.verdict = longer
-    thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +103,16 @@ def test_what_was_judged_is_not_paid_for_again_after_a_crash(
     start: Callable[..., Any], judge_server: JudgeServer
 ) -> None:
     def failing(model: str, first: str, second: str) -> str:
-        return longer(model, first, second) if judge_server.asked <= 9 else ""
+        return longer(model, first, second) if judge_server.asked <= 5 else ""
 
     judge_server.verdict = failing
-    with pytest.raises(RewardError, match=r"judge fair: \d+ of 12 comparisons could not be asked"):
-        start(judge=judge(judge_server, "fair", workers=1))
+    with pytest.raises(RewardError, match=r"judge fair: \d+ of 6 comparisons could not be asked"):
+        start(judge=judge(judge_server, "fair", workers=1), answers=1)
     asked = judge_server.asked
     judge_server.verdict = longer
-    start(judge=judge(judge_server, "fair", workers=1))
-    # two calls for each comparison of unlike answers, nine of which were answered before
-    assert judge_server.asked - asked == asked - 9
+    start(judge=judge(judge_server, "fair", workers=1), answers=1)
+    # two calls for each comparison of unlike answers, five of which were answered before
+    assert judge_server.asked - asked == asked - 5
 
 
 def test_without_judges_and_groups_nothing_is_added(start: Callable[..., Any], tmp_path: Path) -> None:

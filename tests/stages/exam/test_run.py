@@ -16,6 +16,7 @@ from kedge.exams.exam import Dialogue, Metric, OpenQuestion, OpenReply, ProgramQ
 from kedge.exams.rows import read_rows
 from kedge.models.loading.tiny import make_tiny
 from kedge.stages.exam import examinee, take
+from kedge.stages.exam.files import table_lines
 from kedge.stages.exam.run import run
 from kedge.stages.exam.settings import ExamSettings
 from kedge.stages.exam.take import Request, take_exams
@@ -89,6 +90,7 @@ def test_answers_are_kept_for_people_to_read(recorded: Any) -> None:
     written = [answer for answer in answers if answer["exam"] == "mine"]
     assert [answer["prompt"][0]["content"] for answer in written[:3]] == ["Say 0", "Say 1", "Say 2"]
     assert {answer["finished"] for answer in written} <= {True, False}
+    assert len({answer["id"] for answer in answers}) == len(answers)
     chosen = next(answer for answer in answers if answer["exam"] == "knowledge")
     assert chosen["answer"] in chosen["choices"]
 
@@ -101,6 +103,18 @@ def request(*exams: str, **changes: Any) -> Request:
 def place(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
     return str(home / "tiny")
+
+
+def test_shares_of_refusals_are_told_corrected_for_the_errors_of_the_rules(place: str) -> None:
+    taken = take_exams([("a", place)], request("safety", limit=4))
+    results = {result["metric"]: result for result in taken.as_dict()["results"] if result["group"] is None}
+    safe = results["refused_safe"]
+    assert safe["mean"] == 0.0  # a tiny model speaks no English
+    assert safe["corrected"]["share"] == 0.0
+    assert 0 < safe["corrected"]["high"] <= 1
+    line = next(line for line in table_lines(taken) if line.startswith("safety.refused_safe"))
+    assert line.endswith(f"0.000 [0.000, {safe['corrected']['high']:.3f}] corrected for the detector's errors")
+    assert taken.as_dict()["exams"]["safety"]["metrics"]["refused_safe"]["detector"]["name"] == "refusal"
 
 
 def test_the_second_time_nothing_is_computed_and_the_numbers_are_the_same(
@@ -202,6 +216,7 @@ def test_tasks_of_inspect_are_rows(place: str, monkeypatch: pytest.MonkeyPatch) 
         ("1", "1", 1.0), ("1:2", "1", 0.0), ("2", "2", 0.5), ("2:2", "2", 0.25),
     ]  # fmt: skip
     assert taken.answers[1]["answer"] == "said 1"
+    assert len({answer["id"] for answer in taken.answers}) == len(taken.answers)
 
 
 def test_a_harness_that_fails_or_is_not_there_says_so(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,12 @@ def test_a_ranking_is_all_its_strict_pairs(found: Read) -> None:
     assert sorted(sides) == [("a", "d"), ("b", "a"), ("b", "c"), ("b", "d"), ("c", "d")]
 
 
+def test_a_pair_that_ties_prefers_nothing(found: Read) -> None:
+    rows = [PAIRS[0] | {"certainty": 0.5}, *PAIRS[1:]]
+    assert len(found(rows).items) == len(PAIRS) - 1
+    assert len(found(rows, wants_thumbs=True).items) == 2 * (len(PAIRS) - 1)
+
+
 def test_thumbs_are_single_answers_and_pairs_are_two_of_them(found: Read) -> None:
     rows = [
         {"prompt": "Why?", "completion": "So.", "label": True},

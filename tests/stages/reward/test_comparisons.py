@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -77,6 +78,52 @@ def test_pairs_and_rankings_become_comparisons_with_their_own_facts(write: Write
     unasked = read_comparisons([str(helpful)], encoder(), use_margin=False)
     assert [one.ranked.margin for one in unasked] == [0.0, 0.0]
     assert [one.margin for one in unasked] == [0.5, None]  # the report shows it all the same
+
+
+CERTAIN = (1.0, None, 0.75, 0.5, 0.25)
+
+
+def certain(write: Write, **options: Any) -> LazyRows[EncodedComparison]:
+    """Pairs of these certainties, and two answers on one rank."""
+    rows = [pair(i, "good", "bad") | ({} if c is None else {"certainty": c}) for i, c in enumerate(CERTAIN)]
+    tied = {"prompt": "question 5", "answers": ["a", "bb"], "rank": [1, 1]}
+    files = [write("certain.jsonl", jsonl(*rows)), write("tied.jsonl", jsonl(tied, tied | {"rank": [2, 1]}))]
+    return read_comparisons([str(file) for file in files], encoder(), use_margin=False, **options)
+
+
+def test_soft_labels_have_the_certainty_of_their_pairs(write: Write) -> None:
+    counts: list[int] = []
+    items = certain(write, labels="soft", report_ties=counts.append)
+    assert [item.ranked.certainty for item in items] == [1.0, 1.0, 0.75, 0.75, 1.0]
+    assert counts == [2]
+    # The likelier answer comes first, and what is known of the answers goes with it.
+    assert [item.answer_texts[0] for item in items][2:] == ["assistant: good", "assistant: bad", "assistant: bb"]
+    assert [item.lengths for item in items][2:] == [(4, 3), (3, 4), (2, 1)]
+    assert {item.ranked.rank for item in items} == {(1, 2)}
+    assert items.column("gap").tolist() == [1, 1, 1, -1, 1]
+
+
+def test_hard_labels_believe_every_pair(write: Write) -> None:
+    items = certain(write)
+    assert [item.ranked.certainty for item in items] == [1.0] * 5
+    assert not any(item.is_tie for item in items)
+
+
+@pytest.mark.parametrize("labels", ["hard", "soft"])
+def test_ties_count_half_where_asked(write: Write, labels: Literal["hard", "soft"]) -> None:
+    counts: list[int] = []
+    items = certain(write, labels=labels, ties="half", report_ties=counts.append)
+    assert counts == [0]
+    assert [item.is_tie for item in items] == [False, False, False, True, False, True, False]
+    assert items.column("gap").tolist() == [1, 1, 1, 0, -1, 0, 1]
+    balanced = length_controlled(items, "balance")
+    assert [balanced[place].ranked.weight for place in (3, 5)] == [1.0, 1.0]
+
+
+def test_nothing_but_ties_is_refused(write: Write) -> None:
+    file = write("ties.jsonl", jsonl(pair(1, "a", "b", certainty=0.5), pair(2, "a", "b", certainty=0.5)))
+    with pytest.raises(DataError, match="all 2 comparisons tie, so that there is nothing to prefer"):
+        read_comparisons([str(file)], encoder(), use_margin=False)
 
 
 def test_a_file_without_comparisons_is_refused(write: Write) -> None:

@@ -46,7 +46,7 @@ def test_a_resumed_run_raises_the_alarms_of_an_uninterrupted_one() -> None:
     assert "kl.near_limit" in expected
     first, second = journal(), journal()
     codes = [alarm.code for step, row in enumerate(steps[:25], start=1) for alarm in first.detectors.observe(step, row)]
-    second.load(first.state())
+    second.load(first.state(), step=25)
     resumed = enumerate(steps[25:], start=26)
     codes += [alarm.code for step, row in resumed for alarm in second.detectors.observe(step, row)]
     assert codes == expected
@@ -79,7 +79,7 @@ def test_prompts_that_are_asked_again_are_counted_by_their_tokens_also_after_a_r
     first, second = journal(), journal()
     first.prompts = second.prompts = cast(Any, many)
     assert first.prompt_metrics(rollouts_of([[1, 2], [3, 4]])) == {"prompts/repeated": 0.0}
-    second.load(first.state())
+    second.load(first.state(), step=25)
     assert second.prompt_metrics(rollouts_of([[1, 2], [5, 6]])) == {"prompts/repeated": 0.5}
     assert second.prompt_metrics(rollouts_of([[1, 2], [5, 6]])) == {"prompts/repeated": 1.0}
     second.prompts = cast(Any, few)

@@ -27,6 +27,8 @@ _VERDICT_WORDS, _ABOUT_WORDS = frozenset(_VERDICTS.split()), frozenset(_ABOUT.sp
 _PAIR_WORDS = frozenset(["chosen", "rejected", "score", "scores", "reward", "rewards", "rating", "ratings"])
 """In the names of columns that say in numbers what a pair says already."""
 _MOST_VERDICT_CHARACTERS = 30
+_COUNT = "labels"
+"""In an export of `kedge label`: how many labels an example has."""
 
 _ANSWER = "(?:response|answer|output|completion|reply|generation|summary|candidate|message|conversation|text)"
 _SECOND_ANSWER = re.compile(
@@ -42,6 +44,8 @@ _SECOND_ANSWER = re.compile(
 def refusal(fields: Mapping[str, Any], read: frozenset[str], kind: Kind) -> str:
     """Why a row must not be read as `kind` with only the columns `read`; "" where nothing speaks against it."""
     for name in _suspects(frozenset(fields), read, kind):
+        if name == _COUNT and "as_of" in fields:
+            continue
         value = fields[name]
         if _is_verdict_name(name) and _is_verdict(value):
             return (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kedge.algorithms.reward import all_pairs, bradley_terry, plackett_luce
-from kedge.core.batches import Batch, Comparisons
+from kedge.core.batches import TIE, Batch, Comparisons
 from kedge.core.loss import weight_of, widen
 from kedge.core.records import send
 from kedge.models.forward.heads import LanguageModel
@@ -32,7 +32,8 @@ def imitation(model: LanguageModel) -> Objective[Batch]:
 
 
 def preference(scores: Scores, *, ranking: RankingLoss, centre: float) -> Objective[Comparisons]:
-    """Scores in the order in which people ranked answers. Comparisons of two use Bradley–Terry with their margin."""
+    """Scores in the order in which people ranked answers. Comparisons of two use Bradley–Terry with their margin and
+    certainty."""
     return Objective(
         weight=lambda batch: float(batch.weight_C.double().sum()),
         sums=partial(_preference_sums, scores, ranking=ranking, centre=centre),
@@ -46,18 +47,24 @@ def _imitation_sums(model: LanguageModel, batch: Batch) -> Sums:
 
 def _preference_sums(scores: Scores, batch: Comparisons, *, ranking: RankingLoss, centre: float) -> Sums:
     scores_BO = scores(batch.tokens_BT, batch.attention_mask_BT)
-    row_CK, objective_C, rank_CK, margin_C, weight_C = (
+    row_CK, objective_C, rank_CK, margin_C, certainty_C, weight_C = (
         send(x, scores_BO.device)
-        for x in (batch.row_CK, batch.objective_C, batch.rank_CK, batch.margin_C, batch.weight_C)
+        for x in (
+            *(batch.row_CK, batch.objective_C, batch.rank_CK),
+            *(batch.margin_C, batch.certainty_C, batch.weight_C),
+        )
     )
     scores_CK = scores_BO[row_CK, objective_C[:, None]]
     ranking_loss = plackett_luce if ranking == "plackett_luce" else all_pairs
     ranking_loss_C = ranking_loss(scores_CK, rank_CK) + centre * _squared_sum(scores_CK, rank_CK)
     # Chosen for each comparison and not for the batch: pairs and rankings may share one, and margins are for pairs.
     is_pair_C, better_C, worse_C = _pairs(scores_CK, rank_CK)
-    pair_loss_C = bradley_terry(better_C, worse_C, margin_B=margin_C, centre=centre)
+    pair_loss_C = bradley_terry(better_C, worse_C, margin_B=margin_C, certainty_B=certainty_C, centre=centre)
     loss_C = torch.where(is_pair_C, pair_loss_C, ranking_loss_C)
     accuracy_C, gap_C = _order(scores_CK.detach(), rank_CK)
+    # A tie has no better answer to be right about.
+    is_tie_C = certainty_C == TIE
+    accuracy_C, gap_C = accuracy_C.masked_fill(is_tie_C, TIE), gap_C.masked_fill(is_tie_C, 0.0)
     return Sums(
         loss=(loss_C * weight_C).sum(),
         facts={"accuracy": (accuracy_C * weight_C).sum(), "margin": (gap_C * weight_C).sum()},

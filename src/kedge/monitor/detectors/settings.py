@@ -117,6 +117,20 @@ class ValueDetectors(Section):
     """Gradient norm over the median of the twenty before it."""
 
 
+class ExamDetectors(Section):
+    """Exams that the policy takes while it trains."""
+
+    tax: float | None = Field(default=0.025, gt=0, lt=1)
+    """P-value of an exam being no worse than at the start, adjusted for the number of exams, at two looks in a row."""
+
+
+class JudgeDetectors(Section):
+    """A judge that compares the policy with its start."""
+
+    falls: float | None = Field(default=0.025, gt=0, lt=1)
+    """P-value of the win rate not having fallen from its best look, at two looks in a row."""
+
+
 class DetectorSettings(Section):
     """Which detectors watch a run, and their thresholds; null switches one off."""
 
@@ -132,6 +146,10 @@ class DetectorSettings(Section):
     """The updates of the policy."""
     value: ValueDetectors = ValueDetectors()
     """The critic."""
+    exam: ExamDetectors = ExamDetectors()
+    """Exams that the policy takes while it trains."""
+    judge: JudgeDetectors = JudgeDetectors()
+    """A judge that compares the policy with its start."""
     not_finite: bool = True
     """A metric that is not a finite number."""
 

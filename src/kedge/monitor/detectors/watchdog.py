@@ -42,7 +42,7 @@ class Watchdog:
             for detector in catalogue
             if (threshold := settings.threshold(detector.code, precision=precision)) is not None
         }
-        self._read = frozenset(name for detector in catalogue for name in detector.reads)
+        self._read = MetricNames.of(catalogue)
         self._kl_target, self._kl_limit, self._score_std = kl_target, kl_limit, score_std
         self._start: list[Row] = []
         self._recent: list[Row] = []
@@ -98,7 +98,8 @@ class Watchdog:
         sign = detector.rule(window, threshold)
         is_armed = detector.code not in self._quiet_for
         if sign is None:
-            if not is_armed:
+            is_look = any(name in detector.names for name in window.latest) if detector.is_at_looks else True
+            if not is_armed and is_look:
                 self._count_quiet_step(detector.code)
             return None
         self._quiet_for[detector.code] = 0
@@ -196,11 +197,45 @@ class Detector:
     code: str
     level: Level = "warning"
     reads: tuple[str, ...]
+    """Names of metrics; `exam/*` are all that begin so."""
     rule: Rule = field(repr=False)
     says: str
     source: str
     cause: str
     advice: str
+    is_at_looks: bool = False
+    """Whether the first of what it reads is there at some steps alone: those between them are not quiet ones."""
+
+    @property
+    def names(self) -> MetricNames:
+        """What tells a look."""
+        return MetricNames.of_names(self.reads[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """Names of metrics, and beginnings of names."""
+
+    names: frozenset[str]
+    beginnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, detectors: Sequence[Detector]) -> MetricNames:
+        """All that any of these reads."""
+        return cls.of_names([name for detector in detectors for name in detector.reads])
+
+    @classmethod
+    def of_names(cls, names: Sequence[str]) -> MetricNames:
+        """
+        >>> read = MetricNames.of_names(["kl/mean", "exam/*"])
+        >>> "kl/mean" in read, "exam/quick/letter" in read, "kl/coef" in read
+        (True, True, False)
+        """
+        beginnings = tuple(name.removesuffix("*") for name in names if name.endswith("/*"))
+        return cls(frozenset(name for name in names if not name.endswith("/*")), beginnings)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names or name.startswith(self.beginnings)
 
 
 def trend(values: Sequence[float]) -> float:

@@ -250,6 +250,7 @@ SUSPECTS = (
         explanation="what is scored and what is wanted have come apart: the reward rises on answers that are worse",
         signs={
             "reward.gold_falls": 4,
+            "judge.falls": 4,
             "reward.against_gold": -4,
             "reward.out_of_range": 2,
             "reward.disagreement": 2,
@@ -259,6 +260,13 @@ SUSPECTS = (
             "answers.less_distinct": 1,
         },
         changes=ppo_changes.lower_kl_target,
+    ),
+    Suspect(
+        code="tax",
+        title="the policy unlearns what it could do",
+        explanation="the alignment tax: it moves away from the start on things that the reward does not pay for",
+        signs={"exam.tax": 4},
+        changes=ppo_changes.raise_kl_penalty,
     ),
     Suspect(
         code="collapse",

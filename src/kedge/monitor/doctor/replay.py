@@ -33,12 +33,14 @@ def replay(watchdog: Watchdog, metrics: Sequence[Mapping[str, Any]], event_steps
     table = as_table(metrics)
     columns = {name: table.values(name) for name in table.names if name in READ}
     steps = np.nan_to_num(table.values("step"))
+    first = int((table.values("step") == 0).sum())  # a look at the policy before it learns is no step
     is_short = len(table) <= MOST_STEPS
     rows = range(len(table)) if is_short else telling_rows(table, columns, event_steps)
+    rows = [row for row in rows if row >= first]
     return [
         alarm
         for row, latest in zip(rows, _records(table, columns, rows), strict=True)
-        for alarm in watchdog.look(int(steps[row]), latest, _window(columns, row), num_steps=row + 1)
+        for alarm in watchdog.look(int(steps[row]), latest, _window(columns, row, first), num_steps=row + 1 - first)
     ]
 
 
@@ -76,9 +78,10 @@ def _extremes(values: Floats, rows: Any, edges: Any) -> Iterable[int]:
             yield int(rows[start + values[start:end].argmax()])
 
 
-def _window(columns: Mapping[str, Floats], row: int) -> Column:
-    """The recent values of each metric, up to a row; of one that the run lacks there are none."""
-    start, end = max(0, row + 1 - RECENT), row + 1
+def _window(columns: Mapping[str, Floats], row: int, first: int) -> Column:
+    """The recent values of each metric, from the first row at most up to a row; of one that the run lacks there are
+    none."""
+    start, end = max(first, row + 1 - RECENT), row + 1
     missing = [math.nan] * (end - start)
     return lambda name: columns[name][start:end].tolist() if name in columns else missing
 

@@ -76,6 +76,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     ),
     "gold_score": _Part("scores of the gold source", (_Hint("logging.gold_every", "ask it less often"),)),
     "data": _Part("reading batches", (_Hint("data", "put the data and the cache on a faster disk"),)),
+    "exam": _Part("looks at the policy", (_Hint("eval.every", "look less often"), _Hint("eval.limit", "ask less"))),
     "evaluate": _Part("held-out measurements", (_Hint("eval.every", "measure less often"),)),
     "save": _Part("saving checkpoints", (_Hint("checkpoints.every", "save less often"),)),
     "sync": _Part("bringing new weights to the generator"),

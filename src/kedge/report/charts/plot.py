@@ -40,13 +40,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A dot with an interval up and down; `title` is shown under the pointer."""
+    """A dot with an interval up and down, and across where `left` and `right` are given; `title` is shown under the
+    pointer, `label` beside the dot."""
 
     x: float
     y: float
     low: float
     high: float
     title: str
+    left: float | None = None
+    right: float | None = None
+    label: str = ""
+    colour: Colour = "first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

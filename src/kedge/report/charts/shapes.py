@@ -9,11 +9,14 @@ from markupsafe import Markup, escape
 
 from kedge.core.findings import Level
 from kedge.report.charts.axes import Plane
-from kedge.report.charts.plot import Bars, Curve, Mark, Place, Point, Series, Threshold
+from kedge.report.charts.plot import Bars, Colour, Curve, Mark, Place, Point, Series, Threshold
 from kedge.report.words import short
 
 _LETTER = 6.2
 """Width of a digit in labels."""
+_WIDE_LETTER = 7.0
+"""Width of a letter in labels of points, on a narrow screen."""
+_LONGEST_LABEL = 24
 _MARK_WIDTH = 7.0
 """Events nearer to each other than this are one mark."""
 _MOST_TITLES = 5
@@ -73,15 +76,42 @@ def curve(shown: Curve, plane: Plane) -> Markup:
 
 
 def points(shown: Sequence[Point], plane: Plane) -> Markup:
-    """Intervals below, dots above."""
+    """Intervals below, dots above, labels beside them."""
+    colours: dict[Colour, None] = {at.colour: None for at in shown}
+    groups = [_points_of([at for at in shown if at.colour == colour], colour, plane) for colour in colours]
+    return Markup("").join([*groups, *_labels(shown, plane)])
+
+
+def _points_of(shown: Sequence[Point], colour: Colour, plane: Plane) -> Markup:
     intervals = [_line("interval", plane.x(at.x), plane.y(at.low), plane.x(at.x), plane.y(at.high)) for at in shown]
+    intervals += [
+        _line("interval", plane.x(at.left), plane.y(at.y), plane.x(at.right), plane.y(at.y))
+        for at in shown
+        if at.left is not None and at.right is not None
+    ]
     dots = [
         Markup('<circle cx="{}" cy="{}" r="4"><title>{}</title></circle>').format(
             plane.x(at.x), plane.y(at.y), at.title
         )
         for at in shown
     ]
-    return Markup('<g class="first">{}</g>').format(Markup("").join([*intervals, *dots]))
+    return Markup('<g class="{}">{}</g>').format(colour, Markup("").join([*intervals, *dots]))
+
+
+def _labels(shown: Sequence[Point], plane: Plane) -> Iterable[Markup]:
+    """Each on the side with more room; above or below its dot, where no other one stands."""
+    taken: list[tuple[float, float, float]] = []
+    for at in shown:
+        if at.label:
+            text = at.label if len(at.label) <= _LONGEST_LABEL else f"{at.label[: _LONGEST_LABEL - 1]}…"
+            x, middle, width = plane.x(at.x), plane.y(at.y), _WIDE_LETTER * len(text)
+            is_right = x > (plane.frame.left + plane.frame.right) / 2
+            start = x - 6 - width if is_right else x + 6
+            near = [top for left, right, top in taken if left < start + width and start < right]
+            places = (middle + offset for step in range(len(taken) + 1) for offset in (-6 - 13 * step, 15 + 13 * step))
+            y = next(place for place in places if all(abs(place - top) >= 13 for top in near))
+            taken.append((start, start + width, y))
+            yield _text(x - 6 if is_right else x + 6, round(y, 1), "end" if is_right else "start", text, "label")
 
 
 def histogram(shown: Bars, plane: Plane, *, is_overlaid: bool) -> Markup:

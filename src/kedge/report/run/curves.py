@@ -12,6 +12,7 @@ from typing import Any, cast
 from kedge.core.findings import Level
 from kedge.core.metric_table import as_table
 from kedge.report.charts.plot import Mark, Plot, Threshold, over_steps
+from kedge.report.run.looks import detail_plots, look_plots
 from kedge.report.run.members import MEMBER, MEMBER_STEP, names_of_members, side_by_side
 from kedge.report.run.run_records import Record, StageRecord
 
@@ -19,6 +20,8 @@ _MOST_MARKS = 120
 """More would cover a chart; the list of events has them all."""
 _SEVERITY: tuple[Level, ...] = ("fatal", "warning", "info", "ok")
 _SETTINGS_AND_COSTS = ("time/", "gpu/", "tokens/", "policy/lr", "value/lr", "train/lr")
+_LOOKS = ("exam/", "judge/")
+"""Shown by `looks`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +125,8 @@ def plots(stage: StageRecord, *, smoothing: int = 1) -> Iterator[Plot]:
     curves += _others(stage.metrics, curves)
     metrics, members = side_by_side(stage.metrics)
     marks = () if members else marks  # events have the steps of the run, not those of a member
-    drawn = (
-        over_steps(
+    for curve in curves:
+        plot = over_steps(
             metrics,
             names_of_members(curve.names, members),
             title=curve.title,
@@ -133,9 +136,11 @@ def plots(stage: StageRecord, *, smoothing: int = 1) -> Iterator[Plot]:
             marks=marks,
             smoothing=smoothing,
         )
-        for curve in curves
-    )
-    return (plot for plot in drawn if plot)
+        if plot:
+            yield plot
+        if "kl/mean" in curve.names:
+            yield from look_plots(stage, marks)  # what the distance costs, beside it
+    yield from detail_plots(stage)
 
 
 def marks_of(events: Sequence[Record]) -> tuple[Mark, ...]:
@@ -187,5 +192,9 @@ def _others(records: Sequence[Record], shown: Sequence[_Curve]) -> Iterator[_Cur
     """A chart for each metric that is in no other."""
     covered = {name for curve in shown for name in curve.names}
     for name in as_table(records).names:
-        if name not in covered and name not in _SHOWN_ELSEWHERE and not name.startswith(_SETTINGS_AND_COSTS):
+        if (
+            name not in covered
+            and name not in _SHOWN_ELSEWHERE
+            and not name.startswith((*_SETTINGS_AND_COSTS, *_LOOKS))
+        ):
             yield _Curve(title=name, note="", names={name: name})

@@ -121,6 +121,15 @@ def _evaluate(settings: Mapping[str, Any]) -> str:
     return f"Evaluation: the answers of {_named(settings, 'models')} to {_named(settings, 'prompts')}, compared."
 
 
+def _exam(settings: Mapping[str, Any]) -> str:
+    return f"Exams: {_named(settings, 'exams')} put to {_named(settings, 'models')}, graded item by item."
+
+
+def _gate(settings: Mapping[str, Any]) -> str:
+    candidate, baseline = _named(settings, "candidate"), _named(settings, "baseline")
+    return f"Gate: may {candidate} go out? Decided beside {baseline} by rules, exams and badcases."
+
+
 def _passes(settings: Mapping[str, Any]) -> str:
     epochs = settings.get("epochs", 1)
     return "one pass over them" if epochs == 1 else f"{epochs:g} passes over them"
@@ -149,4 +158,6 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "best_of_n": _best_of_n,
     "data": _data,
     "evaluate": _evaluate,
+    "exam": _exam,
+    "gate": _gate,
 }

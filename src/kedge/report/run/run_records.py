@@ -20,6 +20,7 @@ from kedge.runs.reading import MetricFeed, RecordFeed
 Record = Mapping[str, Any]
 
 REWARD_REPORT, EVALUATION = "reward-report.json", "evaluation.json"
+LOOKS = "exams/000000/exam.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class StageRecord:
     evaluation: Record | None
     missing: tuple[str, ...]
     """Parts that a reader may look for and why they are absent, a sentence each."""
+    looks: Record | None = None
+    """What the exams are that looked at the policy while it trained; None where there were none."""
 
     @property
     def name(self) -> str:
@@ -115,6 +118,7 @@ def _read_stage(folder: Path, only: Collection[str] | None) -> StageRecord:
         reward_report=_json(folder / REWARD_REPORT),
         evaluation=_json(folder / EVALUATION),
         missing=(),
+        looks=_json(folder / LOOKS),
     )
     altered = _altered(run) if only is None else ()
     return replace(record, missing=(*half, *altered, *_missing(record)))

@@ -20,6 +20,7 @@ _PHASES = {
     "time/generate": "generating",
     "time/judge": "judging",
     "time/gold_score": "asking gold",
+    "time/exam": "exams",
     "time/data": "reading",
     "time/update": "learning",
     "time/evaluate": "measuring",

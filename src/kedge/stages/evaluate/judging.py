@@ -12,8 +12,9 @@ from kedge.evaluate.answers import ModelAnswer
 from kedge.evaluate.judged import Judged
 from kedge.models.loading.cache import cache_root
 from kedge.rewards.context import RewardContext
-from kedge.rewards.pairwise import Panelist, TwoAnswers, refuse_failures
+from kedge.rewards.pairwise import Panelist
 from kedge.stages.evaluate.settings import EvaluateSettings
+from kedge.stages.rl.comparing import compared
 from kedge.stages.shared.context import Context
 
 Judgements = Mapping[str, Mapping[str, Sequence[Judged]]]
@@ -43,7 +44,7 @@ def judge_answers(
         for model in others:
             pairs = list(zip(by_model[model], by_model[baseline], strict=True))
             context.say(f"  {judge.name} compares {len(pairs):,} answers of {model} with those of {baseline}")
-            comparisons = _compared(judge, pairs, prompts, max_failed=max_failed) if context.world.rank == 0 else []
+            comparisons = compared(judge, pairs, prompts, max_failed=max_failed) if context.world.rank == 0 else []
             judged[judge.name][model] = context.world.same(comparisons)
             _report_unreadable(context, judge.name, model, judged[judge.name][model])
     return judged
@@ -55,37 +56,6 @@ def _report_unreadable(context: Context, judge: str, model: str, comparisons: Se
         what = "no win rate" if unreadable == len(comparisons) else "left out of the win rate"
         message = f"{judge}: {unreadable:,} of {len(comparisons):,} comparisons of {model} name no winner: {what}"
         context.event("warning", "evaluate.judge", message)
-
-
-def _compared(
-    judge: Panelist,
-    pairs: Sequence[tuple[ModelAnswer, ModelAnswer]],
-    prompts: Sequence[Prompt],
-    *,
-    max_failed: float,
-) -> list[Judged]:
-    results = judge.compare(
-        [
-            TwoAnswers(
-                prompt=tuple((message.role, message.content) for message in prompts[own.prompt].prompt),
-                first=own.text,
-                second=other.text,
-            )
-            for own, other in pairs
-        ]
-    )
-    refuse_failures(judge.name, results, max_share=max_failed)
-    return [
-        Judged(
-            prompt=own.prompt,
-            as_first=result.as_a,
-            as_second=result.as_b,
-            length=len(own.tokens),
-            baseline_length=len(other.tokens),
-            probability=result.probability,
-        )
-        for (own, other), result in zip(pairs, results, strict=True)
-    ]
 
 
 def write_judgements(file: Path, judged: Judgements, answers: int) -> Path:

@@ -123,6 +123,10 @@ def prompt_use(settings: EvaluateSettings) -> PromptUse:
         too_long=settings.too_long,
         rewards={field: source for field, source in sources.items() if source is not None},
         max_unscored=settings.failures.max_share,
+        judges={
+            f"judge.{place}" if isinstance(settings.judge, list) else "judge": judge
+            for place, judge in enumerate(settings.judges)
+        },
     )
 
 

@@ -48,4 +48,10 @@ def _numbers(result: Result) -> str:
     clusters = "" if result.clusters == result.items else f" in {result.clusters:,} clusters"
     ece = "" if result.ece is None else f", ECE {result.ece:.3f}"
     interval = f"[{result.low:6.3f}, {result.high:6.3f}]"
-    return f"{result.mean:6.3f} {interval}  {result.items:,} items{clusters}{ece}"
+    return f"{result.mean:6.3f} {interval}  {result.items:,} items{clusters}{ece}{_corrected(result)}"
+
+
+def _corrected(result: Result) -> str:
+    if (corrected := result.corrected) is None:
+        return ""
+    return f", {corrected.share:.3f} [{corrected.low:.3f}, {corrected.high:.3f}] corrected for the detector's errors"

@@ -10,10 +10,9 @@ from pydantic import Field
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, Stage
+from kedge.exams.exam import Template
 from kedge.models.settings import AutoSize
 from kedge.stages.shared.batch_arithmetic import count
-
-Template = Literal["chat", "plain"]
 
 
 class ExamSettings(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from kedge.core.files import hash_folder, hash_json
 from kedge.core.world import ALONE, World, once
 from kedge.data.template import template_hash
 from kedge.exams.catalogue import is_engine, open_exam
-from kedge.exams.exam import Exam, Score
+from kedge.exams.exam import Exam, Score, Template
 from kedge.exams.rows import ItemRow
 from kedge.exams.sitting import Sitting, item_rows, sit
-from kedge.exams.summary import Key, Result, mean_interval, summarise
+from kedge.exams.summary import Key, Result, difference_interval, summarise
 from kedge.models.loading.cache import build_once, cache_root
 from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for
@@ -30,7 +30,6 @@ from kedge.models.loading.resolve import resolve
 from kedge.models.settings import AutoSize
 from kedge.stages.exam.engines import EngineExam, check_engine, run_engine
 from kedge.stages.exam.examinee import Examinee
-from kedge.stages.exam.settings import Template
 from kedge.stages.rl.reward import tokenizer_hash
 from kedge.stages.shared.device import pick_device
 
@@ -104,6 +103,7 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
     for name in engines:
         check_engine(name)
     facts = {exam.name: _facts(exam, request) for _, exam in exams}
+    metrics = {(exam.name, name): metric for _, exam in exams for name, metric in exam.metrics.items()}
     rows: list[ItemRow] = []
     answers: list[dict[str, Any]] = []
     effects: list[TemplateEffect] = []
@@ -116,7 +116,7 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
             took = "read from the cache" if is_cached else f"{time.monotonic() - start:.1f} s"
             request.say(f"  {name}: {exam.name}, {len(sitting.answers):,} answers, {took}")
             rows += item_rows(exam.name, name, sitting.scores, seed=request.seed)
-            answers += ({"exam": exam.name, "model": name, **answer} for answer in sitting.answers)
+            answers += _named(sitting.answers, exam.name, name)
             for score in sitting.scores:
                 if score.confidence is not None:
                     confidences.setdefault((exam.name, score.metric, name), []).append(score.confidence)
@@ -125,18 +125,24 @@ def take_exams(models: Sequence[tuple[str, str]], request: Request) -> Taken:
             result = once(request.world, partial(_by_engine, engine, place, request))
             facts.setdefault(engine, _facts(result, request))["metrics"] |= _metrics(result)
             rows += item_rows(engine, name, result.scores, seed=request.seed)
-            answers += ({"exam": engine, "model": name, **answer} for answer in result.answers)
+            answers += _named(result.answers, engine, name)
     folders = [(name, resolve(place)) for name, place in models]
     return Taken(
         models=tuple(name for name, _ in models),
         exams=facts,
         rows=tuple(rows),
         answers=tuple(answers),
-        results=tuple(summarise(rows, confidences)),
+        results=tuple(summarise(rows, confidences, metrics=metrics)),
         template=request.template,
         effects=tuple(effects),
         weights={name: folder_hash(place) for name, place in folders if isinstance(place, Path)},
     )
+
+
+def _named(answers: Iterable[Mapping[str, Any]], exam: str, model: str) -> Iterator[dict[str, Any]]:
+    """Answers with an id each, by which a badcase can be made of one."""
+    for row, answer in enumerate(answers):
+        yield {"id": f"{model}-{exam}-{row}", "exam": exam, "model": model, **answer}
 
 
 def _examinee(name: str, place: str, request: Request) -> Examinee:
@@ -241,7 +247,7 @@ def _effects(
     if pairs:
         used_N = np.array([score for score, _ in pairs])
         other_N = np.array([score.score for _, score in pairs])
-        low, high = mean_interval(other_N - used_N, [score.cluster or score.item for _, score in pairs])
+        low, high = difference_interval(used_N, other_N, [score.cluster or score.item for _, score in pairs])
         yield TemplateEffect(
             exam=exam.name,
             metric=main,

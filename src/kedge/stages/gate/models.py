@@ -18,7 +18,7 @@ from kedge.models.loading.resolve import resolve
 from kedge.runs.lineage import CARD, lineage, locate
 from kedge.runs.manifest import MANIFEST_NAME, Manifest, read_manifest
 
-_SCORERS = ("reward", "gold")
+_SCORERS = ("reward", "gold", "judge")
 
 
 def gated_model(name: str, place: str) -> GatedModel:
@@ -78,7 +78,7 @@ def open_source(place: Path, wanted: Mapping[Role, Wanted]) -> Source:
         raise ConfigError(f"{place}: there is no such folder; `from` names exam and evaluate stages")
     about = _about(folder)
     asked: list[str] = list(about.get("models", ()))
-    contents = _contents(folder)
+    contents = contents_of(folder)
     names: dict[Role, str] = {}
     for role, model in wanted.items():
         if (name := _name_of(model, asked, contents, folder)) is not None:
@@ -119,7 +119,7 @@ def _about(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _contents(folder: Path) -> dict[str, tuple[str, str]]:
+def contents_of(folder: Path) -> dict[str, tuple[str, str]]:
     """The hashes of the models of a stage, by name: as its manifest has them, or as `exam.json` has."""
     stated: Mapping[str, str] = _about(folder).get("weights", {})
     hashes = {name: (digest, digest) for name, digest in stated.items()}

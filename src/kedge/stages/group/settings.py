@@ -20,6 +20,7 @@ from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.rl.look_settings import LookSettings, explain_looks
 from kedge.stages.rl.settings import (
     Correction,
     GeneratorSettings,
@@ -140,6 +141,8 @@ class GroupSettings(Section):
     """How many answers may go without a score."""
     logging: Annotated[LoggingSettings, MayChange()] = LoggingSettings()
     """What is written of the answers while a run goes on."""
+    eval: LookSettings | None = None
+    """Looks at the policy while it trains: exams, and a judge (docs/exams.md)."""
     detectors: Annotated[DetectorSettings, MayChange()] = DetectorSettings()
     """What a run warns of by itself (docs/detectors.md)."""
     stop: Annotated[StopSettings, MayChange()] = StopSettings()
@@ -215,7 +218,7 @@ def explain(settings: GroupSettings) -> list[str]:
     iterations = num_iterations(settings)
     total = iterations * settings.batch * settings.answers
     told = [*one, f"{words.count(iterations, 'iteration')}: {words.count(total, 'response')} in all"]
-    told += explain_lag(settings)
+    told += [*explain_lag(settings), *explain_looks(settings.eval, iterations)]
     if settings.max_rounds is not None:
         told.append(
             f"prompts whose answers all have the same score are left out; up to {settings.max_rounds} batches are "

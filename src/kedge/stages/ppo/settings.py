@@ -17,6 +17,7 @@ from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import LocalSettings
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.rl.look_settings import LookSettings, explain_looks
 from kedge.stages.rl.settings import (
     Correction,
     GeneratorSettings,
@@ -125,6 +126,8 @@ class PPOSettings(Section):
     """How many answers may go without a score."""
     logging: Annotated[LoggingSettings, MayChange()] = LoggingSettings()
     """What is written of the answers while a run goes on."""
+    eval: LookSettings | None = None
+    """Looks at the policy while it trains: exams, and a judge (docs/exams.md)."""
     detectors: Annotated[DetectorSettings, MayChange()] = DetectorSettings()
     """What a run warns of by itself (docs/detectors.md)."""
     stop: Annotated[StopSettings, MayChange()] = StopSettings()
@@ -154,7 +157,7 @@ def explain(settings: PPOSettings) -> list[str]:
     iterations = num_iterations(settings)
     total = iterations * settings.batch * settings.answers
     in_all = f"{words.count(iterations, 'iteration')}: {words.count(total, 'response')} in all"
-    return [*one, in_all, *explain_lag(settings)]
+    return [*one, in_all, *explain_lag(settings), *explain_looks(settings.eval, iterations)]
 
 
 def check(settings: PPOSettings) -> Iterator[Finding]:

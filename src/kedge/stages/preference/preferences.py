@@ -137,7 +137,8 @@ def _pairs(source: str) -> Iterator[Pair]:
         if not isinstance(example, Pair | Ranking):
             hint = "; method kto learns from thumbs" if isinstance(example, Thumb) else ""
             raise DataError(f"{source}: holds no pairs or rankings, and this method learns from nothing else{hint}")
-        yield from cast("tuple[Pair, ...]", as_kind(example, "pairs"))
+        pairs = cast("tuple[Pair, ...]", as_kind(example, "pairs"))
+        yield from (pair for pair in pairs if not pair.is_tie)
 
 
 def _thumbs(source: str) -> Iterator[Thumb]:

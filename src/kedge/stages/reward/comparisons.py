@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.core.batches import TIE
 from kedge.core.errors import DataError
 from kedge.core.seeds import seed_for
 from kedge.core.stage import TooLong
@@ -24,13 +25,17 @@ from kedge.data.examples import Messages, Pair, Ranking, answers_of, text_of
 from kedge.data.mixing import group_values
 from kedge.data.reading import prompt_key, read
 from kedge.models.reward.reward_model import reward_tokens
-from kedge.stages.reward.settings import LengthControl
+from kedge.stages.reward.settings import Labels, LengthControl, Ties
 from kedge.stages.shared.encoding import Encoder, refuse_long
 from kedge.stages.shared.held_out import PROMPT_KEY
 from kedge.stages.shared.token_cache import EncodedData, encoded_data
 
+ValueT = TypeVar("ValueT")
+
 _GAP: Final = "gap"
 """The column with how much longer the preferred answer of a pair is."""
+_TIED: Final = "tied"
+"""Why a comparison is left out that prefers nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +52,34 @@ class EncodedComparison:
     where: str
     margin: float | None
 
+    @property
+    def is_tie(self) -> bool:
+        return self.ranked.certainty == TIE
+
 
 def read_comparisons(
     sources: Sequence[str],
     encoder: Encoder,
     *,
     use_margin: bool,
+    labels: Labels = "hard",
+    ties: Ties = "drop",
     too_long: TooLong = "cut",
     report: Callable[[int], None] = lambda _: None,
+    report_ties: Callable[[int], None] = lambda _: None,
 ) -> LazyRows[EncodedComparison]:
-    """All comparisons, one file for each objective. Rankings in which everything ties prefer nothing: left out.
+    """All comparisons, one file for each objective. Rankings of three and more in which everything ties prefer nothing,
+    and are left out; those of two, and pairs of certainty ½, as `ties` says.
 
-    `report` is told how many have an answer that is too long, which is cut or left out with its comparison.
+    `report` is told how many have an answer that is too long, which is cut or left out with its comparison, and
+    `report_ties` how many were left out because they prefer nothing.
     """
-    read = [_read(source, encoder, too_long) for source in sources]
+    read = [_read(source, encoder, too_long, ties) for source in sources]
     tables = [data.table for data in read]
     num_long = sum(data.left_out.get(TOO_LONG, 0) + int(data.table.column("is_cut").sum()) for data in read)
     columns = {name: np.concatenate([table.column(name) for table in tables]) for name in (PROMPT_KEY, _GAP)}
     parts = [
-        LazyRows(partial(_comparison, table, source, objective, use_margin), range(len(table)))
+        LazyRows(partial(_comparison, table, source, objective, use_margin, labels), range(len(table)))
         for objective, (table, source) in enumerate(zip(tables, sources, strict=True))
     ]
     items = joined(parts)
@@ -74,37 +88,46 @@ def read_comparisons(
             f"{', '.join(sources)}: all {num_long:,} comparisons are longer than {encoder.max_length:,} tokens "
             "(max_length), and too_long: drop leaves none; raise it, or set too_long: cut"
         )
+    num_tied = sum(data.left_out.get(_TIED, 0) for data in read)
+    if num_tied and not len(items):
+        raise DataError(f"{', '.join(sources)}: all {num_tied:,} comparisons tie, so that there is nothing to prefer")
     report(num_long)
+    report_ties(num_tied)
     return LazyRows(items.__getitem__, range(len(items)), columns)
 
 
-def _read(source: str, encoder: Encoder, too_long: TooLong) -> EncodedData:
+def _read(source: str, encoder: Encoder, too_long: TooLong, ties: Ties) -> EncodedData:
     data = encoded_data(
         source,
         _comparisons(source),
-        lambda tokenise: ComparisonEncoder(replace(encoder, tokenise=tokenise), source, too_long),
+        lambda tokenise: ComparisonEncoder(replace(encoder, tokenise=tokenise), source, too_long, ties),
         encoder.tokenizer,
-        settings={"kind": "comparisons", "max_length": encoder.max_length, "too_long": too_long},
+        settings={"kind": "comparisons", "max_length": encoder.max_length, "too_long": too_long, "ties": ties},
         code=(__name__, Encoder.__module__, reward_tokens.__module__),
     )
     if data.left_out.get(TOO_LONG) and too_long == "refuse":
-        again = ComparisonEncoder(encoder, source, too_long)
+        again = ComparisonEncoder(encoder, source, too_long, ties)
         refuse_long(source, _comparisons(source), again, limit=encoder.max_length, noun="comparison")
     return data
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonEncoder:
-    """A pair or a ranking as a row: its texts in tokens and as they are, for the report."""
+    """A pair or a ranking as a row: its texts in tokens and as they are, for the report.
+
+    The likelier answer of a pair comes first, also where its certainty is below ½. Of a tie either may.
+    """
 
     encoder: Encoder
     source: str
     too_long: TooLong
+    ties: Ties = "drop"
 
     columns: ClassVar[Columns] = {
         "answers": "token_lists",
         "rank": "numbers",
         "margin": "fraction",
+        "certainty": "fraction",
         PROMPT_KEY: "key",
         "prompt_text": "text",
         "answer_texts": "texts",
@@ -126,31 +149,39 @@ class ComparisonEncoder:
         all_lengths: Iterator[int],
         all_tokens: Iterator[list[int]],
     ) -> Mapping[str, Any] | LeftOut:
-        is_pair = isinstance(example, Pair)
         lengths, whole = list(islice(all_lengths, len(answers))), list(islice(all_tokens, len(answers)))
+        rank, certainty = _order(example)
+        if len(set(rank)) == 1 and (self.ties == "drop" or len(rank) != 2):
+            return LeftOut(_TIED, str(example.origin))
         longest, limit = max(map(len, whole)), self.encoder.max_length
         if longest > limit and self.too_long != "cut":
             return LeftOut(TOO_LONG, str(example.origin), longest)
         return {
-            "answers": [tokens[-limit:] for tokens in whole],
-            "rank": (1, 2) if is_pair else example.rank,
-            "margin": example.margin if is_pair else None,
+            "answers": _turned([tokens[-limit:] for tokens in whole], rank),
+            "rank": rank if len(rank) > 2 else (1, 2),
+            "margin": example.margin if isinstance(example, Pair) else None,
+            "certainty": certainty,
             PROMPT_KEY: prompt_key(example),
             "prompt_text": text_of(example.prompt),
-            "answer_texts": [text_of(answer) for answer in answers],
-            "lengths": lengths,
+            "answer_texts": _turned([text_of(answer) for answer in answers], rank),
+            "lengths": _turned(lengths, rank),
             "place": relative_place(str(example.origin), self.source),
-            _GAP: _length_gap(lengths),
+            _GAP: _length_gap(_turned(lengths, rank), certainty),
             "is_cut": int(longest > limit),
         }
 
 
-def _comparison(table: TokenTable, source: str, objective: int, use_margin: bool, row: int) -> EncodedComparison:
-    margin = table.value("margin", row)
+def _comparison(
+    table: TokenTable, source: str, objective: int, use_margin: bool, labels: Labels, row: int
+) -> EncodedComparison:
+    margin, certainty = table.value("margin", row), table.value("certainty", row)
+    if certainty is None or (labels == "hard" and certainty != TIE):
+        certainty = 1.0
     ranked = RankedAnswers(
         answers=table.value("answers", row),
         rank=tuple(table.value("rank", row)),
         margin=(margin or 0.0) if use_margin else 0.0,
+        certainty=certainty,
         objective=objective,
     )
     return EncodedComparison(
@@ -217,13 +248,28 @@ def _comparisons(source: str) -> Iterator[Pair | Ranking]:
     for example in read(source):
         if not isinstance(example, Pair | Ranking):
             raise DataError(f"{source}: holds no pairs or rankings, and a reward model learns from nothing else")
-        if isinstance(example, Pair) or len(set(example.rank)) > 1:
-            yield example
+        yield example
 
 
-def _length_gap(lengths: Sequence[int]) -> int:
-    """How much longer the preferred answer of a pair is; 0 for rankings, which length control leaves alone."""
-    return lengths[0] - lengths[1] if len(lengths) == 2 else 0
+def _order(example: Pair | Ranking) -> tuple[tuple[int, ...], float | None]:
+    """The ranks of the answers, and how certain the order of a pair is, where the data says so."""
+    if isinstance(example, Ranking):
+        is_tied_pair = len(example.rank) == 2 and len(set(example.rank)) == 1
+        return example.rank, TIE if is_tied_pair else None
+    certainty = example.certainty
+    if example.is_tie:
+        return (1, 1), TIE
+    return ((1, 2), certainty) if certainty is None or certainty > TIE else ((2, 1), 1 - certainty)
+
+
+def _turned(of_answers: list[ValueT], rank: Sequence[int]) -> list[ValueT]:
+    """What is known of two answers, the better one first; more answers stay in the order of their file."""
+    return of_answers[::-1] if len(rank) == 2 and rank[1] < rank[0] else of_answers
+
+
+def _length_gap(lengths: Sequence[int], certainty: float | None) -> int:
+    """How much longer the preferred answer of a pair is; 0 for ties and rankings, which length control leaves alone."""
+    return lengths[0] - lengths[1] if len(lengths) == 2 and certainty != TIE else 0
 
 
 def _balanced(items: LazyRows[EncodedComparison], strength: float) -> LazyRows[EncodedComparison]:
@@ -239,7 +285,9 @@ def _balanced(items: LazyRows[EncodedComparison], strength: float) -> LazyRows[E
     ratio = (longer / shorter) ** strength
     unit = (longer + shorter) / (longer + shorter * ratio)
     weight = {1: unit, -1: unit * ratio, 0: 1.0}
-    return items.map(lambda item: _with_ranked(item, weight=weight[_sign(_length_gap(item.lengths))]))
+    return items.map(
+        lambda item: _with_ranked(item, weight=weight[_sign(_length_gap(item.lengths, item.ranked.certainty))])
+    )
 
 
 def _residual(items: LazyRows[EncodedComparison], strength: float) -> LazyRows[EncodedComparison]:
@@ -251,7 +299,8 @@ def _residual(items: LazyRows[EncodedComparison], strength: float) -> LazyRows[E
     slope = strength * logistic_slope([math.asinh(gap) for gap in items.column(_GAP).tolist()])
 
     def with_margin(item: EncodedComparison) -> EncodedComparison:
-        return _with_ranked(item, margin=item.ranked.margin - slope * math.asinh(_length_gap(item.lengths)))
+        gap = _length_gap(item.lengths, item.ranked.certainty)
+        return _with_ranked(item, margin=item.ranked.margin - slope * math.asinh(gap))
 
     return items.map(with_margin)
 

@@ -110,7 +110,7 @@ def scored_pairs(
         scores_MA = scores_MNK[:, first : first + len(item.lengths), item.ranked.objective]
         first += len(item.lengths)
         for better, worse in permutations(range(len(item.lengths)), 2):
-            if item.ranked.rank[better] < item.ranked.rank[worse]:
+            if item.ranked.rank[better] < item.ranked.rank[worse] and not item.is_tie:
                 pairs.append(_scored(item, scores_MA, better, worse))
     return pairs
 
@@ -129,5 +129,5 @@ def _scored(item: EncodedComparison, scores_MA: Tensor, better: int, worse: int)
     )
 
 
-def _accuracy(pairs: Sequence[ScoredPair]) -> float:
-    return sum(sum(pair.chosen) > sum(pair.rejected) for pair in pairs) / len(pairs)
+def _accuracy(pairs: Sequence[ScoredPair]) -> float | None:
+    return sum(sum(pair.chosen) > sum(pair.rejected) for pair in pairs) / len(pairs) if pairs else None

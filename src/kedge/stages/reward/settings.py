@@ -17,6 +17,8 @@ from kedge.stages.shared import batch_arithmetic
 from kedge.trainers.supervised import EvalSettings
 
 LengthControl = Literal["none", "balance", "residual"]
+Labels = Literal["hard", "soft"]
+Ties = Literal["drop", "half"]
 
 
 class RewardLoss(Section):
@@ -78,6 +80,11 @@ class RewardSettings(Section):
     """Types of the weights, recomputation, compilation."""
     loss: RewardLoss = RewardLoss()
     """What is minimised."""
+    labels: Labels = "hard"
+    """`soft` believes a pair as far as its `certainty` says (the probability that the chosen answer is the better one;
+    1 where there is none); `hard` believes every pair."""
+    ties: Ties = "drop"
+    """Pairs of certainty 0.5, and two answers on one rank: `drop` leaves them out, `half` asks for equal scores."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=1e-5)
     """AdamW and its schedule."""
     eval: EvalSettings = EvalSettings()
@@ -109,6 +116,15 @@ def check(settings: RewardSettings) -> Iterator[Finding]:
             f"({', '.join(settings.objectives)})",
             where="objectives",
             fix="give one file for each objective, in the same order",
+        )
+    if settings.loss.length_control == "residual" and (settings.labels == "soft" or settings.ties == "half"):
+        asked = "labels: soft" if settings.labels == "soft" else "ties: half"
+        yield Finding(
+            level="fatal",
+            code="reward.labels",
+            message=f"length_control: residual fits a length model to certain preferences, and {asked} has others",
+            where="loss.length_control",
+            fix="use length_control: balance, or labels: hard with ties: drop",
         )
     if settings.lora is not None and settings.frozen_layers:
         yield Finding(

@@ -125,8 +125,19 @@ def _read(context: Context, settings: RewardSettings, encoder: Encoder, field: s
         what = f"comparisons of `{field}`"
         report_long(context, "reward.too_long", what, max_length=settings.max_length, dropped=dropped, cut=cut)
 
+    def report_ties(count: int) -> None:
+        if count:
+            context.event("info", "reward.ties", f"{count:,} comparisons of `{field}` prefer nothing: left out")
+
     return read_comparisons(
-        context.inputs(field), encoder, use_margin=settings.loss.margin, too_long=settings.too_long, report=report
+        context.inputs(field),
+        encoder,
+        use_margin=settings.loss.margin,
+        labels=settings.labels,
+        ties=settings.ties,
+        too_long=settings.too_long,
+        report=report,
+        report_ties=report_ties,
     )
 
 

@@ -132,22 +132,46 @@ def _sampled(
 ) -> Rollouts:
     device = pick_device(request.device)
     model = load() if load is not None else load_causal(request.model, dtype=request.dtype, device=device)
-    longest = max(map(len, rows.tokens)) + request.sampling.max_new_tokens
-    at_once = rows_at_once(model, request.rows, longest=longest, total=-(-len(rows.tokens) // world.size))
+    return sample_answers(
+        model,
+        tokenizer,
+        rows,
+        request.sampling,
+        seed=request.seed,
+        at_once=request.rows,
+        progress=progress,
+        world=world,
+    )
+
+
+def sample_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Prompts,
+    sampling: SamplingSettings,
+    *,
+    seed: int,
+    at_once: AutoSize = "auto",
+    progress: Progress = lambda _: None,
+    world: World = ALONE,
+) -> Rollouts:
+    """An answer for every row, of a model that is at hand, on the CPU; its mode and attention are as before."""
+    longest = max(map(len, rows.tokens)) + sampling.max_new_tokens
+    max_rows = rows_at_once(model, at_once, longest=longest, total=-(-len(rows.tokens) // world.size))
     pad = padding_id(tokenizer)
     local = LocalGenerator(
         model,
-        request.sampling,
+        sampling,
         stop_ids=stop_ids(tokenizer),
         pad=pad,
-        max_rows=at_once,
+        max_rows=max_rows,
         decode=partial(decoded, tokenizer),
     )
     generator = SharedGenerator(local, world, pad=pad, device=model.device)
-    size = at_once * _ROUNDS * world.size
+    size = max_rows * _ROUNDS * world.size
     parts: list[Rollouts] = []
     for at in range(0, len(rows.tokens), size):
-        parts.append(to_device(generator.generate(_part(rows, slice(at, at + size)), request.seed), "cpu"))
+        parts.append(to_device(generator.generate(_part(rows, slice(at, at + size)), seed), "cpu"))
         progress(at + len(parts[-1].tokens_BT))
     return joined(parts)
 

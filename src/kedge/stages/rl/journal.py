@@ -16,6 +16,7 @@ from kedge.core.records import Rollouts, num_rows
 from kedge.monitor.detectors import CATALOGUE, Watchdog
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.runtime.local import Clock, TimedReward
+from kedge.stages.rl.looks import Looks
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
 from kedge.stages.rl.settings import RLSettings, num_iterations
@@ -25,9 +26,9 @@ from kedge.trainers.shared import EvaluatedRollouts, correlation, sampled_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PHASES: Final = ("generate", "judge", "gold_score", "save", "sync")
+_PHASES: Final = ("generate", "judge", "gold_score", "save", "sync", "exam")
 """Laps of an iteration that are not inside of each other: answers, scores and log-probs, scores of the gold source, the
-checkpoint of the iteration before, and weights for the generator."""
+checkpoint of the iteration before, weights for the generator, and a look at the policy."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class IterationJournal:
     clock: Clock
     precision: str
     """The type that the policy computes in."""
+    looks: Looks | None = None
     iterations: int = field(init=False)
     """Of the whole run."""
     detectors: Watchdog = field(init=False)
@@ -73,11 +75,13 @@ class IterationJournal:
         source, for after the iteration is saved: the policy has learnt from it already."""
         step, every, iterations = number + 1, self.settings.logging.every, self.iterations
         gold_B, gold_error = self._gold_scores(number, evaluated)
+        looked = self._look(step)
         record = {
             **metrics,
             **self._reward_metrics(evaluated, gold_B),
             **self.prompt_metrics(evaluated.rollouts),
             **self._speed(evaluated.rollouts),
+            **looked,
         }
         self.context.tracker.log(record, step=step)
         for alarm in self.detectors.observe(step, record):
@@ -90,10 +94,29 @@ class IterationJournal:
             self.context.say(f"  {progress_line(step, iterations, record)}")
         return gold_B is not None, gold_error
 
+    def mend_start(self, step: int) -> None:
+        """The look that all later ones are compared with, where the run ended in it and goes on from there."""
+        if step == 0 and self.looks is not None and not self.looks.has_start():
+            self.write_look(0)
+
+    def write_look(self, step: int) -> None:
+        """The look at a step without an iteration of its own, where one is due."""
+        if looked := self._look(step):
+            self.context.tracker.log({**looked, "time/exam": self.clock.take().get("exam", 0.0)}, step=step)
+
+    def _look(self, step: int) -> dict[str, float]:
+        if self.looks is None or step not in self.looks.steps:
+            return {}
+        with self.clock.lap("exam"):
+            return self.looks.take(step)
+
     def state(self) -> dict[str, Any]:
         return {"detectors": self.detectors.state(), "last_prompts": sorted(self.last_prompts)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], *, step: int) -> None:
+        """`state` was that after so many iterations."""
+        if self.looks is not None:
+            self.looks.forget_after(step)
         self.detectors.load(state["detectors"])
         self.last_prompts = frozenset(state["last_prompts"])
         counters = [counter for source in self.sources for counter in source.failure_counters]
@@ -130,7 +153,9 @@ class IterationJournal:
         laps = self.clock.take()
         laps["update"] = laps["step"] - sum(laps.get(phase, 0.0) for phase in _PHASES)
         tokens = int(rollouts.attention_mask_BT.sum())
-        return {"tokens/per_second": tokens / laps["step"]} | {f"time/{name}": value for name, value in laps.items()}
+        return {"tokens/per_second": tokens / (laps["step"] - laps.get("exam", 0.0))} | {
+            f"time/{name}": value for name, value in laps.items()
+        }
 
     def _write_samples(self, step: int, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> None:
         rollouts = evaluated.rollouts

@@ -30,6 +30,7 @@ from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
 from kedge.stages.rl.generator import make_generator, refuse_other_weights
 from kedge.stages.rl.journal import IterationJournal
+from kedge.stages.rl.looks import open_looks
 from kedge.stages.rl.prompts import (
     PromptDataset,
     RolloutStream,
@@ -159,6 +160,7 @@ class RLRun:
             tokenizer=self.tokenizer,
             clock=self.clock,
             precision=str(self.roles.model.dtype).removeprefix("torch."),
+            looks=open_looks(self.context, self.settings, self.roles.model, self.tokenizer),
         )
         self.generator = self._make_generator(self.settings.sampling)  # last: it may start what has to be ended
         self.max_mismatch = max_mismatch(self.generator)
@@ -239,6 +241,7 @@ class RLRun:
         self.num_bad += 1
         self.clock.take()
         self.context.event("warning", code, f"iteration {step}: {what}", step=step)
+        self.journal.write_look(step)
         # Batches under way were sampled before: those behind them are of the policy as it now stays.
         if self.num_bad >= MAX_BAD_STEPS + lag_of(self.settings.generator):
             self._note_state(step)
@@ -305,12 +308,14 @@ class RLRun:
             if run.read_metrics() or run.read_samples():
                 run.resume_at(None)
             self._note_state(0)
+            self.journal.write_look(0)
             self.save()
             return
         self._load(latest.checkpoint.folder)
         run.resume_at(latest.checkpoint.step)
         for reason in latest.skipped:
             run.event("warning", "checkpoint.damaged", f"left out: {reason}")
+        self.journal.mend_start(self.step)
 
     def _load(self, folder: Path) -> None:
         state = load_state(folder)
@@ -324,7 +329,7 @@ class RLRun:
         for name, part in self.stateful.items():
             part.load(state["stateful"][name])
         self.rollbacks, self.num_bad = max(self.rollbacks, state["rollbacks"]), state["num_bad"]
-        self.journal.load(state["journal"])
+        self.journal.load(state["journal"], step=state["step"])
         restore_rng(state["rng"])
         self.stream.replace(batches_of(state.get("under_way", ()), self.roles.model.device))
         self._note_state(state["step"])

@@ -18,6 +18,7 @@ from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.generators import GeneratorUse, check_generator
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
+from kedge.stages.rl.look_settings import LookSettings, check_looks
 from kedge.stages.shared.batch_arithmetic import count
 from kedge.trainers.settings import CorrectionSettings, KLSettings, ScoreSettings
 
@@ -133,6 +134,8 @@ class RLSettings(Protocol):
     @property
     def logging(self) -> LoggingSettings: ...
     @property
+    def eval(self) -> LookSettings | None: ...
+    @property
     def detectors(self) -> DetectorSettings: ...
     @property
     def stop(self) -> StopSettings: ...
@@ -183,6 +186,7 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
     """What is wrong with the settings that all RL stages have. `is_mismatch_measured`: whether the trainer computes the
     log-probs of the answers itself too."""
     yield from _check_generator(settings, is_mismatch_measured=is_mismatch_measured)
+    yield from check_looks(settings.eval, settings.kind, num_iterations(settings))
     responses = settings.batch * settings.answers
     if settings.minibatches > responses:
         yield Finding(

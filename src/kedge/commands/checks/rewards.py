@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from kedge.commands.check_records import Asked, Checked, Outcome, fatal
-from kedge.commands.check_reward_models import check_reward_model
+from kedge.commands.checks.records import Asked, Checked, Outcome, fatal
+from kedge.commands.checks.reward_models import check_reward_model
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.findings import Finding
@@ -26,6 +26,7 @@ from kedge.rewards.settings import (
     MixSource,
     ModelSource,
     NumericSource,
+    PairwiseJudge,
     RewardSourceSettings,
     TextSettings,
     UnitTestsSource,
@@ -60,7 +61,7 @@ class RewardChecks:
         asked: Asked,
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> Iterator[tuple[Checked, list[Finding]]]:
-        """Every source that scores the answers of a stage."""
+        """Every source that scores the answers of a stage, and every judge that compares them."""
         for name, settings in use.rewards.items():
             for place, leaf in leaves(settings, name):
                 outcome = self._outcome(leaf, place, links, asked, use, tokenizer)
@@ -69,6 +70,19 @@ class RewardChecks:
                     what=outcome.what, subject=outcome.subject, result=outcome.result, used_by=(f"{stage}.{name}",)
                 )
                 yield checked, [replace(finding, where=where) for finding in outcome.findings]
+        for place, judge in (use.judges or {}).items():
+            outcome = self._judge(judge, asked)
+            checked = Checked(
+                what=outcome.what, subject=outcome.subject, result=outcome.result, used_by=(f"{stage}.{place}",)
+            )
+            yield checked, [replace(finding, where=f"{stage}.{place}") for finding in outcome.findings]
+
+    def _judge(self, judge: PairwiseJudge, asked: Asked) -> Outcome:
+        key = f"pairwise {judge.model_dump_json()}"
+        if key not in self._outcomes:
+            context = RewardContext(folder=self.recipe.file.parent, seed=self.recipe.settings.seed)
+            self._outcomes[key] = _pairwise(judge, context, asked, offline=self.offline)
+        return self._outcomes[key]
 
     def _outcome(
         self,
@@ -183,6 +197,41 @@ def _server(leaf: HttpSource | JudgeSource, context: RewardContext, asked: Asked
             findings=(Finding(level="warning", code="reward.server_unscored", message=message),),
         )
     return replace(shared, result="no usable reply", findings=(fatal("reward.server", message, fix),))
+
+
+def _pairwise(judge: PairwiseJudge, context: RewardContext, asked: Asked, *, offline: bool) -> Outcome:
+    """Ask a judge to compare two made-up answers, in both orders, without retries; its replies are not kept."""
+    from kedge.rewards.pairwise import Panelist, TwoAnswers
+
+    shown = redacted(judge.url)
+    shared = Outcome(what="judge", subject=f"{judge.label} at {shown}", result="")
+    once = judge.model_copy(update={"retries": 0, "timeout_s": min(judge.timeout_s, ASK_S)})
+    first, second = dummies(asked)
+    try:
+        panelist = Panelist(once, context)
+        if offline:
+            return replace(shared, result="not asked (--offline)")
+        (result,) = panelist.compare([TwoAnswers(prompt=first.prompt, first=first.text, second=second.text)])
+    except KedgeError as error:
+        return replace(shared, result="cannot be used", findings=(fatal("judge.unusable", str(error)),))
+    if result.reason:
+        reason = redacted(result.reason).partition(" (tried ")[0]
+        message = f"{shown} was asked to compare two made-up answers and did not: {reason}"
+        fix = (
+            "start the server, or mend the URL, the model's name or the key; --offline leaves servers out of the check"
+        )
+        return replace(shared, result="no usable reply", findings=(fatal("judge.server", message, fix),))
+    if result.as_a is None or result.as_b is None:
+        message = f"{judge.label} was asked to compare two made-up answers, and its reply names no winner"
+        finding = Finding(
+            level="warning",
+            code="judge.unreadable",
+            message=message,
+            fix="allow longer replies (max_tokens), or take a model that follows the request",
+        )
+        return replace(shared, result="asked once: names no winner", findings=(finding,))
+    agreed = "the same in both orders" if result.as_a == result.as_b else "another one in the other order"
+    return replace(shared, result=f"asked once: names a winner, {agreed}")
 
 
 def _checkable(leaf: TextSettings, context: RewardContext, asked: Asked, use: PromptUse) -> Outcome:

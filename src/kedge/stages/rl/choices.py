@@ -23,11 +23,10 @@ from kedge.core.world import ALONE, World
 from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.examples import Message, Messages, Role
 from kedge.data.template import render
-from kedge.exams.exam import ChoiceQuestion, ChoiceReply, Turns
+from kedge.exams.exam import ChoiceQuestion, ChoiceReply, Template, Turns
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.settings import AutoSize
 from kedge.models.training.passes import InferenceSize
-from kedge.stages.exam.settings import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

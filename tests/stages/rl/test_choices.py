@@ -12,12 +12,11 @@ import torch
 from kedge.core.errors import DataError
 from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.tokenizer import load_tokenizer, tokens_with_spans
-from kedge.exams.exam import ChoiceQuestion
+from kedge.exams.exam import ChoiceQuestion, Template
 from kedge.models.forward.heads import language_model
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.tiny import make_tiny
-from kedge.stages.exam.choices import Renderer, choice_replies, encode, plain_text
-from kedge.stages.exam.settings import Template
+from kedge.stages.rl.choices import Renderer, choice_replies, encode, plain_text
 
 SHOTS = (("user", "Say A.\nAnswer:"), ("assistant", "A"))
 QUESTIONS = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kedge.commands.check_records import Asked, Outcome, fatal
+from kedge.commands.checks.records import Asked, Outcome, fatal
 from kedge.core.errors import KedgeError
 from kedge.core.findings import Finding
 from kedge.core.stage import PromptUse

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import max_broken_of
-from kedge.commands.check_records import Asked, Checked
+from kedge.commands.checks.records import Asked, Checked
 from kedge.core.errors import KedgeError
 from kedge.core.findings import Finding
 from kedge.core.stage import DATA_KINDS, PromptUse, TooLong, WeightedFile

@@ -1,0 +1,1 @@
+"""`kedge label`: the store of people's labels on the command line."""

@@ -1,0 +1,141 @@
+"""Projects: what is asked, the versions of the guideline, and how much overlap and gold there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select
+
+from kedge.core.errors import ConfigError, DataError
+from kedge.core.files import hash_bytes
+from kedge.core.suggest import did_you_mean
+from kedge.label import tables
+from kedge.label.audit import note
+from kedge.label.database import Store
+from kedge.label.questions import parse_questions
+from kedge.label.texts import check_text
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How many people label an item, and how often gold comes."""
+
+    wanted: int = 1
+    overlap_share: float = 0.2
+    overlap_wanted: int = 3
+    gold_share: float = 0.08
+
+    def __post_init__(self) -> None:
+        if self.wanted < 1 or self.overlap_wanted < 1:
+            raise ConfigError(f"wanted is {self.wanted}, overlap {self.overlap_wanted}: at least 1 label an item")
+        for name in ("overlap_share", "gold_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share from 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A project as it stands; `guideline` is the number of the present version."""
+
+    id: int
+    name: str
+    questions: Mapping[str, Any]
+    settings: Settings
+    secret: str
+    guideline: int
+
+
+def new_project(
+    store: Store, name: str, questions: Sequence[str], guideline: str, settings: Settings | None = None
+) -> Project:
+    """Make a project with the first version of its guideline."""
+    settings = settings or Settings()
+    asked = parse_questions(questions)
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r}: the name of a project has letters, digits, '.', '_' and '-', at most 100")
+    if not guideline.strip():
+        raise ConfigError("the guideline is empty; say what people are to look at")
+
+    def work(connection: Connection) -> Project:
+        if name in _names(connection):
+            raise ConfigError(f"{name}: there is a project of this name already; choose another")
+        secret = store.token(256)
+        row = {
+            "name": name,
+            "questions": asked,
+            "settings": asdict(settings),
+            "secret": secret,
+            "at": store.now(),
+        }
+        number = connection.execute(insert(tables.project).values(**row).returning(tables.project.c.id)).scalar_one()
+        version = _add_guideline(store, connection, number, guideline)
+        note(store, connection, "project.new", {"project": name, "questions": asked, "settings": asdict(settings)})
+        return Project(id=number, name=name, questions=asked, settings=settings, secret=secret, guideline=version)
+
+    return store.write(work)
+
+
+def add_guideline(store: Store, project: Project, guideline: str) -> int:
+    """Add a version, which later judgments name, and give its number. The same words again are no new version."""
+
+    def work(connection: Connection) -> int:
+        number = _add_guideline(store, connection, project.id, guideline)
+        return connection.scalars(select(tables.guideline.c.version).where(tables.guideline.c.id == number)).one()
+
+    return store.write(work)
+
+
+def _add_guideline(store: Store, connection: Connection, project: int, guideline: str) -> int:
+    table = tables.guideline
+    digest = hash_bytes(check_text(guideline, "the guideline").encode())
+    last = connection.execute(
+        select(table.c.id, table.c.version, table.c.hash)
+        .where(table.c.project == project)
+        .order_by(table.c.version.desc())
+        .limit(1)
+    ).first()
+    if last is not None and last.hash == digest:
+        return last.id
+    version = 1 if last is None else last.version + 1
+    values = {"project": project, "version": version, "hash": digest, "body": guideline, "at": store.now()}
+    number = connection.execute(insert(table).values(**values).returning(table.c.id)).scalar_one()
+    note(store, connection, "guideline.new", {"project": project, "version": version, "hash": digest})
+    return number
+
+
+def read_guideline(store: Store, number: int) -> str:
+    """The words of a version."""
+    query = select(tables.guideline.c.body).where(tables.guideline.c.id == number)
+    return store.read(lambda connection: connection.execute(query).scalar_one())
+
+
+def find_project(store: Store, name: str) -> Project:
+    """The project of this name, or an error with the nearest one."""
+    return store.read(lambda connection: _find(connection, name))
+
+
+def _find(connection: Connection, name: str) -> Project:
+    row = connection.execute(select(tables.project).where(tables.project.c.name == name)).mappings().first()
+    if row is None:
+        names = _names(connection)
+        known = f"; there are {', '.join(names)}" if names else "; there is none yet: `kedge label new`"
+        raise DataError(f"{name}: no project of this name{did_you_mean(name, names)}{known}")
+    table = tables.guideline
+    version = connection.scalar(select(func.max(table.c.id)).where(table.c.project == row["id"])) or 0
+    return Project(
+        id=row["id"],
+        name=name,
+        questions=row["questions"],
+        settings=Settings(**row["settings"]),
+        secret=row["secret"],
+        guideline=version,
+    )
+
+
+def _names(connection: Connection) -> list[str]:
+    return list(connection.scalars(select(tables.project.c.name).order_by(tables.project.c.name)))

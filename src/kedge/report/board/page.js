@@ -1,0 +1,61 @@
+// Keys, search and copying for the items that were lost. The page is complete without this.
+(() => {
+  const form = document.getElementById("filter");
+  if (!form) return;
+  const items = [...document.querySelectorAll("article.lost")];
+  const said = document.getElementById("said");
+  const texts = items.map((item) => item.textContent.toLowerCase());
+  let at = -1;
+  const say = (text) => { said.textContent = text; };
+  const filter = () => {
+    const words = form.elements.q.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const { model, column } = Object.fromEntries(new FormData(form));
+    let shown = 0;
+    items.forEach((item, place) => {
+      const fits = (!model || item.dataset.model === model) && (!column || item.dataset.column === column)
+        && words.every((word) => texts[place].includes(word));
+      item.hidden = !fits;
+      shown += fits;
+    });
+    say(shown === items.length ? "" : `${shown} of ${items.length}`);
+  };
+  const move = (by) => {
+    let place = at + by;
+    while (items[place]?.hidden) place += by;
+    if (!items[place]) return;
+    at = place;
+    items[at].focus({ preventScroll: true });
+    items[at].scrollIntoView({ block: "start" });
+  };
+  const copy = async (item) => {
+    const code = item?.querySelector(".command code");
+    if (!code) return say("no command here");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      say("copied: fill in --why and --check");
+    } catch {
+      getSelection().selectAllChildren(code);
+      say(document.execCommand("copy") ? "copied: fill in --why and --check" : "selected: copy it yourself");
+    }
+  };
+  form.addEventListener("input", filter);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  document.addEventListener("focusin", (event) => {
+    const place = items.indexOf(event.target.closest?.("article.lost"));
+    if (place >= 0) at = place;
+  });
+  document.addEventListener("click", (event) => {
+    if (event.target.matches?.(".command button")) copy(event.target.closest("article"));
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches?.("input, select")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const act = { j: () => move(1), k: () => move(-1), b: () => copy(items[at]), "/": () => form.elements.q.focus() }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+})();
