@@ -37,6 +37,8 @@ _WORTH_CAPTURING = 5e12
 _WITHOUT_GRADIENTS = 0.6
 """Tokens times weights of a pass, above which the GPU is slower than the host (on an H200 the host takes 100 ms for 30
 layers and back, a fifth without gradients, the GPU then a third): there graphs would only hold memory."""
+_OFTEN_FULL = 2
+"""So many times memory may run out in a capture, which holds every gradient twice, before layers go on without."""
 
 
 class CapturedLayers(nn.Module):
@@ -52,6 +54,7 @@ class CapturedLayers(nn.Module):
         self._graphs: dict[Hashable, dict[Bucket, _Graphs | None]] = {}
         """By what they compute, then by size; None where that cannot be captured."""
         self._flat: dict[Hashable, _FlatGradients] = {}
+        self._num_full = 0
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: Rotation, layout: Layout | None = None, **others: Any
@@ -75,7 +78,7 @@ class CapturedLayers(nn.Module):
         is_large = hidden_states.shape[1] * self._num_weights > most
         pool = _pool(hidden_states.device)
         pool.users.add(self)
-        if is_large or pool.is_kept_for_backward or pool.has_failed:
+        if is_large or pool.is_kept_for_backward or pool.has_failed or self._num_full >= _OFTEN_FULL:
             return None
         bucket = bucket_of(hidden_states.shape[1], len(layout.lengths), layout.rows.longest)
         same = self._graphs.setdefault((hidden_states.requires_grad, torch.is_grad_enabled(), self._identity()), {})
@@ -84,6 +87,11 @@ class CapturedLayers(nn.Module):
             other = next(iter(same.values()), None)
             near, same[bucket] = bucket, self._captured(bucket, hidden_states, rotation, layout, other)
         return same[near]
+
+    def _note_full(self) -> None:
+        self._num_full += 1
+        if self._num_full == _OFTEN_FULL:
+            _log.warning("layers run without CUDA graphs, which is slow: there is not enough memory for them")
 
     def drop_graphs(self) -> None:
         """Give their memory back; they are captured again when they are needed."""
@@ -110,7 +118,7 @@ class CapturedLayers(nn.Module):
             inputs = _inputs(bucket, hidden_states, rotation, layout)
             return self._capture(inputs, layout, pool, other)
         except torch.OutOfMemoryError:
-            pool.note_full()
+            self._note_full()
             raise
         except RuntimeError as error:  # a module that asks the host something
             pool.has_failed = True  # what was captured half-way is still in the pool
@@ -281,15 +289,7 @@ class _Pool:
     has_failed: bool = False
     """Whether a capture ended half-way: there are no more of them then."""
     kept: weakref.ref[_Kept] | None = None
-    num_full: int = 0
     users: weakref.WeakSet[CapturedLayers] = field(default_factory=lambda: weakref.WeakSet[CapturedLayers]())
-
-    def note_full(self) -> None:
-        """Memory ran out in a capture, which holds every gradient twice: the second time is the last."""
-        self.num_full += 1
-        if self.num_full > 1 and not self.has_failed:
-            self.has_failed = True
-            _log.warning("layers run without CUDA graphs, which is slow: there is not enough memory for them")
 
     @property
     def handle(self) -> Any:
