@@ -221,6 +221,15 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
             where="scores.overlong_buffer",
             fix="set a smaller buffer (a quarter of the longest answer is usual)",
         )
+    if settings.scores.length and settings.scores.length.least > settings.sampling.max_new_tokens:
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.length",
+            message=f"scores.length.least {settings.scores.length.least} is more than the longest answer, "
+            f"sampling.max_new_tokens {settings.sampling.max_new_tokens}: every answer would be too short",
+            where="scores.length.least",
+            fix="set a range within the longest answer",
+        )
     if settings.kl.start == 0 and settings.kl.limit is not None and settings.kl.on_limit == "rollback":
         yield Finding(
             level="fatal",
