@@ -157,7 +157,7 @@ def length_price(length_B: Tensor, *, price: float, least: float, most: float) -
     if not 0 <= least <= most:
         raise ConfigError(f"least {least:g} and most {most:g}: expected two lengths, 0 <= least <= most")
     length_B = widen(length_B)
-    return -price * ((least - length_B).clamp(min=0) + (length_B - most).clamp(min=0))
+    return price * ((length_B - least).clamp(max=0) + (most - length_B).clamp(max=0))
 
 
 def missing_eos_penalty(scores_B: Tensor, finished_B: Tensor, *, penalty: float) -> Tensor:
