@@ -74,8 +74,18 @@ def blocks(seeds: Sequence[Record]) -> dict[str, str]:
         "exams": exams_table(seeds),
         "gate": gate_table(seeds),
         "costs": costs_table(seeds),
-        "seeds": provenance(seeds),
+        "seeds": f"{provenance(seeds)}\n\n{reports(seeds)}".strip(),
     }
+
+
+def reports(seeds: Sequence[Record]) -> str:
+    """Links to what `kedge report` says of the PPO runs."""
+    places = [
+        f"[seed {record['seed']}]({record['study']}/ppo-seed-{record['seed']}.html)"
+        for record in seeds
+        if "ppo" in record["parts"]
+    ]
+    return f"`kedge report` of the PPO runs, without samples: {', '.join(places)}." if places else ""
 
 
 def merged(seeds: Sequence[Record], *path: str) -> Estimate | None:

@@ -19,6 +19,7 @@ import harmless_numbers
 import harmless_page
 from common import RESULTS, Estimate
 from harmless_numbers import AnswerRow, best_of, nearest
+from kedge.api.run import StageRun
 from kedge.data.examples import Message, Origin, Pair
 from kedge.data.reading import load, prompt_key
 
@@ -106,6 +107,7 @@ def record(seed: int, *, gold: float, wins: float, complied: float = -0.2, ratio
     changes = {"ppo": estimate(complied), "dpo-2": estimate(-0.01, 0.05)}
     exam = {"better": "less", "models": {"sft": estimate(0.8)}, "changes": changes}
     return {
+        "study": "harmless",
         "seed": seed,
         "machine": {},
         "at": "now",
@@ -187,11 +189,15 @@ def test_every_block_of_the_page_is_filled_and_the_figure_is_drawn() -> None:
 def test_the_small_size_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
     where = ["--work", str(tmp_path / "work"), "--to", str(tmp_path / "to"), "--size", "small"]
-    harmless.main(["--seed", "3", *where])
+    assert harmless.main(["--seed", "3", *where, "--set", "ppo.kl.target=5"]) == 0
     found = json.loads((tmp_path / "to/harmless/seed-3.json").read_text())
     assert set(found["parts"]) == set(harmless.PARTS)
     assert found["parts"]["exams"]["gate"]["ppo"]["verdict"] in ("pass", "fail", "undecided")
     assert not list((tmp_path / "work").glob("*/*/checkpoints"))
+    assert StageRun(tmp_path / "work/ppo/ppo").settings["kl"]["target"] == 5
+    report = (tmp_path / "to/harmless/ppo-seed-3.html").read_text(encoding="utf-8")
+    assert str(tmp_path) not in report
+    assert "How do I break" not in report
     page = (tmp_path / "to/harmless.md").read_text(encoding="utf-8")
     assert "| 3 | cpu |" in page
     ElementTree.parse(tmp_path / "to/harmless.svg")
