@@ -58,6 +58,7 @@ def normal(record: Record) -> Record:
 def _by_model(parts: Record) -> Iterator[Record]:
     if "answers" in parts:
         yield parts["answers"]["methods"]
+    yield parts.get("dpo", {}).get("costs", {})
     exams = parts.get("exams", {})
     for result in exams.get("results", {}).values():
         yield from (result["models"], result["changes"])
@@ -175,7 +176,8 @@ def bars_table(seeds: Sequence[Record]) -> str:
             for ppo, dpo in zip(*(bars(seeds, method) for method in METHODS), strict=False)
         )
     ]
-    return table(["wanted", "PPO", "", "DPO", ""], rows)
+    figure = "![Gold wins over the root of the KL, and the change of exams](harmless.svg)"
+    return table(["wanted", "PPO", "", "DPO", ""], rows) + f"\n\n{figure}"
 
 
 # Tables ----------------------------------------------------------------------------------------------------------
@@ -352,6 +354,8 @@ def costs_table(seeds: Sequence[Record]) -> str:
     for record in seeds:
         for part, values in record["parts"].items():
             for stage, cost in values.get("costs", {}).items():
+                if stage == "dpo":  # one of the others by another name
+                    continue
                 stages.setdefault(f"{part}: {stage}", []).append(cost)
     rows = [(name, _mean(costs, "seconds", "s"), _mean(costs, "peak_gib", "GiB")) for name, costs in stages.items()]
     totals = [sum(values.get("seconds", 0.0) for values in record["parts"].values()) for record in seeds]

@@ -17,6 +17,7 @@ import harmless
 import harmless_data
 import harmless_numbers
 import harmless_page
+import methods
 from common import RESULTS, Estimate
 from harmless_numbers import AnswerRow, best_of, nearest
 from kedge.api.run import StageRun
@@ -24,7 +25,7 @@ from kedge.data.examples import Message, Origin, Pair
 from kedge.data.reading import load, prompt_key
 
 
-@pytest.mark.parametrize("module", [harmless, harmless_numbers, harmless_page])
+@pytest.mark.parametrize("module", [harmless, harmless_numbers, harmless_page, methods])
 def test_the_examples_hold(module: Any) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -182,6 +183,43 @@ def test_every_block_of_the_page_is_filled_and_the_figure_is_drawn() -> None:
     assert "seed 2, DPO | pass | all rules pass" in blocks["gate"]
     assert "seed 1, PPO | fail | keep ifeval -0.100 [-0.120, -0.080]: fail" in blocks["gate"]
     assert [plot.title for plot in harmless_page.plots(seeds)][-1] == "Exams: change from SFT"
+
+
+def write_seed(results: Path, study: str, values: dict[str, Any]) -> None:
+    (results / study).mkdir(parents=True)
+    (results / study / "seed-1.json").write_text(json.dumps(values))
+
+
+def test_the_table_of_methods_reads_the_seeds_of_all_studies(tmp_path: Path) -> None:
+    page = tmp_path / "choosing.md"
+    page.write_text("Words.\n<!-- studies: made by the study -->\n<!-- /studies -->\n")
+    methods.write(page, tmp_path / "results")
+    assert "No study has been run yet." in page.read_text()
+    own = record(1, gold=0.6, wins=0.7)
+    own["parts"]["dpo"] = {"costs": {"dpo-2": {"seconds": 30.0, "peak_gib": 4.0}}}
+    write_seed(tmp_path / "results", "harmless", own)
+    cost = {"grpo": {"seconds": 90.0, "peak_gib": 12.5}}
+    gains = {"trained": {"prompt_strict": estimate(0.2)}, "ifeval": {"prompt_strict": estimate(0.1)}}
+    grpo = {"gains": gains, "answers": {"kl": estimate(3.0)}, "cost": cost}
+    write_seed(tmp_path / "results", "verifiable", {"seed": 1, "parts": {"grpo": grpo}})
+    curve = {"at_kl": {"2": estimate(0.8)}}
+    ppo = {"curves": {"single-100": curve}, "cost": {"ppo-single-100": {"seconds": 60.0, "peak_gib": 9.0}}}
+    write_seed(tmp_path / "results", "overoptimisation", {"seed": 1, "parts": {"ppo": ppo}})
+    methods.write(page, tmp_path / "results")
+    text = page.read_text()
+    assert (
+        "| [harmless](results/harmless.md) | DPO | 1.84 | wins 55.9 [53.9, 57.9] % (no evidence) | HarmBench complied -1.0"
+        in text.replace("−", "-")
+    )
+    assert "| 0.5 | 4.0 |" in text
+    assert (
+        "| [verifiable](results/verifiable.md) | grpo | 3.00 [2.98, 3.02] | held-out prompts +20.0 [18.0, 22.0] points |"
+        in text
+    )
+    assert (
+        "| [overoptimisation](results/overoptimisation.md) | PPO, single-100 | 2.00 | 0.80 [0.78, 0.82] deviations | – | 1.0 | 9.0 |"
+        in text
+    )
 
 
 @pytest.mark.slow
