@@ -29,6 +29,7 @@ from kedge.api.recipe import Recipe
 from kedge.api.run import StageRun
 from kedge.commands.doctor import examine
 from kedge.core.errors import ContractStop
+from kedge.core.instructions.languages import require_langdetect
 from kedge.exams.catalogue import exams_home
 from kedge.exams.public.fetching import fetch_exam
 
@@ -293,6 +294,14 @@ PARTS: dict[str, Callable[[Study], Record]] = {
 }  # fmt: skip
 
 
+def bring_exams(source: Path) -> None:
+    """What the exams need, before anything is trained."""
+    require_langdetect("IFEval")
+    for exam, folder in PUBLIC_EXAMS.items():
+        if not (exams_home() / exam).is_dir():
+            fetch_exam(exam, source / folder)
+
+
 def open_study(options: Options) -> Study:
     """The data of a seed, and the exams, brought into its work folder."""
     sizes = FULL if options.size == "full" else SMALL
@@ -308,9 +317,8 @@ def open_study(options: Options) -> Study:
         pairs_a_prompt=sizes.pairs_a_prompt,
         demonstrations=sizes.demonstrations,
     )
-    for exam, folder in PUBLIC_EXAMS.items() if options.size == "full" and "exams" in options.only else ():
-        if not (exams_home() / exam).is_dir():
-            fetch_exam(exam, options.data / "eval" / folder)
+    if options.size == "full" and "exams" in options.only:
+        bring_exams(options.data / "eval")
     clock("data: " + ", ".join(f"{count:,} {name}" for name, count in files.counts.items()))
     return Study(options=options, sizes=sizes, files=files, numbers=SeedFile(options), clock=clock)
 
