@@ -22,8 +22,8 @@ TASKS: tuple[Task, ...] = ("harmless", "helpful")
 SOURCES: dict[Task, str] = {"harmless": "pairs/hh-harmless.jsonl.gz", "helpful": "pairs/alpacaeval-gpt4.jsonl.gz"}
 DEMONSTRATIONS = "sft/instructions.jsonl.gz"
 _ASKED_SHARE = 0.1
-_LONGEST_DEMONSTRATION = 1200
-"""Characters of an answer to imitate: longer ones would teach answers that are cut off."""
+_LONGEST_DEMONSTRATION = 500
+"""Characters of an answer to imitate, about 125 tokens: longer ones would teach answers that are cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,9 @@ class Files:
     """Both tasks of the policy's side together, for DPO."""
     heldout: Path
     demonstrations: Path
+    """The preferred answers of HH, and instructions."""
+    instructions: Path
+    """The latter alone."""
     prompts: Path
     """Of the policy's side, with `task` and `risky`."""
     questions: Path
@@ -56,7 +59,8 @@ def prepare(source: Path, folder: Path, *, seed: int, pairs_a_prompt: int, demon
         pairs = _few(_sound(load(source / SOURCES[task])), pairs_a_prompt)
         train[task], gold[task], asked[task] = three_parts(pairs, seed)
     known = {prompt_key(pair) for part in (gold, asked) for pairs in part.values() for pair in pairs}
-    imitated = [*_chosen(train["harmless"]), *_spread(_others(source, known), demonstrations)]
+    instructions = _spread(_others(source, known), demonstrations)
+    imitated = [*_chosen(train["harmless"]), *instructions]
     files = Files(
         train={task: folder / f"{task}.train.jsonl" for task in TASKS},
         gold={task: folder / f"{task}.gold.jsonl" for task in TASKS},
@@ -64,6 +68,7 @@ def prepare(source: Path, folder: Path, *, seed: int, pairs_a_prompt: int, demon
         pairs=folder / "pairs.jsonl",
         heldout=folder / "heldout.jsonl",
         demonstrations=folder / "demonstrations.jsonl",
+        instructions=folder / "instructions.jsonl",
         prompts=folder / "prompts.jsonl",
         questions=folder / "questions.jsonl",
         counts={
@@ -80,6 +85,7 @@ def prepare(source: Path, folder: Path, *, seed: int, pairs_a_prompt: int, demon
     _write(files.pairs, map(_pair_row, [*train["harmless"], *train["helpful"]]))
     _write(files.heldout, map(_pair_row, [*asked["harmless"], *asked["helpful"]]))
     _write(files.demonstrations, ({"messages": _plain(messages)} for messages in imitated))
+    _write(files.instructions, ({"messages": _plain(messages)} for messages in instructions))
     _write(files.prompts, _prompt_rows(train))
     _write(files.questions, _prompt_rows(asked))
     return files
