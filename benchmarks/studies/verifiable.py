@@ -31,6 +31,7 @@ from ruamel.yaml import YAML
 import kedge
 from common import Clock, Options, Record, SeedFile, by_cluster, parse, read_seeds, stage_cost
 from kedge.api.run import StageRun
+from kedge.core.instructions.languages import require_langdetect
 from kedge.data.instructions.generate import generate
 from kedge.data.instructions.wordings import TRAINED, UNTRAINED
 from kedge.data.sources import rows as read_source
@@ -86,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_seed(options: Options) -> list[str]:
     """Run the parts one after the other; gives those that failed."""
+    require_langdetect("the study of verifiable instructions")
     clock, file = Clock(), SeedFile(options)
     size = SMALL if options.size == "small" else FULL
     overlap = prepare(options, size)
@@ -222,7 +224,7 @@ def stage_of(method: str, grpo: Record, imitate: Record) -> Record:
                 "n": grpo["answers"],
                 "method": {"kind": "rejection", "rounds": ROUNDS, "epochs": 2} | imitate,
                 "batch": min(32, rejection_prompts(grpo)),
-                "optimiser": {"lr": lr, "schedule": "linear", "warmup": 0.05},
+                "optimiser": {"lr": 3 * lr, "schedule": "linear", "warmup": 0.05},
             }
 
 
@@ -251,6 +253,7 @@ def train(part: str, options: Options, size: Record, clock: Clock) -> Path:
         "prompts": "data/trained.jsonl",
         "reward": {"kind": "instructions", "give": "all"},
         "max_new_tokens": grpo["sampling"]["max_new_tokens"],
+        "temperature": grpo["sampling"]["temperature"],
     }
     recipe = {"kedge": 1, "name": part, "seed": options.seed, "model": model, "stages": stages}
     file = options.work / f"{part}.yaml"
@@ -352,7 +355,7 @@ def curves(stage: Path) -> Record:
 
 
 def answer_numbers(file: Path, model: str) -> Record:
-    """Of answers sampled at temperature 1 to the held-out prompts: KL to the start, tokens, distinct-2, …"""
+    """Of answers sampled to the held-out prompts as in training: KL to the start, tokens, distinct-2, …"""
     found: Record = json.loads(file.read_text(encoding="utf-8"))["models"][model]
     about = {name: found[name] for name in ("finished", "repetition", "distinct")}
     for name in ("kl", "length"):

@@ -36,8 +36,6 @@ REPORTS = ("grpo",)
 """Methods whose report is kept beside the seeds."""
 WANTED = 0.08
 """The gain of prompt-level strict IFEval that the study set out for."""
-MARGIN = 0.02
-"""A loss on untrained kinds within this many points is none that 541 prompts could show."""
 
 
 def write_results(options: Options, seeds: Sequence[Record]) -> None:
@@ -88,9 +86,15 @@ def verdict(seeds: Sequence[Record], parts: Sequence[str]) -> str:
 
 
 def _loss(rest: Estimate) -> str:
+    """
+    >>> _loss(Estimate(value=0.01, low=-0.03, high=0.05, count=1))
+    'no loss is shown, and one of more than 3.0 points is excluded'
+    """
     if rest.high < 0:
         return "a loss"
-    return "no loss" if rest.low >= -MARGIN else "a loss can be neither shown nor excluded"
+    if rest.low > 0:
+        return "a gain"
+    return f"no loss is shown, and one of more than {max(0.0, -100 * rest.low):.1f} points is excluded"
 
 
 def _seeds(seeds: Sequence[Record]) -> str:
@@ -190,7 +194,7 @@ def samples_list(record: Record) -> str:
     part = next((name for name in NAMES if name != "start" and name in record["parts"]), None)
     if part is None:
         return "No method has been run yet."
-    blocks = [f"Of seed {record['seed']}, the first held-out prompts, sampled at temperature 1, cut at 300 letters:"]
+    blocks = [f"Of seed {record['seed']}, the first held-out prompts, sampled as in training, cut at 300 letters:"]
     for sample in record["parts"][part]["samples"]:
         blocks.append(f"**{_inline(sample['prompt'])}**")
         blocks += [f"- *{NAMES.get(name, 'start')}*: {_inline(text)}" for name, text in sample["answers"].items()]
