@@ -15,6 +15,7 @@ from kedge.algorithms import (
     RunningMoments,
     clip_scores,
     length_penalty,
+    length_price,
     missing_eos_penalty,
     missing_eos_score,
     overlong_penalty,
@@ -48,6 +49,14 @@ def test_length_penalty() -> None:
     with pytest.raises(ConfigError) as error:
         length_penalty(torch.tensor([1]), coef=1.0, target=0)
     assert str(error.value) == "target: found 0, expected more than 0"
+
+
+def test_length_price() -> None:
+    found_B = length_price(torch.tensor([0, 9, 10, 15, 20, 21, 24]), price=0.25, least=10, most=20)
+    assert found_B.tolist() == [-2.5, -0.25, 0, 0, 0, -0.25, -1.0]
+    assert length_price(torch.tensor([3, 5]), price=2.0, least=4, most=4).tolist() == [-2.0, -2.0]
+    with pytest.raises(ConfigError, match="least 5 and most 4"):
+        length_price(torch.tensor([1]), price=1.0, least=5, most=4)
 
 
 def test_overlong_penalty() -> None:

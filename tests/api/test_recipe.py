@@ -52,6 +52,12 @@ def test_a_dict_is_the_same_recipe_as_a_file(values: dict[str, Any]) -> None:
     assert len(first) == 2
 
 
+def test_an_exam_in_a_dict_names_its_models_by_place(tmp_path: Path) -> None:
+    stage = {"kind": "exam", "models": ["tiny", tmp_path / "rm"], "exams": ["knowledge"]}
+    recipe = kedge.Recipe({"kedge": 1, "name": "asked", "model": "tiny", "stages": {"exam": stage}})
+    assert recipe.resolved()["stages"]["exam"]["models"] == ["tiny", str(tmp_path / "rm")]
+
+
 def test_the_problems_of_a_dict_are_listed_by_path(values: dict[str, Any]) -> None:
     values["stages"]["ppo"] |= {"iterations": 0, "bacth": 3}
     values["stages"]["other"] = {"kind": "pop"}

@@ -169,6 +169,10 @@ def test_a_ppo_recipe_tells_the_arithmetic_of_an_iteration(kedge: Kedge, folder:
             "scores: {overlong_buffer: 300}",
             "scores.overlong_buffer 300 is more than the longest answer, sampling.max_new_tokens 256",
         ),
+        (
+            "scores: {length: {price: 0.1, least: 300, most: 400}}",
+            "scores.length.least 300 is more than the longest answer, sampling.max_new_tokens 256",
+        ),
         ("max_prompt_tokens: 4096", "4096 tokens are asked for, but tiny has a window of 1024"),
     ],
 )

@@ -75,7 +75,15 @@ _UNTOLD: list[dict[str, object]] = [{"prompt": row["prompt"]} for row in PROMPTS
 _LONG: list[dict[str, object]] = [*PROMPTS[:5], {"prompt": "Say " + "a" * 700, "answer": "1", "level": 0}, *PROMPTS[5:]]
 _EXACT = "{kind: exact}"
 
+
+def gate(field: str) -> str:
+    parts = '{right: {kind: exact}, words: {kind: regex, pattern: "[a-z]"}}'
+    return f"{{kind: mix, how: gated, gate: right, risky: {field}, parts: {parts}}}"
+
+
 CASES: tuple[Case, ...] = (
+    Case(name="risky field unknown", reward=gate("leve"), words=("no prompt has the field 'leve'", "'level'")),
+    Case(name="risky field no yes or no", reward=gate("level"), words=("field 'level' of a prompt is 0", "true or")),
     Case(
         name="no such file",
         reward='{kind: function, path: "my.py:good"}',

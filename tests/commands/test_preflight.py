@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from preflight_cases import CASES, Case, attempt, write
+from preflight_cases import CASES, PROMPTS, Case, attempt, gate, write
 
 from kedge.commands.check import RecipeReport, check_recipe, refuse_unfit
 from kedge.commands.checks import data as check_data
@@ -67,6 +67,16 @@ def test_a_function_that_fails_on_one_made_up_answer_is_warned_of(tmp_path: Path
     assert report.is_fit
     assert "ValueError: could not convert string to float: 'This is an answer.'" in found.message
     assert "mine.py, line 2" in found.message
+
+
+def test_a_gate_says_for_how_many_prompts_it_is_closed(tmp_path: Path) -> None:
+    marked = [{**row, "risky": number < 5} for number, row in enumerate(PROMPTS)]
+    file = write(Case(name="", reward=gate("risky"), words=(), prompts=marked), tmp_path)
+    report = check_recipe(load_recipe(file))
+    (row,) = [row for row in report.checked if row.what == "gate"]
+    assert report.is_fit
+    assert (row.subject, row.result) == ("risky: risky", "true for 5 of 12 prompts looked at")
+    assert row.used_by == ("ppo.reward",)
 
 
 def test_what_two_stages_use_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

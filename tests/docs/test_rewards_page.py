@@ -116,7 +116,7 @@ def test_the_mix_of_the_page(tmp_path: Path) -> None:
             return torch.tensor(self.source.score(answers))
 
     rollouts: Any = None
-    mix = Mix({name: Scored(part) for name, part in settings.parts.items()}, settings)
+    mix = Mix({name: Scored(part) for name, part in settings.parts.items()}, settings, lambda _: answers)
     assert mix.score(rollouts).tolist() == [1.25, 1.0, 0.25]
 
 

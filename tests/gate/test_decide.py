@@ -95,6 +95,16 @@ def test_length_and_kl_have_limits(tmp_path: Path) -> None:
     assert results["kl"].value == pytest.approx(20.995)
 
 
+def test_answers_that_collapse_break_a_limit_too(tmp_path: Path) -> None:
+    lengths = {"sft": [40.0 + n % 5 for n in range(200)], "ppo": [10.0 + n % 5 for n in range(200)]}
+    folder = write_evaluation(tmp_path / "e", {"sft": [0.0] * 200, "ppo": [1.0] * 200}, lengths=lengths)
+    whole, results = decided(tmp_path, "limit: {length.ratio: 1.6, length.shrinkage: 1.6}", folder)
+    assert whole == "fail"
+    assert results["length.ratio"].verdict == "pass"
+    assert results["length.shrinkage"].verdict == "fail"
+    assert results["length.shrinkage"].value == pytest.approx(42 / 12)
+
+
 @pytest.mark.parametrize(("wins", "verdict"), [(460, "pass"), (410, "undecided"), (300, "fail")])
 def test_an_improvement_must_be_shown(tmp_path: Path, wins: int, verdict: str) -> None:
     folder = write_evaluation(tmp_path / "e", {"sft": [0.5] * 805, "ppo": binary(wins, 805)})

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,38 @@ def test_a_gap_behind_a_closed_gate_does_no_harm() -> None:
     assert mixed(scores, parts(how="gated", gate="right")).tolist() == [0.0]
 
 
+GATED = {
+    "kind": "mix",
+    "how": "gated",
+    "gate": "letters",
+    "threshold": 0.5,
+    "risky": "unsafe",
+    "parts": {"letters": {"kind": "regex", "pattern": "[a-z]"}, "digits": {"kind": "regex", "pattern": "[0-9]"}},
+}
+
+
+def test_a_risky_prompt_has_the_score_of_the_gate_whatever_it_is(wiring: Wiring, rollouts: Rollouts) -> None:
+    def read_marked(rollouts: Rollouts) -> list[Answer]:
+        return [replace(answer, extra={"unsafe": row == 0}) for row, answer in enumerate(read(rollouts))]
+
+    reward = build(SETTINGS.validate_python(GATED), replace(wiring, read=read_marked))
+    # all three have letters and none a digit: the gate is open, but closed for the first prompt
+    assert reward.score(rollouts).tolist() == [1.0, 0.0, 0.0]
+    unmarked = build(SETTINGS.validate_python(GATED), wiring)
+    assert unmarked.score(rollouts).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_field_of_risky_prompts_that_is_unknown_or_no_yes_or_no_is_refused(
+    wiring: Wiring, rollouts: Rollouts
+) -> None:
+    known = replace(wiring, context=replace(wiring.context, fields=frozenset({"unsaf", "n"})))
+    with pytest.raises(ConfigError, match=r"no prompt has the field 'unsafe' \(did you mean 'unsaf'\?\).* n, unsaf"):
+        build(SETTINGS.validate_python(GATED), known)
+    numbered = build(SETTINGS.validate_python({**GATED, "risky": "n"}), wiring)
+    with pytest.raises(DataError, match="the field 'n' of a prompt is 1; expected true or false"):
+        numbered.score(rollouts)
+
+
 class Point:
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
@@ -289,6 +322,7 @@ def test_too_many_failures_stop_a_built_source(wiring: Wiring, rollouts: Rollout
             "weights: no part named 'stile' (did you mean 'style'?)",
         ),
         ({"kind": "mix", "how": "worst", "parts": {"a": {"kind": "exact"}}, "gate": "a"}, "gate is for how: gated"),
+        ({"kind": "mix", "parts": {"a": {"kind": "exact"}}, "risky": "x"}, "risky is for how: gated"),
         ({"kind": "unit_tests", "timeout_s": 0}, "greater than 0"),
     ],
 )

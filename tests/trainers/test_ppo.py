@@ -23,6 +23,7 @@ from kedge.trainers.settings import (
     CorrectionSettings,
     CreditSettings,
     KLSettings,
+    LengthPrice,
     PolicyLossSettings,
     PPOConfig,
     ScoreSettings,
@@ -362,6 +363,8 @@ def test_the_coefficient_is_steered_after_the_batch_that_paid_it() -> None:
         (ScoreSettings(normalise="scale", clip=2.0, missing_eos_penalty=0.5), [0.5, 1.5]),
         # lengths 2 and 7 of at most 8, a buffer of 4: 0 and -(7 - 4) / 4
         (ScoreSettings(overlong_buffer=4, overlong_penalty=2.0), [1.0, 3.5]),
+        # too short by 1, too long by 2
+        (ScoreSettings(length=LengthPrice(price=0.5, least=3, most=5)), [0.5, 4.0]),
     ],
 )
 def test_scores_are_shaped_in_order(settings: ScoreSettings, expected: list[float]) -> None:

@@ -145,6 +145,21 @@ def overlong_penalty(length_B: Tensor, *, max_length: int, buffer: int) -> Tenso
     return ((max_length - buffer - widen(length_B)) / buffer).clamp(-1, 0)
 
 
+def length_price(length_B: Tensor, *, price: float, least: float, most: float) -> Tensor:
+    """-price for each token that an answer is shorter than `least` or longer than `most`, to be added to the score.
+
+    Free within the range, so that length earns nothing there either way; beyond it a reward that likes short answers,
+    or long ones, has to pay for them.
+
+    >>> length_price(torch.tensor([10, 20, 60, 64]), price=0.5, least=20, most=60).tolist()
+    [-5.0, 0.0, 0.0, -2.0]
+    """
+    if not 0 <= least <= most:
+        raise ConfigError(f"least {least:g} and most {most:g}: expected two lengths, 0 <= least <= most")
+    length_B = widen(length_B)
+    return price * ((length_B - least).clamp(max=0) + (most - length_B).clamp(max=0))
+
+
 def missing_eos_penalty(scores_B: Tensor, finished_B: Tensor, *, penalty: float) -> Tensor:
     """score - penalty where the answer did not end by itself: still ranks cut answers by their score.
 

@@ -121,7 +121,7 @@ class _DataField:
 
 
 def _input(value: Any, mark: Input, inputs: Inputs, *, info: FieldInfo, path: KeyPath, name: str) -> Any:
-    if "reward_model" in mark.kinds:
+    if "reward_model" in mark.kinds and "model" not in mark.kinds:  # an exam names models of both kinds
         return source_of(value)
     if not DATA_KINDS & set(mark.kinds):
         return [place_of(item) for item in cast("list[Any]", value)] if isinstance(value, list) else place_of(value)

@@ -12,7 +12,7 @@ from kedge.evaluate.length_control import length_controlled_estimates, tells_len
 from kedge.evaluate.paired import items_needed
 from kedge.gate.evidence import Answers, Unmeasured, results_over_baseline
 from kedge.gate.results import Case, RuleResult, below
-from kedge.gate.rules import KL, LENGTH_RATIO, GainRule, Rule
+from kedge.gate.rules import KL, SHRINKAGE, GainRule, Rule
 
 
 def _evaluation(rule: Rule, case: Case, is_fit: Callable[[Answers], bool], lacks: str) -> Answers:
@@ -40,10 +40,10 @@ def _prompts(answers: Answers, case: Case) -> list[str]:
 
 def measured(rule: Rule, case: Case) -> RuleResult:
     """Length and KL, of an evaluation."""
-    if rule.metric == LENGTH_RATIO:
-        answers = _evaluation(rule, case, lambda _: True, "has answers of both models")
-    else:
+    if rule.metric == KL:
         answers = _evaluation(rule, case, _has_kl, "has the KL of the candidate from the baseline, its first model")
+    else:
+        answers = _evaluation(rule, case, lambda _: True, "has answers of both models")
     prompts = _prompts(answers, case)
     if not prompts:
         raise Unmeasured(f"{rule.metric}: no prompt that both models have answered is left")
@@ -54,7 +54,9 @@ def measured(rule: Rule, case: Case) -> RuleResult:
     other = answers.models[answers.names["baseline"]]
     lengths = [own[prompt].length for prompt in prompts], [other[prompt].length for prompt in prompts]
     if not any(lengths[1]) or not any(lengths[0]):
-        raise Unmeasured("length.ratio: all answers of one model are empty, so there is no ratio")
+        raise Unmeasured(f"{rule.metric}: all answers of one model are empty, so there is no ratio")
+    if rule.metric == SHRINKAGE:
+        lengths = lengths[::-1]
     return below(rule, ratio_bounds(*lengths, alpha=case.alpha), alpha=case.alpha)
 
 

@@ -17,8 +17,8 @@ from kedge.core.yaml.sections import problems_of, read_section
 from kedge.core.yaml.source import KeyPath, Tree
 
 RuleSection = Literal["improve", "keep", "limit", "replay"]
-WIN_RATE, LENGTH_RATIO, KL = "win_rate", "length.ratio", "kl"
-MEASURED = (LENGTH_RATIO, KL)
+WIN_RATE, LENGTH_RATIO, SHRINKAGE, KL = "win_rate", "length.ratio", "length.shrinkage", "kl"
+MEASURED = (LENGTH_RATIO, SHRINKAGE, KL)
 """What an `evaluate` stage measures; every other name is an exam, or a metric of one."""
 Margin = Annotated[float, Field(gt=0, lt=1)]
 
@@ -64,8 +64,8 @@ class ReplayRule(Section):
 
 
 class GateRules(Section):
-    """`mmlu` names an exam's main metric, `xstest.refused_safe` another one; `length.ratio` and `kl` are measured by an
-    `evaluate` stage."""
+    """`mmlu` names an exam's main metric, `xstest.refused_safe` another one; `length.ratio`, `length.shrinkage` (its
+    inverse) and `kl` are measured by an `evaluate` stage."""
 
     improve: dict[str, GainRule] = Field(default_factory=dict[str, GainRule])
     """Of these at least one must be shown: `win_rate`, or an exam that is better by more than a number."""

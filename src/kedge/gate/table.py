@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kedge.evaluate.paired import Verdict
 from kedge.gate.results import RuleResult
+from kedge.gate.rules import MEASURED
 from kedge.gate.verdict import SealedVerdict
 
 _NONE = "–"
@@ -68,7 +69,7 @@ def _number(result: RuleResult, value: float) -> str:
     """Differences in points with their sign, shares in percent, everything else as it is."""
     if result.section == "keep" or (result.section == "improve" and result.metric != "win_rate"):
         return f"{100 * value:+.2f}"
-    if result.metric in ("kl", "length.ratio"):
+    if result.metric in MEASURED:
         return f"{value:.2f}"
     return f"{100 * value:.1f}%"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from torch import Tensor
 from kedge.algorithms import gated, weighted_sum_of, worst_case
 from kedge.core import plugins
 from kedge.core.answers import Answer, TextSource
+from kedge.core.errors import ConfigError, DataError
 from kedge.core.protocols import RewardSource
 from kedge.core.records import Rollouts
+from kedge.core.suggest import did_you_mean
 from kedge.core.world import ALONE, World
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import Announce, CountedSource, FailureCounter, Reward
@@ -43,12 +46,20 @@ class Wiring:
 class Mix:
     """Several sources combined into one score. A row without a score (NaN) in a part that counts has none here."""
 
-    def __init__(self, parts: Mapping[str, RewardSource], settings: MixSource) -> None:
+    def __init__(
+        self, parts: Mapping[str, RewardSource], settings: MixSource, read: Callable[[Rollouts], list[Answer]]
+    ) -> None:
+        """`read` gives the answers with the records of their prompts, which say where a gate is closed anyway."""
         self._parts = parts
         self._settings = settings
+        self._read = read
 
     def score(self, rollouts: Rollouts) -> Tensor:
-        return mixed({name: part.score(rollouts) for name, part in self._parts.items()}, self._settings)
+        scores = {name: part.score(rollouts) for name, part in self._parts.items()}
+        if self._settings.risky is None:
+            return mixed(scores, self._settings)
+        risky = [is_risky(answer.extra, self._settings.risky) for answer in self._read(rollouts)]
+        return mixed(scores, self._settings, torch.tensor(risky, device=rollouts.tokens_BT.device))
 
 
 def build(settings: RewardSourceSettings, wiring: Wiring, *, name: str = "reward") -> Reward:
@@ -56,7 +67,8 @@ def build(settings: RewardSourceSettings, wiring: Wiring, *, name: str = "reward
     if isinstance(settings, MixSource):
         parts = {key: build(part, wiring, name=f"{name}.{key}") for key, part in settings.parts.items()}
         counters = tuple(counter for part in parts.values() for counter in part.failure_counters)
-        return Reward(source=Mix(parts, settings), failure_counters=counters)
+        _refuse_unknown_field(settings, wiring.context.fields)
+        return Reward(source=Mix(parts, settings, wiring.read), failure_counters=counters)
     counter = FailureCounter(name, wiring.failures, wiring.announce)
     if isinstance(settings, ModelSource):
         return Reward(source=wiring.open_model(settings, counter), failure_counters=(counter,))
@@ -77,8 +89,30 @@ def text_source(settings: TextSettings, context: RewardContext) -> TextSource:
     return plugins.find("rewards", settings.kind)(settings, context)
 
 
-def mixed(scores: Mapping[str, Tensor], settings: MixSource) -> Tensor:
-    """One score a row from the scores of the parts: their weighted sum, their minimum, or one gated by the other.
+def is_risky(record: Mapping[str, Any], field: str) -> bool:
+    """Whether the record of a prompt says so in this field, true or false; one without it is not.
+
+    >>> is_risky({"unsafe": True}, "unsafe"), is_risky({}, "unsafe")
+    (True, False)
+    """
+    value = record.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"risky: the field '{field}' of a prompt is {value!r}; expected true or false")
+    return bool(value)
+
+
+def _refuse_unknown_field(settings: MixSource, fields: frozenset[str] | None) -> None:
+    if settings.risky is not None and fields is not None and settings.risky not in fields:
+        known = ", ".join(sorted(fields)) or "none"
+        raise ConfigError(
+            f"risky: no prompt has the field '{settings.risky}'{did_you_mean(settings.risky, fields)}; their fields "
+            f"are: {known}"
+        )
+
+
+def mixed(scores: Mapping[str, Tensor], settings: MixSource, is_risky_B: Tensor | None = None) -> Tensor:
+    """One score a row from the scores of the parts: their weighted sum, their minimum, or one gated by the other, which
+    rows that are risky do not pass.
 
     >>> settings = MixSource.model_validate({"kind": "mix", "weights": {"b": 0.5},
     ...     "parts": {"a": {"kind": "regex", "pattern": "x"}, "b": {"kind": "regex", "pattern": "y"}}})
@@ -94,4 +128,5 @@ def mixed(scores: Mapping[str, Tensor], settings: MixSource) -> Tensor:
             return worst_case(scores_KB)
         case "gated":
             (other,) = (name for name in scores if name != settings.gate)
-            return gated(scores[other], scores[settings.gate or ""], threshold=settings.threshold)
+            gate_B = scores[settings.gate or ""]
+            return gated(scores[other], gate_B, threshold=settings.threshold, is_risky_B=is_risky_B)

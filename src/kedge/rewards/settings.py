@@ -298,6 +298,8 @@ class MixSource(Section):
     """For `gated`: which of the two parts is the gate."""
     threshold: float = 1.0
     """For `gated`: the least score that passes."""
+    risky: str | None = Field(default=None, min_length=1)
+    """For `gated`: a field of the prompts' records; where it is true, the gate's score counts whatever it is."""
 
     @model_validator(mode="after")
     def _fits(self) -> MixSource:
@@ -310,6 +312,8 @@ class MixSource(Section):
             raise ValueError(f"how: gated needs two parts and a gate that is one of them, found {self.gate!r}")
         if self.how != "gated" and self.gate is not None:
             raise ValueError(f"gate is for how: gated, found how: {self.how}")
+        if self.how != "gated" and self.risky is not None:
+            raise ValueError(f"risky is for how: gated, found how: {self.how}")
         return self
 
 

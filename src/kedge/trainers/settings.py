@@ -43,6 +43,23 @@ class KLSettings(Section):
         return self
 
 
+class LengthPrice(Section):
+    """What answers cost whose length is outside of a range."""
+
+    price: float = Field(gt=0)
+    """Of each token outside, in units of score."""
+    least: int = Field(default=0, ge=0)
+    """Tokens below which an answer is too short."""
+    most: int = Field(ge=1)
+    """Tokens above which it is too long."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> LengthPrice:
+        if self.least > self.most:
+            raise ValueError(f"least {self.least} must not be above most {self.most}")
+        return self
+
+
 class ScoreSettings(Section):
     """What is done to the scores before they become rewards."""
 
@@ -58,6 +75,8 @@ class ScoreSettings(Section):
     """The last so many tokens before the longest answer cost up to `overlong_penalty`."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """What the longest answer costs, in units of score."""
+    length: LengthPrice | None = None
+    """A price of every token by which an answer is shorter or longer than a range."""
 
     @model_validator(mode="after")
     def _one_way_for_missing_ends(self) -> ScoreSettings:

@@ -21,6 +21,7 @@ from kedge.algorithms import (
     RunningMoments,
     clip_scores,
     estimate,
+    length_price,
     missing_eos_penalty,
     missing_eos_score,
     overlong_penalty,
@@ -100,6 +101,8 @@ class RewardShaper:
         if settings.overlong_buffer is not None:
             soft_B = overlong_penalty(length_B, max_length=cfg.max_new_tokens, buffer=settings.overlong_buffer)
             scores_B = scores_B + settings.overlong_penalty * soft_B
+        if (length := settings.length) is not None:
+            scores_B = scores_B + length_price(length_B, price=length.price, least=length.least, most=length.most)
         return scores_B
 
     def state(self) -> dict[str, Any]:

@@ -111,6 +111,10 @@ SCORES: dict[str, tuple[dict[str, Any], Callable[[Sequence[Row]], list[float]]]]
         {"overlong_buffer": 4, "overlong_penalty": 2.0},
         lambda rows: [row.score - 2.0 * max(0, row.length - 4) / 4 for row in rows],
     ),
+    "length": (
+        {"length": {"price": 0.5, "least": 3, "most": 5}},
+        lambda rows: [row.score - 0.5 * (max(0, 3 - row.length) + max(0, row.length - 5)) for row in rows],
+    ),
     "in-order": (
         {"normalise": "standard", "clip": 1.0, "missing_eos_penalty": 0.5},
         lambda rows: [

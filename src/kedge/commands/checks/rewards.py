@@ -15,6 +15,7 @@ from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.findings import Finding
 from kedge.core.stage import PromptUse
+from kedge.core.suggest import did_you_mean
 from kedge.core.urls import redacted
 from kedge.data.examples import Prompt
 from kedge.rewards.context import RewardContext
@@ -63,6 +64,8 @@ class RewardChecks:
     ) -> Iterator[tuple[Checked, list[Finding]]]:
         """Every source that scores the answers of a stage, and every judge that compares them."""
         for name, settings in use.rewards.items():
+            for place, mix in gated_by_prompts(settings, name):
+                yield _risky(stage, place, name, mix, asked)
             for place, leaf in leaves(settings, name):
                 outcome = self._outcome(leaf, place, links, asked, use, tokenizer)
                 where = f"{stage}.{place}"
@@ -127,6 +130,36 @@ def leaves(settings: RewardSourceSettings | str, field: str) -> Iterator[tuple[s
                 yield from leaves(part, f"{field}.parts.{name}")
         case _:
             yield field, settings
+
+
+def gated_by_prompts(settings: RewardSourceSettings | str, field: str) -> Iterator[tuple[str, MixSource]]:
+    """The mixes whose gate is closed for some prompts, each with the field that names it in the recipe."""
+    if isinstance(settings, MixSource):
+        if settings.risky is not None:
+            yield field, settings
+        for name, part in settings.parts.items():
+            yield from gated_by_prompts(part, f"{field}.parts.{name}")
+
+
+def _risky(stage: str, place: str, name: str, mix: MixSource, asked: Asked) -> tuple[Checked, list[Finding]]:
+    """For how many prompts the gate is closed; fatal where the field is unknown, or is no yes or no."""
+    from kedge.rewards.build import is_risky
+
+    field, prompts = mix.risky or "", asked.prompts or ()
+    checked = Checked(what="gate", subject=f"risky: {field}", result="not known yet", used_by=(f"{stage}.{name}",))
+    where = f"{stage}.{place}.risky"
+    if asked.prompts is None:
+        return checked, []
+    try:
+        risky = sum(is_risky(prompt.extra, field) for prompt in prompts)
+    except KedgeError as error:
+        return replace(checked, result="cannot be used"), [replace(fatal("reward.risky", str(error)), where=where)]
+    if asked.fields is not None and field not in asked.fields:
+        known = ", ".join(sorted(asked.fields)) or "none"
+        message = f"no prompt has the field '{field}'{did_you_mean(field, asked.fields)}; their fields are: {known}"
+        fix = "mark the prompts for which the gate shall decide with true, or leave `risky` out"
+        return replace(checked, result="unknown field"), [replace(fatal("reward.risky", message, fix), where=where)]
+    return replace(checked, result=f"true for {risky:,} of {len(prompts):,} prompts looked at"), []
 
 
 def dummies(asked: Asked) -> list[Answer]:

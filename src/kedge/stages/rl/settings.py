@@ -212,15 +212,7 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
             where="kl",
             fix="set kl.start, or kl.limit so that the run stops before the reward is hacked",
         )
-    if settings.scores.overlong_buffer and settings.scores.overlong_buffer > settings.sampling.max_new_tokens:
-        yield Finding(
-            level="fatal",
-            code=f"{settings.kind}.overlong",
-            message=f"scores.overlong_buffer {settings.scores.overlong_buffer} is more than the longest answer, "
-            f"sampling.max_new_tokens {settings.sampling.max_new_tokens}",
-            where="scores.overlong_buffer",
-            fix="set a smaller buffer (a quarter of the longest answer is usual)",
-        )
+    yield from _check_lengths(settings)
     if settings.kl.start == 0 and settings.kl.limit is not None and settings.kl.on_limit == "rollback":
         yield Finding(
             level="fatal",
@@ -238,6 +230,28 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
             message="kl.start is 0, and a coefficient of 0 stays 0 however it is steered to kl.target",
             where="kl.start",
             fix="set kl.start to a small number (0.05)",
+        )
+
+
+def _check_lengths(settings: RLSettings) -> Iterator[Finding]:
+    """Prices of length that no answer, or every answer, would pay."""
+    if settings.scores.overlong_buffer and settings.scores.overlong_buffer > settings.sampling.max_new_tokens:
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.overlong",
+            message=f"scores.overlong_buffer {settings.scores.overlong_buffer} is more than the longest answer, "
+            f"sampling.max_new_tokens {settings.sampling.max_new_tokens}",
+            where="scores.overlong_buffer",
+            fix="set a smaller buffer (a quarter of the longest answer is usual)",
+        )
+    if settings.scores.length and settings.scores.length.least > settings.sampling.max_new_tokens:
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.length",
+            message=f"scores.length.least {settings.scores.length.least} is more than the longest answer, "
+            f"sampling.max_new_tokens {settings.sampling.max_new_tokens}: every answer would be too short",
+            where="scores.length.least",
+            fix="set a range within the longest answer",
         )
 
 
