@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.exams.ifeval import follows, follows_loosely
-from kedge.exams.instructions.checkers import INSTRUCTIONS, OPTIONS
+from kedge.core.instructions.checkers import INSTRUCTIONS, OPTIONS
+from kedge.core.instructions.following import follows, follows_loosely
 
 NOT_COMPARED = {"length_constraints:number_sentences"}
 FOR_INFORMATION = {"change_case:capital_word_frequency"}

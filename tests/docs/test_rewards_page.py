@@ -38,12 +38,17 @@ def row(text: str, solution: str | None = None, **extra: Any) -> Answer:
     return Answer(prompt=(("user", "?"),), text=text, is_finished=True, solution=solution, extra=extra)
 
 
+NO_COMMA = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
 CODE = {"tests": ["assert f(1) == 2", "assert f(2) == 3"]}
 RIGHT |= {
     "exact": (row("So:\nparis ", "Paris"), row("Paris\nor not", "Paris")),
     "numeric": (row("#### 3.141", "22/7 is no solution: 3.14"), row("#### 3.2", "3.14")),
     "regex": (row("Because!"), row("becauses")),
     "json_schema": (row('```json\n{"a": 1}\n```'), row("```\n{a: 1}\n```")),
+    "instructions": (
+        row("Tea is a warm drink made of leaves.", **NO_COMMA),
+        row("Tea, a drink, is made of leaves.", **NO_COMMA),
+    ),
     "unit_tests": (row("```\ndef f(x): return x + 1\n```", **CODE), row("```\ndef f(x): return 0\n```", **CODE)),
     "function": (row("short"), row("long" * 9)),
     "http": (row("good"), row("bad")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kedge.exams.ifeval import follows
+from kedge.core.instructions.following import follows
 
 
 class Case(NamedTuple):

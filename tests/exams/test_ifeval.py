@@ -10,11 +10,12 @@ import pytest
 from instruction_cases import CASES, LANGUAGES, Case, attempt
 
 from kedge.core.errors import ConfigError, DataError, PluginError
+from kedge.core.instructions import languages
+from kedge.core.instructions.checkers import INSTRUCTIONS
+from kedge.core.instructions.following import follows, follows_loosely
 from kedge.exams import ifeval
 from kedge.exams.exam import OpenReply, Score
-from kedge.exams.ifeval import exam, follows, follows_loosely, instructions
-from kedge.exams.instructions import languages
-from kedge.exams.instructions.checkers import INSTRUCTIONS
+from kedge.exams.ifeval import exam, instructions
 from kedge.exams.written import WrittenExam
 
 

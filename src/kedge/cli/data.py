@@ -1,4 +1,4 @@
-"""`kedge data`: check, convert and split data files."""
+"""`kedge data`: check, convert, split and make data files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from kedge.cli.screen import counter, out, print_json, writing
 from kedge.core.files import refuse_overwriting
 
-app = typer.Typer(name="data", help="Check, convert and split data files.", no_args_is_help=True)
+app = typer.Typer(name="data", help="Check, convert, split and make data files.", no_args_is_help=True)
 
 Files = Annotated[
     list[str], typer.Argument(help="JSONL, JSON, CSV, TSV, Parquet (gzip too), a datasets folder, or a hub id.")
@@ -124,6 +124,27 @@ def split(
         if part.num_broken:
             aside = "are set aside, with line and reason, in *.broken.jsonl"
             _say(f"{part.num_broken:,} broken rows of {part.source} {aside}")
+
+
+@app.command()
+def instructions(
+    to: Annotated[Path, typer.Option("--to", help="Where to write: .jsonl or .jsonl.gz.")],
+    count: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="trained, untrained, all, or a kind like punctuation:no_comma; may be repeated."),
+    ] = None,
+    heldout: Annotated[bool, typer.Option("--heldout", help="Requests about subjects kept out of training.")] = False,
+    force: Force = False,
+) -> None:
+    """Write prompts with instructions that a rule can check, for the reward `instructions` (docs/rewards.md)."""
+    from kedge.commands.data import make_instructions
+
+    refuse_overwriting([to], force=force)
+    with writing(to):
+        kinds = make_instructions(to, count, seed=seed, kinds=kind or ["trained"], is_heldout=heldout)
+    _say(f"wrote {count:,} prompts with {len(kinds)} kinds of instructions to {to}")
 
 
 def _say(text: str) -> None:

@@ -133,3 +133,21 @@ def split_files(
     from kedge.data.splitting import split
 
     return split(sources, to, heldout=heldout, seed=seed, by=by, max_broken=max_broken, columns=columns, force=force)
+
+
+def make_instructions(to: Path, count: int, *, seed: int, kinds: Sequence[str], is_heldout: bool) -> list[str]:
+    """Write prompts with checkable instructions; gives the kinds that they have."""
+    from kedge.data.instructions.generate import generate
+    from kedge.data.instructions.wordings import TRAINED, UNTRAINED, WORDINGS
+    from kedge.data.writing import row_writer
+
+    sets = {"trained": TRAINED, "untrained": UNTRAINED, "all": WORDINGS}
+    named = list(dict.fromkeys(kind for name in kinds for kind in sets.get(name, (name,))))
+    if unknown := [kind for kind in named if kind not in WORDINGS]:
+        near = did_you_mean(unknown[0], [*WORDINGS, *sets])
+        raise ConfigError(f"--kind {unknown[0]}: there is no such kind{near}; {', '.join(sets)}, or one of IFEval's")
+    rows = generate(count, seed=seed, kinds=named, part="heldout" if is_heldout else "train")
+    with row_writer(to) as write:
+        for row in rows:
+            write(row)
+    return named

@@ -6,18 +6,16 @@ first line, its last, or both, each with and without stars. A prompt counts if a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from kedge.core.errors import ConfigError, DataError
-from kedge.core.quoting import quoted
-from kedge.core.suggest import did_you_mean
+from kedge.core.errors import DataError
+from kedge.core.instructions.following import complaint_about, follows, follows_loosely, needs_language
+from kedge.core.instructions.languages import require_langdetect
 from kedge.exams.exam import Metric, OpenQuestion, OpenReply, Score
-from kedge.exams.instructions.checkers import INSTRUCTIONS, RELATIONS, ArgumentKind
-from kedge.exams.instructions.languages import require_langdetect
 from kedge.exams.items import ITEMS, Row, hash_of_files, read_rows, unique_ids
 from kedge.exams.written import WrittenExam
 
@@ -29,12 +27,6 @@ METRICS: Final[Mapping[str, Metric]] = {
 }
 _GRADING = 1
 """Counts up when the same answers are graded in another way."""
-_WANTED: Final[Mapping[ArgumentKind, str]] = {
-    "count": "a whole number, 0 or more",
-    "text": "a text",
-    "texts": "a list of texts",
-    "relation": " or ".join(f"'{relation}'" for relation in RELATIONS),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +51,24 @@ def instructions(folder: Path) -> WrittenExam:
 
 def _exam(folder: Path, *, name: str, title: str, licence: str, tokens: int) -> WrittenExam:
     rows = read_rows(folder / ITEMS)
-    tasks = {item: _task(row) for item, row in zip(unique_ids(rows, "key"), rows, strict=True)}
-    kinds = {kind for task in tasks.values() for kind, _ in task.instructions}
-    if any(INSTRUCTIONS[kind].needs_language for kind in kinds):
+    identity = hash_of_files(folder, grading=_GRADING, tokens=tokens)
+    ids = unique_ids(rows, "key")
+    return exam_of(rows, ids, name=name, title=title, licence=licence, tokens=tokens, items_hash=identity)
+
+
+def exam_of(
+    rows: Sequence[Row], ids: Sequence[str], *, name: str, title: str, licence: str, tokens: int, items_hash: str
+) -> WrittenExam:
+    """An exam of rows with `prompt`, `instruction_id_list` and `kwargs`."""
+    tasks = {item: _task(row) for item, row in zip(ids, rows, strict=True)}
+    if needs_language(kind for task in tasks.values() for kind, _ in task.instructions):
         require_langdetect(f"the exam {name} (instructions on the language of an answer)")
     return WrittenExam(
         name=name,
         title=title,
         licence=licence,
         metrics=METRICS,
-        items_hash=hash_of_files(folder, grading=_GRADING, tokens=tokens),
+        items_hash=items_hash,
         questions=tuple(
             OpenQuestion(item=item, turns=(("user", task.prompt),), max_new_tokens=tokens)
             for item, task in tasks.items()
@@ -105,68 +105,3 @@ def _grade(tasks: Mapping[str, Task], item: str, reply: OpenReply) -> Iterator[S
                 cluster=item,
                 groups={"kind": kind},
             )
-
-
-def follows(instruction_id: str, kwargs: Mapping[str, Any], prompt: str, answer: str) -> bool:
-    """Whether an answer follows one instruction, strictly. An unknown kind or a wrong argument is a ConfigError.
-
-    >>> follows("punctuation:no_comma", {}, "Say hello.", "Hello there")
-    True
-    >>> follows("detectable_format:number_bullet_lists", {"num_bullets": 2}, "Name two.", "* one\\n* two")
-    True
-    """
-    if complaint := complaint_about(instruction_id, kwargs):
-        raise ConfigError(complaint)
-    return bool(answer.strip()) and INSTRUCTIONS[instruction_id].follows(kwargs, prompt, answer)
-
-
-def follows_loosely(instruction_id: str, kwargs: Mapping[str, Any], prompt: str, answer: str) -> bool:
-    return any(follows(instruction_id, kwargs, prompt, variant) for variant in variants(answer))
-
-
-def variants(answer: str) -> list[str]:
-    """The answer, and what is left of it without its first line, its last, or both, each without stars too.
-
-    >>> variants("Sure!\\n*yes*")
-    ['Sure!\\n*yes*', 'Sure!\\nyes', '*yes*', 'yes', 'Sure!', 'Sure!', '', '']
-    """
-    lines = answer.split("\n")
-    cut = [answer, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
-    return [text for shorter in cut for text in (shorter, shorter.replace("*", ""))]
-
-
-def complaint_about(instruction_id: str, kwargs: Mapping[str, Any]) -> str:
-    """What is wrong with an instruction and its arguments; empty where nothing is. An argument of null is none.
-
-    >>> complaint_about("punctuation:no_coma", {})
-    "no instruction named 'punctuation:no_coma' (did you mean 'punctuation:no_comma'?)"
-    >>> complaint_about("length_constraints:number_words", {"num_words": 5})
-    "length_constraints:number_words: relation: expected 'at least' or 'less than', found None"
-    """
-    if instruction_id not in INSTRUCTIONS:
-        return f"no instruction named {quoted(instruction_id)}{did_you_mean(instruction_id, INSTRUCTIONS)}"
-    required, optional = INSTRUCTIONS[instruction_id].arguments, INSTRUCTIONS[instruction_id].optional
-    given = {name: value for name, value in kwargs.items() if value is not None}
-    for name, kind in required.items():
-        if not _is_a(kind, given.get(name)):
-            return f"{instruction_id}: {name}: expected {_WANTED[kind]}, found {quoted(given.get(name))}"
-    for name, value in given.items():
-        if name in optional and not _is_a(optional[name], value):
-            return f"{instruction_id}: {name}: expected {_WANTED[optional[name]]}, found {quoted(value)}"
-        if name not in required and name not in optional:
-            allowed = ", ".join((*required, *optional)) or "none"
-            return f"{instruction_id}: no argument {quoted(name)}{did_you_mean(name, required)}; it takes {allowed}"
-    return ""
-
-
-def _is_a(kind: ArgumentKind, value: Any) -> bool:
-    match kind:
-        case "count":
-            return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        case "text":
-            return isinstance(value, str) and bool(value.strip())
-        case "texts":
-            values = cast(list[Any], value) if isinstance(value, list | tuple) else []
-            return bool(values) and all(isinstance(text, str) and bool(text.strip()) for text in values)
-        case "relation":
-            return value in RELATIONS

@@ -23,6 +23,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.exams.checks import CHECKS, Check, is_right, problem_of
 from kedge.exams.choice import ChoiceExam, ChoiceItem, Form, choice_item
 from kedge.exams.exam import Dialogue, Exam, Metric, OpenQuestion, OpenReply, Score
+from kedge.exams.ifeval import exam_of
 from kedge.exams.items import Row, evenly, read_rows, unique_ids
 
 EXAM_FILE: Final = "exam.yaml"
@@ -39,8 +40,8 @@ class OwnSettings(Section):
     """What results and rules call it."""
     title: str = ""
     licence: str = "own"
-    kind: Literal["choice", "open"]
-    """Choices, or answers that are written and checked."""
+    kind: Literal["choice", "open", "instructions"]
+    """Choices, answers that are written and compared, or answers that follow instructions, as in IFEval."""
     items: str
     """The questions, a JSON Lines file beside this one."""
     shots: str | None = None
@@ -136,6 +137,11 @@ def own_exam(file: Path, *, limit: int | None = None) -> Exam:
             shots={"": shots},
             headers={"": settings.header},
         )
+    if settings.kind == "instructions":
+        tokens = settings.max_new_tokens
+        return exam_of(
+            rows, ids, name=settings.name, title=title, licence=settings.licence, tokens=tokens, items_hash=identity
+        )
     return OpenExam(
         name=settings.name,
         title=title,
@@ -153,10 +159,9 @@ def shipped(folder: Path) -> Exam:
 
 
 def _ids(rows: Sequence[Row]) -> list[str]:
-    """By the field `id`, or where no item has one, by line."""
-    if not any("id" in row.fields for row in rows):
-        return [row.where.rpartition(":")[2] for row in rows]
-    return unique_ids(rows)
+    """By the field `id`, or `key` as in IFEval; where no item has one, by line."""
+    name = next((name for name in ("id", "key") if any(name in row.fields for row in rows)), None)
+    return [row.where.rpartition(":")[2] for row in rows] if name is None else unique_ids(rows, name)
 
 
 def _shots(file: Path) -> tuple[ChoiceItem, ...]:

@@ -12,11 +12,11 @@ import regex
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from kedge.core.errors import ConfigError, DataError
+from kedge.core.instructions.following import complaint_about, follows
 from kedge.core.settings import Section
 from kedge.core.yaml import problems
 from kedge.core.yaml.source import tree_of
 from kedge.exams.checks import is_right
-from kedge.exams.ifeval import complaint_about, follows
 from kedge.exams.refusal import Refusal, classify
 
 

@@ -152,6 +152,22 @@ class JsonSource(Section):
     """A JSON schema; without one any JSON will do."""
 
 
+class InstructionsSource(Section):
+    """Checks the instructions that the prompt's record names: the kinds of IFEval."""
+
+    kind: Literal["instructions"]
+    give: Literal["share", "all"] = "share"
+    """The share of the instructions that is followed, or 1 where all are."""
+    loose: bool = False
+    """A greeting, a last line and stars do not count."""
+    min_words: int = Field(default=8, ge=0)
+    """An answer of fewer words scores 0."""
+    max_repetition: float = Field(default=0.3, ge=0, le=1)
+    """An answer of which a larger share of the 4-grams of words was there before scores 0."""
+    relevant: bool = True
+    """An answer without a single word of the record's `request` scores 0, where the record has one."""
+
+
 class UnitTestsSource(Section):
     """Runs the answer's code against the prompt's tests, in a sandbox."""
 
@@ -259,6 +275,7 @@ TextSettings = (
     | MathSource
     | RegexSource
     | JsonSource
+    | InstructionsSource
     | UnitTestsSource
     | HttpSource
     | JudgeSource

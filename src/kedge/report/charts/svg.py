@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from kedge.report.charts import shapes
 from kedge.report.charts.axes import Frame, Plane, tight_axis, value_axis
-from kedge.report.charts.plot import Column, Plot, Series
+from kedge.report.charts.plot import Colour, Column, Plot, Series
 from kedge.report.words import short
 
 CARD = Frame(width=360.0, height=210.0, left=44.0, right=348.0, top=14.0, bottom=172.0)
@@ -26,19 +26,24 @@ _STRIP_WIDTH, _STRIP_HEIGHT = 320.0, 14.0
 
 def figure(plot: Plot, frame: Frame = CARD) -> Markup:
     """Title, legend, chart and caption."""
-    plane = Plane(
-        frame=frame,
-        across=plot.across or tight_axis([*plot.x, *(x for x, _ in _curve_places(plot))]),
-        up=plot.up or value_axis(_heights(plot)),
-    )
+    plane = plane_of(plot, frame)
     scale = Markup(' <span class="soft">(log scale)</span>') if plane.up.scale == "log" else ""
     return Markup('<figure class="{kind}"><h3>{title}{scale}</h3>{legend}{drawing}{note}</figure>').format(
         kind="card chart" if frame is CARD else "chart",
         title=plot.title,
         scale=scale,
         legend=_legend(plot),
-        drawing=_with_readings(plot, plane) if plot.series else _svg(plot, plane, _drawing(plot, plane)),
+        drawing=_with_readings(plot, plane) if plot.series else _svg(plot, plane, drawing_of(plot, plane)),
         note=_caption(plot),
+    )
+
+
+def plane_of(plot: Plot, frame: Frame) -> Plane:
+    """The axes of a plot in a frame, fitted to its values where it does not give them."""
+    return Plane(
+        frame=frame,
+        across=plot.across or tight_axis([*plot.x, *(x for x, _ in _curve_places(plot))]),
+        up=plot.up or value_axis(_heights(plot)),
     )
 
 
@@ -70,16 +75,16 @@ def _with_readings(plot: Plot, plane: Plane) -> Markup:
     values = json.dumps(_readings(plot, plane), separators=(",", ":"))
     attributes = Markup(' tabindex="0" data-hover="{}"').format(values)
     reading = Markup('<output class="reading" aria-live="polite"></output>')
-    return _svg(plot, plane, _drawing(plot, plane) + cursor, attributes) + reading
+    return _svg(plot, plane, drawing_of(plot, plane) + cursor, attributes) + reading
 
 
 def _svg(plot: Plot, plane: Plane, drawing: Markup, attributes: str = "") -> Markup:
     return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}"{}>{}</svg>').format(
-        plane.frame.width, plane.frame.height, _summary(plot), attributes, drawing
+        plane.frame.width, plane.frame.height, summary_of(plot), attributes, drawing
     )
 
 
-def _drawing(plot: Plot, plane: Plane) -> Markup:
+def drawing_of(plot: Plot, plane: Plane) -> Markup:
     """From the back to the front."""
     parts = [
         *shapes.axes(plane, plot.x_name),
@@ -118,15 +123,22 @@ def _heights(plot: Plot) -> list[float]:
     return heights + [bar.height for bars in plot.bars for bar in bars.bars]
 
 
-def _legend(plot: Plot) -> Markup:
-    """Names beside the sign that a reader looks for: a line, a dot or a box."""
-    entry = Markup('<b class="{}{}">{}</b>')
-    lines = [series for series in _named(plot) if series.is_named]
-    entries = [entry.format(series.colour, " dots" if series.is_dotted else "", series.name) for series in lines]
-    entries += [entry.format(bars.colour, " boxes", bars.name) for bars in plot.bars]
+def legend_of(plot: Plot) -> list[tuple[Colour, str, str]]:
+    """Colour, sign and name of what a reader looks for: a line (no sign), dots, boxes, or a fit."""
+    entries: list[tuple[Colour, str, str]] = [
+        (series.colour, "dots" if series.is_dotted else "", series.name) for series in _named(plot) if series.is_named
+    ]
+    for bars in plot.bars:
+        entries.append((bars.colour, "boxes", bars.name))
     if plot.curve:
-        entries.append(entry.format(plot.curve.colour, " fit", plot.curve.name))
-    return Markup('<p class="key small">{}</p>').format(Markup("").join(entries)) if len(entries) > 1 else Markup()
+        entries.append((plot.curve.colour, "fit", plot.curve.name))
+    return entries if len(entries) > 1 else []
+
+
+def _legend(plot: Plot) -> Markup:
+    entry = Markup('<b class="{}{}">{}</b>')
+    entries = [entry.format(colour, f" {sign}" if sign else "", name) for colour, sign, name in legend_of(plot)]
+    return Markup('<p class="key small">{}</p>').format(Markup("").join(entries)) if entries else Markup()
 
 
 def _caption(plot: Plot) -> Markup:
@@ -139,7 +151,7 @@ def _num_not_finite(values: Column) -> int:
     return sum(value is not None and not isfinite(value) for value in values)
 
 
-def _summary(plot: Plot) -> str:
+def summary_of(plot: Plot) -> str:
     """The chart for a reader who cannot see it: ends and extremes of each line, every point, the highest bars, and all
     bars that stand on one another."""
     return f"{plot.title}. {'; '.join(_summaries(plot)) or 'no values'}."

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from kedge.exams.instructions.languages import language_of
+from kedge.core.instructions.languages import language_of
 
 Arguments = Mapping[str, Any]
 ArgumentKind = Literal["count", "text", "texts", "relation"]
