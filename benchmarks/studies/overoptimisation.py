@@ -18,33 +18,26 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import overoptimisation_data as data
 from common import Clock, Options, Record, SeedFile, parse, stage_cost
 from kedge.api.run import Run
 from kedge.commands.sample import asked_prompts, sample_answers
 from kedge.commands.score import load_judge, read_answers, score_answers
+from kedge.core.errors import KedgeError
 from kedge.core.files import write_json
-from kedge.models.reward.ensemble import combined
-from kedge.models.settings import MeanOfMembers, UncertaintyWeighted, WorstMember
-from overoptimisation_curves import (
-    Floats,
-    Scale,
-    at_sizes,
-    best_of_n_curve,
-    gains,
-    most_answers,
-    ppo_curve,
-    sizes_up_to,
-)
+from kedge.recipe.runner import run_recipe
+from kedge.recipe.schema import load_recipe
+from overoptimisation_curves import COMBINES, Floats, Scale, best_of_n_results, ppo_curve
 from overoptimisation_page import merge
 from overoptimisation_plan import FULL, QUIET, SMALL, Plan
 
@@ -52,7 +45,6 @@ STUDY = "overoptimisation"
 PARTS = ("gold", "labels", "proxies", "best_of_n", "ppo")
 NOISE = 0.25
 """Share of the labels that are wrong, as in Coste et al. 2023."""
-COMBINES = {"mean": MeanOfMembers(), "worst": WorstMember(), "uncertainty": UncertaintyWeighted(coef=0.5)}
 GOLD_SEED = 0
 
 
@@ -98,31 +90,51 @@ Job = tuple[str, Path, Record]
 
 
 def run_jobs(study: Study, jobs: Sequence[Job], *, seed: int) -> Record:
-    """Every job as `kedge run` runs it, some side by side, each resumed where it was; seconds and memory of each."""
-    # Side by side, more threads a process than cores would only wait for each other.
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // study.plan.at_once))}
+    """Every job as `kedge run` runs it, each resumed where it was: seconds and memory of each that ended well. Where
+    some may run side by side, each has a process of its own. Nothing is lost of the others where one fails."""
 
-    def run(job: Job) -> tuple[str, Record]:
+    def run(job: Job) -> tuple[str, Record | None]:
         name, folder, stages = job
         place = folder / name
         if not (place.is_dir() and Run(place).status == "done"):
-            recipe = {"kedge": 1, "name": name, "seed": seed, "model": study.plan.model, "device": study.plan.device}
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / f"{name}.yaml"
-            write_json(file, recipe | {"stages": stages})
-            command = [sys.executable, "-m", "kedge.cli", "run", str(file), "--runs", str(folder), "--no-check"]
-            with (folder / f"{name}.log").open("w") as log:
-                more = ["--resume"] if place.is_dir() else []
-                done = subprocess.run([*command, *more], stdout=log, stderr=log, env={**os.environ, **threads})
-            if done.returncode:
-                tail = (folder / f"{name}.log").read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{name} ended with exit code {done.returncode}:\n{tail}")
+            recipe = {"kedge": 1, "name": name, "seed": seed, "model": study.plan.model, "device": study.plan.device}
+            write_json(folder / f"{name}.yaml", recipe | {"stages": stages})
+            try:
+                (run_here if study.plan.at_once == 1 else run_apart)(folder, name, at_once=study.plan.at_once)
+            except (RuntimeError, KedgeError) as error:
+                study.say(f"{name} failed: {error}")
+                return name, None
         cost = stage_cost(place, next(iter(stages)))
         study.say(f"{name}: {cost['seconds']:.0f} s")
         return name, cost
 
     with ThreadPoolExecutor(study.plan.at_once) as pool:
-        return dict(pool.map(run, jobs))
+        costs = {name: cost for name, cost in pool.map(run, jobs) if cost is not None}
+    if not costs:
+        raise RuntimeError(f"all of {', '.join(name for name, _, _ in jobs)} failed; the logs are beside their folders")
+    return costs
+
+
+def run_here(folder: Path, name: str, *, at_once: int) -> None:
+    with (folder / f"{name}.log").open("w") as log:
+        recipe = load_recipe(folder / f"{name}.yaml")
+        run_recipe(recipe, folder, is_resumed=(folder / name).is_dir(), say=partial(print, file=log))
+
+
+def run_apart(folder: Path, name: str, *, at_once: int) -> None:
+    command = [sys.executable, "-m", "kedge.cli", "run", str(folder / f"{name}.yaml"), "--runs", str(folder)]
+    resume = ["--resume"] if (folder / name).is_dir() else []
+    # Side by side, more threads in all than cores would only wait for each other.
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
+    log = folder / f"{name}.log"
+    with log.open("w") as out:
+        done = subprocess.run(
+            [*command, "--no-check", *resume], stdout=out, stderr=out, env={**os.environ, **threads}, check=False
+        )
+    if done.returncode:
+        tail = log.read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"{name} ended with exit code {done.returncode}:\n{tail}")
 
 
 def part_gold(study: Study) -> Record:
@@ -148,8 +160,30 @@ def part_gold(study: Study) -> Record:
         ("gold", study.shared, {"gold": gold}),
     ]
     costs = run_jobs(study, jobs, seed=GOLD_SEED)
+    if len(costs) < len(jobs):
+        raise RuntimeError("there is no study without its start and its gold: mend what failed, and run it again")
     report = _report(study.shared / "gold" / "gold")
-    return {"gold": report, "members": plan.gold_members, "cost": costs}
+    return {"gold": report, "setup": setup(study), "cost": costs}
+
+
+def setup(study: Study) -> Record:
+    """How much of everything, for the page."""
+    plan, files = study.plan, study.files
+    sources = Counter(row["source"] for row in data.read_rows(files.pairs))
+    return {
+        "policy": f"{plan.model}, SFT on {len(data.read_rows(files.demonstrations)):,} short answers",
+        "gold": f"{plan.gold_members} members, in full, on "
+        + ", ".join(f"{count:,} pairs of {source}" for source, count in sorted(sources.items())),
+        "labels": f"{', '.join(f'{labels:,}' for labels in plan.labels)}; {NOISE:.0%} of them wrong; "
+        f"{plan.heldout} right ones held out",
+        "ensembles": f"{plan.members} members from {', '.join(f'{labels:,}' for labels in plan.ensembles)} labels, "
+        "each without its own part of the prompts",
+        "answers": f"at most {plan.tokens} tokens, temperature 1",
+        "best-of-N": f"{plan.answers:,} answers to each of {plan.counts.best_of_n} held-out prompts",
+        "PPO": f"{plan.iterations} iterations of one answer to each of {plan.counts.ppo} other prompts, no KL price, "
+        f"roles {plan.ppo['roles']}, learning rate {plan.ppo['actor']['lr']:g}",
+        "one prompt in": f"{data.ONE_IN_HARMFUL} is of HH and asks for harm",
+    }
 
 
 def part_labels(study: Study) -> Record:
@@ -190,8 +224,10 @@ def part_proxies(study: Study) -> Record:
         jobs.append((name, study.options.work, {"proxy": proxy}))
     jobs.reverse()  # the longest first
     costs = run_jobs(study, jobs, seed=study.options.seed)
+    if len(costs) < len(jobs):
+        raise RuntimeError("without all proxies there is nothing to compare: mend what failed, and run it again")
     reports = {name: _report(study.options.work / name / "proxy") for name, _, _ in study.proxies}
-    return {"proxies": reports, "members": study.plan.members, "noise": NOISE, "cost": costs}
+    return {"proxies": reports, "cost": costs}
 
 
 def part_best_of_n(study: Study) -> Record:
@@ -203,34 +239,6 @@ def part_best_of_n(study: Study) -> Record:
     members = {name: scores_MN.reshape(-1, *shape) for name, scores_MN in zip(places, by_judge, strict=True)}
     np.savez_compressed(study.options.work / "best-of-n.npz", **members)  # pyright: ignore[reportArgumentType]
     return best_of_n_results(members, study.plan.ensembles, seed=study.options.seed)
-
-
-def best_of_n_results(members: dict[str, Floats], ensembles: Sequence[int], *, seed: int) -> Record:
-    """Curves, their comparisons at equal n, and the scales of all scores, from `scores_MPN` of each judge."""
-    gold_PN = members["gold"].mean(axis=0)
-    choosers = {name: scores_MPN[0] for name, scores_MPN in members.items() if name.startswith("single")}
-    for labels in ensembles:
-        for how, combine in COMBINES.items():
-            scores_MPN = torch.from_numpy(members[f"ensemble-{labels}"])
-            choosers[f"{how}-{labels}"] = combined(scores_MPN, combine).numpy()
-    sizes = sizes_up_to(most_answers(gold_PN, *choosers.values()))
-    gold_of = {name: gains(chooser_PN, gold_PN, sizes) for name, chooser_PN in choosers.items()}
-    curves = {
-        name: best_of_n_curve(gold_of[name], gains(chooser_PN, chooser_PN, sizes), sizes, seed=seed)
-        | {"at_n": at_sizes(gold_of[name], sizes, seed=seed)}
-        for name, chooser_PN in choosers.items()
-    }
-    versus: Record = {}
-    for labels in ensembles:
-        own_PS = np.mean([gains(one_PN, gold_PN, sizes) for one_PN in members[f"ensemble-{labels}"]], axis=0)
-        against = {"single": gold_of[f"single-{labels}"], "one member": own_PS} if f"single-{labels}" in gold_of else {}
-        for how in COMBINES:
-            for name, other_PS in against.items():
-                difference_PS = gold_of[f"{how}-{labels}"] - other_PS
-                versus[f"{how}-{labels} over {name}"] = at_sizes(difference_PS, sizes, seed=seed)
-    oracle = at_sizes(gains(gold_PN, gold_PN, sizes), sizes, seed=seed)
-    scales = {name: _scale(scores_PN) for name, scores_PN in {"gold": gold_PN, **choosers}.items()}
-    return {"curves": curves, "versus": versus, "gold itself": {"at_n": oracle}, "scales": scales}
 
 
 def part_ppo(study: Study) -> Record:
@@ -265,6 +273,7 @@ def part_ppo(study: Study) -> Record:
     curves = {
         name: ppo_curve(list(Run(study.options.work / f"ppo-{name}").metrics("ppo")), scales["gold"], scales[name])
         for name in sources
+        if f"ppo-{name}" in costs
     }
     return {"curves": curves, "cost": costs}
 
@@ -290,7 +299,7 @@ def scored(study: Study, name: str, answers: Sequence[data.Row], judges: Sequenc
     """`scores_MN` of the answers by each judge, as `kedge score` gives them; NaN where an answer has no text."""
     file = study.options.work / f"{name}.jsonl"
     data.write_rows(file, data.as_demonstrations(answers))
-    has_text = np.array([bool(row["answer"].strip()) for row in answers])
+    with_text = [at for at, row in enumerate(answers) if row["answer"].strip()]
     encoded, tables = None, list[Floats]()
     for place in judges:
         judge = load_judge(str(place), device=study.plan.device)
@@ -298,19 +307,16 @@ def scored(study: Study, name: str, answers: Sequence[data.Row], judges: Sequenc
         encoded = encoded or read_answers(str(file), "demonstrations", judge, beside=file)
         scores_MNK = score_answers(judge, encoded, is_raw=False)
         table_MN = np.full((len(scores_MNK), len(answers)), np.nan)
-        table_MN[:, has_text] = scores_MNK[:, :, 0].double().numpy()
+        # By the line of each answer: one that cannot be read as a conversation has no score.
+        lines = [with_text[example.origin.line - 1] for example in encoded.examples]
+        table_MN[:, lines] = scores_MNK[:, :, 0].double().numpy()
         tables.append(table_MN)
-        study.say(f"{len(answers):,} answers scored by {place.parents[1].name}")
+        study.say(f"{len(lines):,} of {len(answers):,} answers scored by {place.parents[1].name}")
     return tables
 
 
 def _labels(study: Study, name: str) -> Path:
     return study.options.work / "labels" / f"{name}.jsonl"
-
-
-def _scale(scores_PN: Floats) -> Record:
-    scale = Scale.of(scores_PN)
-    return {"mean": scale.mean, "deviation": scale.deviation}
 
 
 def _report(stage: Path) -> Record:

@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from common import Estimate, Record
 from kedge.algorithms.best_of_n import best_of_weights
 from kedge.core.stats import Z95, best_of_kl, bootstrap_rows, percentile_interval
+from kedge.models.reward.ensemble import combined
+from kedge.models.settings import MeanOfMembers, UncertaintyWeighted, WorstMember
 from kedge.monitor.detectors.watchdog import noise_of
 from kedge.monitor.gold_law import Kind
 from kedge.monitor.overoptimisation import Fit, NoFit, fit
 
 Floats = NDArray[np.float64]
+COMBINES = {"mean": MeanOfMembers(), "worst": WorstMember(), "uncertainty": UncertaintyWeighted(coef=0.5)}
 DRAWS = 1000
 LOOKS = 5
 """Measurements of a run around a KL, of which the mean is taken."""
@@ -47,8 +50,13 @@ class Scale:
         deviation = math.sqrt(float(np.nanmean(np.nanvar(scores_PN, axis=1))))
         return cls(mean=float(np.nanmean(np.nanmean(scores_PN, axis=1))), deviation=deviation or 1.0)
 
-    def __call__(self, score: float) -> float:
-        return (score - self.mean) / self.deviation
+    def gains(self, scores: Sequence[float]) -> list[float]:
+        """Over the first of them, in deviations.
+
+        >>> Scale(mean=6.0, deviation=2.0).gains([7.0, 8.0])
+        [0.0, 0.5]
+        """
+        return [(score - scores[0]) / self.deviation for score in scores]
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -113,15 +121,46 @@ def at_sizes(gold_PS: Floats, sizes: Sequence[int], *, seed: int = 0) -> Record:
     return table
 
 
+def best_of_n_results(members: dict[str, Floats], ensembles: Sequence[int], *, seed: int) -> Record:
+    """Curves, their comparisons at equal n, and the scales of all scores, from `scores_MPN` of each judge."""
+    gold_PN = members["gold"].mean(axis=0)
+    choosers = {name: scores_MPN[0] for name, scores_MPN in members.items() if name.startswith("single")}
+    for labels in ensembles:
+        for how, combine in COMBINES.items():
+            scores_MPN = torch.from_numpy(members[f"ensemble-{labels}"])
+            choosers[f"{how}-{labels}"] = combined(scores_MPN, combine).numpy()
+    sizes = sizes_up_to(most_answers(gold_PN, *choosers.values()))
+    gold_of = {name: gains(chooser_PN, gold_PN, sizes) for name, chooser_PN in choosers.items()}
+    curves = {
+        name: best_of_n_curve(gold_of[name], gains(chooser_PN, chooser_PN, sizes), sizes, seed=seed)
+        | {"at_n": at_sizes(gold_of[name], sizes, seed=seed)}
+        for name, chooser_PN in choosers.items()
+    }
+    versus: Record = {}
+    for labels in ensembles:
+        own_PS = np.mean([gains(one_PN, gold_PN, sizes) for one_PN in members[f"ensemble-{labels}"]], axis=0)
+        against = {"single": gold_of[f"single-{labels}"], "one member": own_PS} if f"single-{labels}" in gold_of else {}
+        for how in COMBINES:
+            for name, other_PS in against.items():
+                difference_PS = gold_of[f"{how}-{labels}"] - other_PS
+                versus[f"{how}-{labels} over {name}"] = at_sizes(difference_PS, sizes, seed=seed)
+    oracle = at_sizes(gains(gold_PN, gold_PN, sizes), sizes, seed=seed)
+    scales = {name: _scale(scores_PN) for name, scores_PN in {"gold": gold_PN, **choosers}.items()}
+    # KL = ln n − (n − 1)/n is an upper bound where answers tie.
+    tied = {name: round(1 - _distinct(scores_PN), 4) for name, scores_PN in choosers.items()}
+    return {"curves": curves, "versus": versus, "gold itself": {"at_n": oracle}, "scales": scales, "tied": tied}
+
+
 def ppo_curve(metrics: Sequence[Mapping[str, Any]], gold: Scale, proxy: Scale) -> Record:
     """KL, gold, proxy and length of each step at which gold was measured, the law, and gold at the KLs to compare."""
     rows = [row for row in metrics if "gold/mean" in row and math.isfinite(row["kl/mean"])]
     kl = [float(row["kl/mean"]) for row in rows]
-    scores = [gold(row["gold/mean"]) for row in rows]
+    # The first answers are of the start, to the same prompts as all that follow.
+    scores = gold.gains([row["gold/mean"] for row in rows])
     return {
         "kl": rounded(kl),
         "gold": rounded(scores),
-        "proxy": rounded([proxy(row["reward/mean"]) for row in rows]),
+        "proxy": rounded(proxy.gains([row["reward/mean"] for row in rows])),
         "length": rounded([row["length/mean"] for row in rows], 1),
         "fit": fit_record(fit(kl, scores, kind="rl")),
         "at_kl": {f"{at:g}": estimate.json() for at in AT_KL if (estimate := near(kl, scores, at)) is not None},
@@ -185,3 +224,13 @@ def _root(kl: float | None) -> float | None:
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+def _scale(scores_PN: Floats) -> Record:
+    scale = Scale.of(scores_PN)
+    return {"mean": scale.mean, "deviation": scale.deviation}
+
+
+def _distinct(scores_PN: Floats) -> float:
+    """Of the answers to a prompt, the share that differ in their score."""
+    return float(np.mean([len(np.unique(row_N[np.isfinite(row_N)])) / np.isfinite(row_N).sum() for row_N in scores_PN]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,8 +22,8 @@ Row = dict[str, Any]
 PAIRS = ("hh-harmless", "polite", "alpacaeval-gpt4")
 MOST_A_PROMPT = 4
 """Pairs of one prompt that gold learns from: AlpacaEval has twelve, and would outweigh the others."""
-LONGEST_PROMPT, SHORTEST_ANSWER, LONGEST_ANSWER = 280, 12, 150
-"""In characters: prompts of about 70 tokens, and demonstrations of about 35, so that answers end by themselves."""
+LONGEST_PROMPT, SHORTEST_ANSWER, LONGEST_ANSWER = 200, 12, 150
+"""In characters: prompts of about 50 tokens and demonstrations of about 35, so that answers end by themselves."""
 HARMLESS, ONE_IN_HARMFUL = "hh-harmless", 6
 
 
@@ -56,21 +57,21 @@ class Files:
 
 def write_small(files: Files, counts: Counts) -> None:
     """The toy shop in the place of the data folder."""
-    _write(files.pairs, ({**row, "source": f"shop-{at % 2}"} for at, row in enumerate(toy.pairs(48, seed=1))))
-    _write(files.demonstrations, toy.demonstrations(counts.demonstrations, seed=2))
+    write_rows(files.pairs, ({**row, "source": f"shop-{at % 2}"} for at, row in enumerate(toy.pairs(48, seed=1))))
+    write_rows(files.demonstrations, toy.demonstrations(counts.demonstrations, seed=2))
     prompts = iter(toy.prompts(counts.best_of_n + counts.ppo + counts.labels, seed=3))
     for use, count in uses(counts):
-        _write(files.prompts(use), islice(prompts, count))
+        write_rows(files.prompts(use), islice(prompts, count))
 
 
 def write_full(files: Files, data: Path, counts: Counts) -> None:
     """Rows of the data folder; which ones are used depends on nothing but the data."""
-    _write(files.pairs, gold_pairs(data))
+    write_rows(files.pairs, gold_pairs(data))
     by_use = prompt_sets(data, counts)
     for use, rows in by_use.items():
-        _write(files.prompts(use), rows)
+        write_rows(files.prompts(use), rows)
     kept_out = {_key(row["prompt"]) for use in ("best_of_n", "ppo") for row in by_use[use]}
-    _write(files.demonstrations, islice(demonstrations(data, kept_out), counts.demonstrations))
+    write_rows(files.demonstrations, islice(demonstrations(data, kept_out), counts.demonstrations))
 
 
 def uses(counts: Counts) -> list[tuple[str, int]]:
@@ -141,9 +142,10 @@ def label_pairs(answers: Sequence[Row], gold: Sequence[float], *, noise: float, 
     for at in range(0, len(answers) - 1, 2):
         one, other = answers[at], answers[at + 1]
         texts = [one["answer"].strip(), other["answer"].strip()]
-        if not all(texts) or texts[0] == texts[1] or not gold[at] - gold[at + 1]:
+        gap = gold[at] - gold[at + 1]
+        if not all(texts) or texts[0] == texts[1] or not gap or math.isnan(gap):
             continue
-        is_first = gold[at] > gold[at + 1]
+        is_first = gap > 0
         is_wrong = Random(f"{seed}-{at}").random() < noise
         better, worse = (one, other) if is_first != is_wrong else (other, one)
         rows.append(
@@ -151,7 +153,7 @@ def label_pairs(answers: Sequence[Row], gold: Sequence[float], *, noise: float, 
                 "prompt": one["prompt"],
                 "chosen": better["answer"],
                 "rejected": worse["answer"],
-                "gold_margin": abs(gold[at] - gold[at + 1]),
+                "gold_gap": abs(gap),
             }
         )
     return rows
@@ -159,14 +161,18 @@ def label_pairs(answers: Sequence[Row], gold: Sequence[float], *, noise: float, 
 
 def as_demonstrations(answers: Iterable[Row]) -> list[Row]:
     """Answers as rows that `kedge score` reads; those without a text are left out."""
-    return [{"prompt": row["prompt"], "completion": row["answer"]} for row in answers if row["answer"].strip()]
+    return [
+        {"messages": [*row["prompt"], {"role": "assistant", "content": row["answer"]}]}
+        for row in answers
+        if row["answer"].strip()
+    ]
+
+
+def read_rows(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    _write(file, rows)
-
-
-def _write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with row_writer(file) as write:
         for row in rows:

@@ -54,6 +54,7 @@ def merge(options: Options) -> None:
 
 def blocks(seeds: Sequence[Record]) -> dict[str, str]:
     return {
+        "setup": setup_table(seeds),
         "gold": gold_table(seeds),
         "proxies": proxy_table(seeds),
         "best_of_n": best_of_n_table(seeds),
@@ -64,6 +65,12 @@ def blocks(seeds: Sequence[Record]) -> dict[str, str]:
         "costs": cost_table(seeds),
         "provenance": provenance(seeds),
     }
+
+
+def setup_table(seeds: Sequence[Record]) -> str:
+    """Of the first seed: all have the same."""
+    parts = next((seed["parts"]["gold"] for seed in seeds if "gold" in seed["parts"]), None)
+    return table(["what", "how much"], parts["setup"].items()) if parts else "Not measured yet."
 
 
 def gold_table(seeds: Sequence[Record]) -> str:
@@ -109,7 +116,11 @@ def best_of_n_table(seeds: Sequence[Record]) -> str:
     ]
     gold = [cell(_over(estimates(seeds, "best_of_n", "gold itself", "at_n", str(n))), 2) for n in AT_N]
     head = ["chosen by", *(f"n = {n:,} ({best_of_kl(n):.2f} nats)" for n in AT_N)]
-    return table(head, [*rows, ("gold itself", *gold)]) if rows else "Not measured yet."
+    if not rows:
+        return "Not measured yet."
+    tied = [share for seed in seeds for share in seed["parts"].get("best_of_n", {}).get("tied", {}).values()]
+    ties = f"Of the answers to a prompt, at most {max(tied):.1%} share their score with another one."
+    return f"{table(head, [*rows, ('gold itself', *gold)])}\n\n{ties}"
 
 
 def ppo_table(seeds: Sequence[Record]) -> str:
