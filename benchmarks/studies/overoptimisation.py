@@ -14,6 +14,7 @@ wrong; best-of-N up to 1,024 and PPO without a KL price go as far as they can on
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import overoptimisation_data as data
 from common import Clock, Options, Record, SeedFile, parse, stage_cost
@@ -145,6 +147,16 @@ def part_gold(study: Study) -> Record:
             data.write_small(files, plan.counts)
         else:
             data.write_full(files, study.options.data, plan.counts)
+    jobs = gold_jobs(study)
+    costs = run_jobs(study, jobs, seed=GOLD_SEED)
+    if len(costs) < len(jobs):
+        raise RuntimeError("there is no study without its start and its gold: mend what failed, and run it again")
+    report = _report(study.shared / "gold" / "gold")
+    return {"gold": report, "setup": setup(study), "cost": costs}
+
+
+def gold_jobs(study: Study) -> list[Job]:
+    plan, files = study.plan, study.files
     sft = {"kind": "sft", "data": str(files.demonstrations.resolve()), "samples": 0, **plan.sft}
     gold = {
         "kind": "reward",
@@ -155,15 +167,10 @@ def part_gold(study: Study) -> Record:
         **QUIET,
         **plan.gold,
     }
-    jobs: list[Job] = [
+    return [
         ("sft", study.shared, {"sft": sft | {"checkpoints": {"every": 100000}}}),
         ("gold", study.shared, {"gold": gold}),
     ]
-    costs = run_jobs(study, jobs, seed=GOLD_SEED)
-    if len(costs) < len(jobs):
-        raise RuntimeError("there is no study without its start and its gold: mend what failed, and run it again")
-    report = _report(study.shared / "gold" / "gold")
-    return {"gold": report, "setup": setup(study), "cost": costs}
 
 
 def setup(study: Study) -> Record:
@@ -203,11 +210,26 @@ def part_labels(study: Study) -> Record:
     wrong = sum(a["chosen"] != b["chosen"] for a, b in zip(noisy, clean, strict=True)) / len(noisy)
     finished = sum(row["finished"] for row in answers) / len(answers)
     length = sum(row["length"] for row in answers) / len(answers)
-    return {"pairs": len(noisy), "wrong": wrong, "finished": finished, "length": length}
+    return {
+        "pairs": len(noisy),
+        "wrong": wrong,
+        "finished": finished,
+        "length": length,
+        "gold_std": float(np.nanstd(gold_N)),
+    }
 
 
 def part_proxies(study: Study) -> Record:
     """A reward model from each number of labels, and ensembles; accuracy is agreement with gold, without noise."""
+    jobs = proxy_jobs(study)
+    costs = run_jobs(study, jobs, seed=study.options.seed)
+    if len(costs) < len(jobs):
+        raise RuntimeError("without all proxies there is nothing to compare: mend what failed, and run it again")
+    reports = {name: _report(study.options.work / name / "proxy") for name, _, _ in study.proxies}
+    return {"proxies": reports, "cost": costs}
+
+
+def proxy_jobs(study: Study) -> list[Job]:
     jobs: list[Job] = []
     for name, labels, members in study.proxies:
         proxy = {
@@ -222,12 +244,7 @@ def part_proxies(study: Study) -> Record:
             **study.plan.proxy,
         }
         jobs.append((name, study.options.work, {"proxy": proxy}))
-    jobs.reverse()  # the longest first
-    costs = run_jobs(study, jobs, seed=study.options.seed)
-    if len(costs) < len(jobs):
-        raise RuntimeError("without all proxies there is nothing to compare: mend what failed, and run it again")
-    reports = {name: _report(study.options.work / name / "proxy") for name, _, _ in study.proxies}
-    return {"proxies": reports, "cost": costs}
+    return jobs[::-1]  # the longest first
 
 
 def part_best_of_n(study: Study) -> Record:
@@ -246,6 +263,17 @@ def part_ppo(study: Study) -> Record:
     if not study.results.has("best_of_n"):
         raise RuntimeError("part ppo needs the scales of part best_of_n: run it first (--only best_of_n ppo)")
     scales = {name: Scale(**values) for name, values in study.results.values["parts"]["best_of_n"]["scales"].items()}
+    jobs = ppo_jobs(study)
+    costs = run_jobs(study, jobs, seed=study.options.seed)
+    curves: Record = {}
+    for job in costs:
+        name = job.removeprefix("ppo-")
+        metrics = list(Run(study.options.work / job).metrics("ppo"))
+        curves[name] = ppo_curve(metrics, scales["gold"], scales[name])
+    return {"curves": curves, "cost": costs}
+
+
+def ppo_jobs(study: Study) -> list[Job]:
     plan, first = study.plan, study.plan.ensembles[0]
     sources: dict[str, Any] = {
         f"single-{labels}": str(study.proxy(f"single-{labels}").resolve()) for labels in plan.labels
@@ -269,13 +297,7 @@ def part_ppo(study: Study) -> Record:
             **plan.ppo,
         }
         jobs.append((f"ppo-{name}", study.options.work, {"ppo": ppo}))
-    costs = run_jobs(study, jobs, seed=study.options.seed)
-    curves = {
-        name: ppo_curve(list(Run(study.options.work / f"ppo-{name}").metrics("ppo")), scales["gold"], scales[name])
-        for name in sources
-        if f"ppo-{name}" in costs
-    }
-    return {"curves": curves, "cost": costs}
+    return jobs
 
 
 def sampled(study: Study, prompts: str, *, answers: int) -> list[data.Row]:
@@ -353,6 +375,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 values = RUNS[part](study)
                 study.results.put(part, values | {"seconds": round(study.say.seconds - since, 1)})
                 study.say(f"part {part} is done")
+                gc.collect()
+                torch.cuda.empty_cache()  # runs in processes of their own need the room
     merge(options)
 
 
