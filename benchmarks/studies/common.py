@@ -49,6 +49,8 @@ class Options:
     only: tuple[str, ...]
     """The parts to run; all of them unless given."""
     is_merge: bool
+    sets: tuple[str, ...] = ()
+    """Settings that differ from the study's, as KEY=VALUE; the study says of what."""
 
     @property
     def seeds(self) -> Path:
@@ -71,6 +73,7 @@ def parse(study: str, parts: Sequence[str], about: str, arguments: Sequence[str]
     parser.add_argument(
         "--merge", action="store_true", help="run nothing: page and figure from the seeds that are there"
     )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting, for trials")
     given = parser.parse_args(arguments)
     if given.size == "small" and given.to is None:
         parser.error("--size small needs --to DIR: its numbers are no results")
@@ -83,6 +86,7 @@ def parse(study: str, parts: Sequence[str], about: str, arguments: Sequence[str]
         size=given.size,
         only=tuple(given.only) or tuple(parts),
         is_merge=given.merge,
+        sets=tuple(given.set),
     )
 
 
@@ -129,8 +133,18 @@ def machine() -> Record:
     return {"device": here.device, "kedge": here.kedge, "python": here.python, **packages, "commit": here.git_commit}
 
 
-def command() -> str:
-    return " ".join(["python", *sys.argv])
+def command(arguments: Sequence[str] | None = None) -> str:
+    """The command line, with folders by what they are for: where they lie on one machine helps nobody.
+
+    >>> command(["/home/me/benchmarks/studies/s.py", "--seed", "2", "--data", "/mnt/data"])
+    'python benchmarks/studies/s.py --seed 2 --data DATA'
+    """
+    script, *rest = sys.argv if arguments is None else arguments
+    words = [
+        before[2:].upper() if before in ("--data", "--work", "--to") else word
+        for before, word in zip(["", *rest], rest, strict=False)
+    ]
+    return " ".join(["python", f"benchmarks/studies/{Path(script).name}", *words])
 
 
 def stage_cost(run: Path, stage: str) -> Record:

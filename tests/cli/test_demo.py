@@ -157,14 +157,9 @@ def test_real_tells_of_the_rule_and_what_it_did(
 ) -> None:
     """With the built-in model of random weights in the place of the real one, which tests cannot rely on."""
     small = [
-        *("model=tiny", "stages.eval.models=[tiny, ppo]", "stages.ppo.roles=separate"),
-        *("stages.ppo.iterations=2", "stages.ppo.batch=4", "stages.ppo.max_prompt_tokens=256"),
-        *(
-            "stages.ppo.sampling.max_new_tokens=8",
-            "stages.ppo.scores.overlong_buffer=null",
-            "stages.ppo.logging.every=1",
-        ),
-        *("stages.eval.max_new_tokens=8", "stages.eval.answers=1"),
+        *("model=tiny", "stages.eval.models=[tiny, grpo]", "stages.grpo.roles=separate"),
+        *("stages.grpo.iterations=2", "stages.grpo.batch=2", "stages.grpo.max_prompt_tokens=512"),
+        *("stages.grpo.sampling.max_new_tokens=8", "stages.grpo.logging.every=1", "stages.eval.max_new_tokens=8"),
     ]
     asked: list[str] = []
     monkeypatch.setattr(demonstration, "folder_of", asked.append)
@@ -172,13 +167,13 @@ def test_real_tells_of_the_rule_and_what_it_did(
     done = kedge("demo", "--real", "--seed", "5")
     assert done.code == 0
     assert asked == ["smollm2-135m"]
-    assert "On a CPU with two cores it takes about four minutes." in done.out
+    assert "On a CPU with two cores it takes about five minutes." in done.out
     assert re.search(r"All of it took (\d+ min )?\d+ s, with seed 5\.", done.out)
-    assert headings(done.out) == ["1/2 PPO: improve", "2/2 Evaluate"]
+    assert headings(done.out) == ["1/2 GRPO: improve", "2/2 Evaluate"]
     assert re.findall(r"iteration (\d) of 2: reward", done.out) == ["1", "2"]
     found = evaluation(tmp_path / "runs/demo/runs/real-demo")
-    mean = found["models"]["ppo"]["scores"]["reward"]["mean"]["mean"]
-    assert re.search(rf"PPO +{mean:.2f} ", done.out)
+    mean = found["models"]["grpo"]["scores"]["reward"]["mean"]["mean"]
+    assert re.search(rf"GRPO +{mean:.2f} ", done.out)
     assert "win rate over tiny" in done.out
 
 

@@ -67,6 +67,6 @@ def test_the_typical_case_is_the_one_with_the_median_gain() -> None:
         for model in ("sft", "ppo")
         for name, gain in gains.items()
     ]
-    prompt, replies = typical(answers, "sft", "gold")
+    prompt, replies = typical(answers, "sft", "ppo", "gold")
     assert prompt == "message c"
     assert {name: reply["answer"] for name, reply in replies.items()} == {"sft": "sft to c", "ppo": "ppo to c"}

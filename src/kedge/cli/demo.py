@@ -22,9 +22,9 @@ def demo(
     overoptimise: Annotated[
         bool, typer.Option("--overoptimise", help="Let go of the anchor: the reward rises, the truth falls.")
     ] = False,
-    real: Annotated[bool, typer.Option("--real", help="PPO on SmolLM2-135M; about four minutes on a CPU.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="GRPO on SmolLM2-135M; about five minutes on a CPU.")] = False,
     reward: Annotated[
-        str | None, typer.Option("--reward", help="With --real: a reward model instead of a rule.")
+        str | None, typer.Option("--reward", help="With --real: a reward model instead of rules.")
     ] = None,
     folder: Annotated[Path, typer.Option("--folder", help="Where to put it all.")] = Path("runs/demo"),
 ) -> None:

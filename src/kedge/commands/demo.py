@@ -1,4 +1,4 @@
-"""`kedge demo`: the whole loop on a small world of our own, or PPO on a real model; run and told as a story."""
+"""`kedge demo`: the whole loop on a small world of our own, or GRPO on a real model; run and told as a story."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kedge.report.writing import REPORT_NAME
 
 REAL = "real-demo"
 """The template of the demo on a real model, and the name of its run."""
-REAL_ON_GPU = ("stages.ppo.iterations=100", "stages.ppo.batch=128", "stages.ppo.kl.horizon=10000")
+REAL_ON_GPU = ("stages.grpo.iterations=40", "stages.grpo.batch=16", "stages.grpo.answers=8")
 
 
 def run_folder(folder: Path, version: Version | None) -> Path:
@@ -66,27 +66,27 @@ def run_demo(
 
 
 def run_real(folder: Path, seed: int, *, tell: Tell, reward: str | None = None, overrides: Sequence[str] = ()) -> Path:
-    """The same with SmolLM2-135M; `reward` is a reward model's folder in the place of the rule of manners."""
+    """The same with SmolLM2-135M; `reward` is a reward model's folder in the place of the rules."""
     began = time.monotonic()
-    tell("A real model learns manners", "heading")
-    tell(story.REAL_WORLD if reward is None else f"SmolLM2-135M is improved by PPO against {reward}.", "plain")
+    tell("A real model learns to follow instructions", "heading")
+    tell(story.REAL_WORLD if reward is None else f"SmolLM2-135M is improved by GRPO against {reward}.", "plain")
     folder_of("smollm2-135m")  # says how to get the weights where they are missing, before anything is written
     file, *_ = write_template(REAL, folder)
     own = [f"seed={seed}", *(REAL_ON_GPU if torch.cuda.is_available() else ())]
     if reward is not None:
-        own += [f"stages.{stage}.reward={Path(reward).resolve()}" for stage in ("ppo", "eval")]
+        own += [f"stages.{stage}.reward={Path(reward).resolve()}" for stage in ("grpo", "eval")]
     recipe = load_recipe(file, [*own, *overrides])
     tell(f"Recipe and questions are in {folder}; what follows is `kedge run {file}`.", "plain")
     if not torch.cuda.is_available():
-        tell("On a CPU with two cores it takes about four minutes.", "plain")
+        tell("On a CPU with two cores it takes about five minutes.", "plain")
     narrator = Narrator(
-        recipe=recipe, folder=run_folder(folder, None), steps=story.REAL_STEPS, judge="reward", tell=tell
+        recipe=recipe, folder=run_folder(folder, None), steps=story.REAL_STEPS, judge="reward", tell=tell, policy="grpo"
     )
     home = _run(recipe, narrator)
-    question = "How do I get red wine out of a carpet?"
+    question = "How do I get red wine out of a carpet? Leave out all commas."
     _end(
         home,
-        [_sample(home, question), _again(recipe, "stages.ppo.iterations=40"), _doctor(home)],
+        [_sample(home, question, "grpo"), _again(recipe, "stages.grpo.iterations=40"), _doctor(home, "grpo")],
         tell,
     )
     tell(f"All of it took {_duration(time.monotonic() - began)}, with seed {seed}.", "plain")
@@ -127,12 +127,12 @@ def _end(home: Path, commands: Sequence[str], tell: Tell) -> None:
         tell(command, "sample")
 
 
-def _sample(home: Path, prompt: str) -> str:
-    return f'{kedge_command()} sample {quote(str(home / "ppo"))} -p "{prompt}"'
+def _sample(home: Path, prompt: str, stage: str = "ppo") -> str:
+    return f'{kedge_command()} sample {quote(str(home / stage))} -p "{prompt}"'
 
 
-def _doctor(home: Path) -> str:
-    return f"{kedge_command()} doctor {quote(str(home / 'ppo'))}"
+def _doctor(home: Path, stage: str = "ppo") -> str:
+    return f"{kedge_command()} doctor {quote(str(home / stage))}"
 
 
 def _again(recipe: Recipe, change: str) -> str:

@@ -37,6 +37,8 @@ class Narrator:
     judge: Literal["gold", "reward"]
     """Which score says what is good: the truth where it is known."""
     tell: Tell
+    policy: str = "ppo"
+    """The stage that improves the policy."""
     waiting: list[str] = field(init=False)
     """Stages that have not begun."""
     stage: str = field(default="", init=False)
@@ -69,10 +71,10 @@ class Narrator:
         run = Run.open(self.folder / self.stage, for_writing=False)
         for event in self._new("events", run.read_events()):
             if event["level"] in ("warning", "fatal"):
-                word = "iteration" if self.stage == "ppo" else "step"
+                word = "iteration" if self.stage == self.policy else "step"
                 at = f"{word} {event['step']}: " if event["step"] is not None else ""
                 self.tell(f"{at}{event['message']}", "warning")
-        if self.stage == "ppo":
+        if self.stage == self.policy:
             self._tell_iterations(run)
 
     def _tell_iterations(self, run: Run) -> None:
@@ -144,7 +146,8 @@ class Narrator:
 
     def _evaluated(self, home: Path) -> None:
         evaluation = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))
-        asked, models = typical(records(home / "answers.jsonl"), evaluation["baseline"], self.judge)
+        baseline: str = evaluation["baseline"]
+        asked, models = typical(records(home / "answers.jsonl"), baseline, self.policy, self.judge)
         self.tell(f"A typical case (the median gain). Asked: {story.reply(asked)}", "plain")
         for name, reply in models.items():
             said = story.reply(reply["answer"], self._verdict(reply["scores"]))
@@ -155,13 +158,13 @@ class Narrator:
 
 
 def typical(
-    answers: Sequence[Mapping[str, Any]], baseline: str, judge: str
+    answers: Sequence[Mapping[str, Any]], baseline: str, policy: str, judge: str
 ) -> tuple[str, dict[str, Mapping[str, Any]]]:
-    """The message on which PPO gains the median over the baseline, and what every model replied to it."""
+    """The message on which the policy gains the median over the baseline, and what every model replied to it."""
     by_prompt: dict[str, dict[str, Mapping[str, Any]]] = {}
     for answer in answers:
         by_prompt.setdefault(answer["origin"], {})[answer["model"]] = answer
-    gains = {at: own["ppo"]["scores"][judge] - own[baseline]["scores"][judge] for at, own in by_prompt.items()}
+    gains = {at: own[policy]["scores"][judge] - own[baseline]["scores"][judge] for at, own in by_prompt.items()}
     middle = median_low(gains.values())
     pair = by_prompt[next(at for at, gain in gains.items() if gain == middle)]
     return pair[baseline]["prompt"][-1]["content"], pair

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NAMES: Mapping[str, str] = {"sft": "SFT", "ppo": "PPO", "dpo": "DPO", "best8": "best of 8"}
+NAMES: Mapping[str, str] = {"sft": "SFT", "ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "best8": "best of 8"}
 """Titles of the models, by the stages that train them."""
 
 
@@ -65,18 +65,20 @@ WITHOUT_KL = Step(
 
 
 REAL_WORLD = (
-    "SmolLM2-135M is asked everyday questions, and for one short sentence, which it seldom gives. The reward is a rule "
-    "that anybody can check: 2 for 5 to 30 words that end as a sentence does, 1 for a polite phrase."
+    "SmolLM2-135M is asked everyday questions, each with an instruction that a rule can check: fewer than so many words, "
+    "no commas, a phrase *between stars*. It seldom follows them. The reward is the share that an answer follows; one "
+    "that is too short, repeats itself or is beside the point scores 0."
 )
 REAL_STEPS: Mapping[str, Step] = {
-    "ppo": Step(
-        title="PPO: improve",
-        about="The model answers, the rule scores, and what scored well becomes likelier. KL, the distance from the "
-        "model as it was, has a price and a limit: the anchor.",
+    "grpo": Step(
+        title="GRPO: improve",
+        about="The model gives several answers to a question, the rules score them, and what scored above the others "
+        "becomes likelier. KL, the distance from the model as it was, has a price and a limit: the anchor.",
     ),
     "eval": Step(
         title="Evaluate",
-        about="The model as it was and the one that PPO made answer questions that were never trained on.",
+        about="The model as it was and the one that GRPO made answer questions that were never trained on. The reward is "
+        "1 where every instruction is followed.",
     ),
 }
 
