@@ -41,6 +41,7 @@ WORDS = {
     "too_few_points": "too few points",
     "no_law": "no law",
 }
+NOTHING = "No seed has been run yet."
 PAGE = RESULTS / "overoptimisation.md"
 """The words, with the places of the tables."""
 
@@ -54,6 +55,8 @@ def merge(options: Options) -> None:
 
 def blocks(seeds: Sequence[Record]) -> dict[str, str]:
     return {
+        "verdict": verdict(seeds),
+        "figure": "![Gold and proxies over the square root of KL, best-of-N and PPO](overoptimisation.svg)",
         "setup": setup_table(seeds),
         "gold": gold_table(seeds),
         "proxies": proxy_table(seeds),
@@ -67,17 +70,43 @@ def blocks(seeds: Sequence[Record]) -> dict[str, str]:
     }
 
 
+def verdict(seeds: Sequence[Record]) -> str:
+    """What came out, in sentences."""
+    lines = [f"- {line}" for part in ("best_of_n", "ppo") for line in outcomes(seeds, part)]
+    for name in names_in(seeds, "best_of_n", "versus"):
+        estimate = _over(estimates(seeds, "best_of_n", "versus", name, str(AT_N[-1])))
+        if estimate is not None and name.endswith("over single"):
+            sure = (
+                "gains" if estimate.low > 0 else "loses" if estimate.high < 0 else "makes no difference that is shown"
+            )
+            lines.append(f"- Best of {AT_N[-1]:,} by an ensemble ({_name(name)}) {sure}: {cell(estimate, 2)}.")
+    return "\n".join(lines) if lines else NOTHING
+
+
+def outcomes(seeds: Sequence[Record], part: str) -> list[str]:
+    """For each proxy, what became of gold in how many of the seeds, and where its peak was."""
+    lines: list[str] = []
+    for name in names_in(seeds, part, "curves"):
+        fits = [curve["fit"] for seed in seeds if (curve := seed["parts"].get(part, {}).get("curves", {}).get(name))]
+        counts = Counter(law_cells(fit)[0] for fit in fits)
+        words = ", ".join(f"{word} ({count} of {len(fits)})" for word, count in counts.most_common())
+        peaks = [fit["peak_d"][0] for fit in fits if fit.get("peak_d") and fit["peak_d"][0] is not None]
+        where = f"; peak of the law at d = {cell(mean_over_seeds(peaks), 2)}" if peaks else ""
+        lines.append(f"{'Best-of-N' if part == 'best_of_n' else 'PPO'}, {_name(name)}: gold {words}{where}.")
+    return lines
+
+
 def setup_table(seeds: Sequence[Record]) -> str:
     """Of the first seed: all have the same."""
     parts = next((seed["parts"]["gold"] for seed in seeds if "gold" in seed["parts"]), None)
-    return table(["what", "how much"], parts["setup"].items()) if parts else "Not measured yet."
+    return table(["what", "how much"], parts["setup"].items()) if parts else NOTHING
 
 
 def gold_table(seeds: Sequence[Record]) -> str:
     """Of one seed that has it: all have the same gold."""
     parts = next((seed["parts"]["gold"] for seed in seeds if "gold" in seed["parts"]), None)
     if parts is None:
-        return "Not measured yet."
+        return NOTHING
     gold = parts["gold"]
     rows = [("all", _share(gold["accuracy"]), str(gold["accuracy"]["n"]))]
     rows += [
@@ -106,7 +135,7 @@ def proxy_table(seeds: Sequence[Record]) -> str:
         )
         for name in names
     ]
-    return table(["proxy", "agrees with gold, %"], rows) if rows else "Not measured yet."
+    return table(["proxy", "agrees with gold, %"], rows) if rows else NOTHING
 
 
 def best_of_n_table(seeds: Sequence[Record]) -> str:
@@ -117,7 +146,7 @@ def best_of_n_table(seeds: Sequence[Record]) -> str:
     gold = [cell(_over(estimates(seeds, "best_of_n", "gold itself", "at_n", str(n))), 2) for n in AT_N]
     head = ["chosen by", *(f"n = {n:,} ({best_of_kl(n):.2f} nats)" for n in AT_N)]
     if not rows:
-        return "Not measured yet."
+        return NOTHING
     tied = [share for seed in seeds for share in seed["parts"].get("best_of_n", {}).get("tied", {}).values()]
     ties = f"Of the answers to a prompt, at most {max(tied):.1%} share their score with another one."
     return f"{table(head, [*rows, ('gold itself', *gold)])}\n\n{ties}"
@@ -133,7 +162,7 @@ def ppo_table(seeds: Sequence[Record]) -> str:
         last = mean_over_seeds([float(np.mean(curve["kl"][-5:])) for curve in curves])
         rows.append((_name(name), *at_kl, cell(best, 2), cell(end, 2), cell(last, 1)))
     head = ["reward", *(f"{at:g} nats" for at in AT_KL), "best", "at the end", "KL at the end"]
-    return table(head, rows) if rows else "Not measured yet."
+    return table(head, rows) if rows else NOTHING
 
 
 def law_table(seeds: Sequence[Record], part: str) -> str:
@@ -145,7 +174,7 @@ def law_table(seeds: Sequence[Record], part: str) -> str:
             if curve is not None:
                 rows.append((_name(name), str(seed["seed"]), *law_cells(curve["fit"])))
     head = ["", "seed", "gold", "peak at d", "collapse at d", "α", "β", "R²", "fitted from d to d"]
-    return table(head, rows) if rows else "Not measured yet."
+    return table(head, rows) if rows else NOTHING
 
 
 def law_cells(fit: Record) -> tuple[str, ...]:
@@ -178,7 +207,7 @@ def ensemble_table(seeds: Sequence[Record]) -> str:
         for name in names_in(seeds, "best_of_n", "versus")
     ]
     head = ["", *(f"n = {n:,}" for n in AT_N)]
-    best_of_n = table(head, rows) if rows else "Best-of-N is not measured yet."
+    best_of_n = table(head, rows) if rows else NOTHING
     runs = names_in(seeds, "ppo", "curves")
     pairs = [
         (name, single) for name in runs if (single := f"single-{name.rpartition('-')[2]}") in runs and name != single
@@ -190,7 +219,7 @@ def ensemble_table(seeds: Sequence[Record]) -> str:
         )
         for name, single in pairs
     ]
-    ppo = table(["", *(f"{at:g} nats" for at in AT_KL)], ppo_rows) if ppo_rows else "PPO is not measured yet."
+    ppo = table(["", *(f"{at:g} nats" for at in AT_KL)], ppo_rows) if ppo_rows else NOTHING
     return f"{best_of_n}\n\n{ppo}"
 
 
@@ -216,7 +245,7 @@ def cost_table(seeds: Sequence[Record]) -> str:
         seconds = numbers(seeds, part, "seconds")
         if seconds:
             rows.append((part, cell(mean_over_seeds(seconds), 0), number(max(peaks), 1) if peaks else "–"))
-    return table(["part", "seconds a seed", "peak GiB of one run"], rows) if rows else "Not measured yet."
+    return table(["part", "seconds a seed", "peak GiB of one run"], rows) if rows else NOTHING
 
 
 def plots(seeds: Sequence[Record]) -> list[Plot]:

@@ -75,7 +75,7 @@ FULL = Plan(
         "micro_batch": 64,
         "too_long": "drop",
         "memory": {"generate_rows": 128},
-        "actor": {"lr": 4e-5, "eps": 1e-8, "schedule": "constant"},
+        "actor": {"lr": 6e-5, "eps": 1e-8, "schedule": "constant"},
         "critic": {"lr": 1e-4, "eps": 1e-8, "schedule": "constant"},
     },
 )

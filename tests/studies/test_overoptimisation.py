@@ -204,7 +204,9 @@ def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp
         write_seed(tmp_path, seed, parts | ({"ppo": ppo_part(seed)} if seed == 1 else {}))
     page.merge(options(tmp_path))
     text = (tmp_path / "overoptimisation.md").read_text()
-    assert text.count("Not measured yet.") == 3  # setup, gold and proxies
+    assert text.count(page.NOTHING) == 3  # setup, gold and proxies
+    assert "- PPO, 1,000 labels: gold peak (1 of 1); peak of the law at d = " in text
+    assert "](overoptimisation.svg)" in text
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")]
     rows = {cells[1]: cells[2:] for cells in lines}
     values = [json.loads((tmp_path / "overoptimisation" / f"seed-{seed}.json").read_text()) for seed in (1, 2)]
@@ -234,7 +236,7 @@ def test_the_small_size_runs_to_its_end_and_again_from_where_it_was(tmp_path: Pa
     names = {"single-12", "single-24", "mean-24", "worst-24", "uncertainty-24"}
     assert set(record["parts"]["ppo"]["curves"]) == names == set(record["parts"]["best_of_n"]["curves"])
     assert len(record["parts"]["ppo"]["curves"]["worst-24"]["kl"]) == plan.SMALL.iterations
-    assert "Not measured yet." not in (tmp_path / "overoptimisation.md").read_text()
+    assert page.NOTHING not in (tmp_path / "overoptimisation.md").read_text()
     trained = (tmp_path / "w" / "single-24" / "proxy" / "run.json").stat().st_mtime_ns
     study_module.main([*arguments, "--only", "proxies", "best_of_n"])
     assert (tmp_path / "w" / "single-24" / "proxy" / "run.json").stat().st_mtime_ns == trained

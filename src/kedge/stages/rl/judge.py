@@ -78,8 +78,8 @@ def combining(judge: Judge, combine: Combine | None) -> Judge:
         return judge
     if len(judge.members) == 1:
         raise ConfigError(
-            f"combine: {combine.kind} was asked for, and {judge.place} is one reward model; leave `combine` out, or train "
-            "an ensemble (members: 3)"
+            f"combine: {combine.kind} was asked for, and {judge.place} is one reward model; leave `combine` out, or "
+            "train an ensemble (members: 3)"
         )
     return replace(judge, combine=combine)
 
