@@ -10,7 +10,8 @@
 - attacks: programs that try to leave the sandbox or to harm the machine.
 - pages: texts of models that would run as code in a careless page, on a board.
 - injections: answers that try to talk a judge into a good score.
-- overoptimisation: the curves of ten seeds that were driven past their peak; what is said of them must be true.
+- overoptimisation: the curves of ten seeds that were driven past their peak, and synthetic ones that bend, collapse,
+  rise, fall or stay; what is said of them must be true.
 - faults: planted faults that the doctor's rules were not written for; this is a rate, not a promise.
 
 Prints what did not hold, line by line, then one table of tried and held. Exit code 1 where a promise did not hold.
@@ -171,7 +172,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     "attacks": lambda _: cases("rewards/attacks.py"),
     "pages": lambda _: cases("board/board_attacks.py"),
     "injections": lambda _: cases("rewards/injections.py"),
-    "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py"),
+    "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py", "monitor/gold_curves.py"),
     "faults": lambda options: unseen_faults(options.seed),
 }
 RATES = ("faults",)

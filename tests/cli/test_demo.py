@@ -116,7 +116,7 @@ def test_let_go_the_anchor_is_gone_and_the_peak_is_looked_for(
     assert re.search(r"start +1–3 .*\n +best truth +1–3 .*\n +end +1–3 ", done.out)  # all 3 iterations are one mean
     assert "The truth did not fall." in done.out
     assert "None of them saw the truth fall." in done.out
-    assert re.search(r"was not fitted: \d usable points; 12 are needed\.", done.out)
+    assert re.search(r"fitted to it: too few points: \d usable points; 12 are needed\.", done.out)
     assert next_run(done.out).resolved()["stages"]["ppo"]["kl"]["start"] == 0.5
     settings = json.loads((tmp_path / "runs/demo/runs/demo-overoptimised/ppo/run.json").read_text())["settings"]
     assert (settings["kl"]["start"], settings["kl"]["limit"]) == (0, None)

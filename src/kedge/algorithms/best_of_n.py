@@ -6,6 +6,7 @@ equal scores share their weight. Shape letters: G prompts, N answers to each, B 
 
 from __future__ import annotations
 
+from functools import cache
 from math import comb
 
 import torch
@@ -26,13 +27,17 @@ def best_of_weights(scores_GN: Tensor, *, n: int) -> Tensor:
     count_G = (~scores_GN.isnan()).sum(dim=1)
     if n < 1 or bool((count_G < n).any()):
         raise ShapeError(f"the best of {n} needs {n} scored answers to each prompt, found {int(count_G.min())}")
+    is_missing_GN = scores_GN.isnan()
+    # Answers without a score stand last in order, where no scored answer counts them.
+    known_GN = scores_GN.masked_fill(is_missing_GN, torch.inf)
+    ordered_GN = known_GN.sort(dim=1).values
+    at_most_GN = torch.searchsorted(ordered_GN, known_GN, right=True).minimum(count_G[:, None])
+    below_GN = torch.searchsorted(ordered_GN, known_GN)
     width = scores_GN.shape[1]
-    by_count = {count: [_share(k, count, n) for k in range(width + 1)] for count in set(count_G.tolist())}
-    share_GK = torch.tensor([by_count[count] for count in count_G.tolist()], dtype=torch.float64)
-    at_most_GN = (scores_GN[:, None, :] <= scores_GN[:, :, None]).sum(dim=2)
-    below_GN = (scores_GN[:, None, :] < scores_GN[:, :, None]).sum(dim=2)
-    gained_GN = share_GK.gather(1, at_most_GN) - share_GK.gather(1, below_GN)
-    return gained_GN / (at_most_GN - below_GN).clamp(min=1)
+    shares = {count: _shares(width, count, n) for count in set(count_G.tolist())}
+    share_GK = torch.tensor([shares[count] for count in count_G.tolist()], dtype=torch.float64)
+    gained_GN = share_GK.gather(1, at_most_GN) - share_GK.gather(1, below_GN.minimum(at_most_GN))
+    return (gained_GN / (at_most_GN - below_GN).clamp(min=1)).masked_fill(is_missing_GN, 0.0)
 
 
 def best_of_log_ratio(scores_B: Tensor, anchors_BM: Tensor, *, n: int) -> Tensor:
@@ -52,5 +57,7 @@ def best_of_log_ratio(scores_B: Tensor, anchors_BM: Tensor, *, n: int) -> Tensor
     return ratio_B.log().masked_fill(scores_B.isnan(), torch.nan)
 
 
-def _share(k: int, of: int, n: int) -> float:
-    return comb(k, n) / comb(of, n)
+@cache
+def _shares(width: int, of: int, n: int) -> list[float]:
+    """C(k, n) / C(of, n) for k from 0 to `width`; exact in whole numbers, and dear where these are large."""
+    return [comb(k, n) / comb(of, n) for k in range(width + 1)]

@@ -140,7 +140,7 @@ class Narrator:
         if law.observed is not None:
             self.tell(f"By means of several looks, {law.observed.in_words()}.", "warning")
         if isinstance(law, NoFit):
-            self.tell(f"The law of Gao et al. (2022) was not fitted: {law.reason}.", "plain")
+            self.tell(f"The law of Gao et al. (2022), fitted to it: {law.in_words()}.", "plain")
         else:
             self.tell(course.peak(law.peak_kl, law.peak_kl_interval, law.kl), "warning")
 

@@ -13,7 +13,7 @@ from kedge.core.settings import PathText, Section
 from kedge.core.stage import Input, MayChange, PartName
 from kedge.core.suggest import did_you_mean
 from kedge.core.urls import check_url, redacted, refuse_open_key
-from kedge.models.settings import AutoSize
+from kedge.models.settings import AutoSize, Combine
 from kedge.rewards.callables import identity_of
 
 Url = Annotated[str, AfterValidator(check_url), PlainSerializer(redacted)]
@@ -56,6 +56,8 @@ class ModelSource(Section):
     """A reward stage, or a folder."""
     objective: str | None = None
     """Which of its objectives; needed where it has several."""
+    combine: Combine | None = None
+    """How the scores of its members become one; as it was trained to when absent. An ensemble only."""
     rows: Annotated[AutoSize, MayChange()] = "auto"
     """Answers that are scored at once: `auto` is 65,536 tokens of them on a GPU and 8,192 on a CPU. Half as many, and
     half of that, when memory runs out."""

@@ -138,7 +138,7 @@ def test_gold_is_shown_over_the_root_of_kl_in_order() -> None:
         ("gold", [3.0, 1.0]),
     ]
     assert found.curve is None
-    assert "No law of overoptimisation is fitted: 2 usable points" in found.note
+    assert "The law of overoptimisation shows no peak: too few points: 2 usable points" in found.note
     assert gold_plot([{"step": 1, "kl/mean": 1.0, "reward/mean": 1.0}]) is None
 
 

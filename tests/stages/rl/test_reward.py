@@ -184,6 +184,25 @@ def test_an_ensemble_says_how_far_its_members_are_apart(
     assert facts == {"reward/disagreement": pytest.approx(cast(Any, reward.source).disagreement_B.mean().item())}
 
 
+def test_members_are_combined_as_the_source_says_and_a_single_model_has_none_to_combine(
+    opened: Open, models: tuple[RewardModel, RewardModel], tmp_path: Path
+) -> None:
+    save_ensemble(Ensemble(members=models, combine=MeanOfMembers()), tmp_path / "rms")
+    one, other = (by_transformers(tmp_path / "rms" / name) for name in ("member-0", "member-1"))
+    lowest = [min(pair) for pair in zip(one, other, strict=True)]
+    careful = [(a + b) / 2 - 3 * ((a - b) / 2) ** 2 for a, b in zip(one, other, strict=True)]
+    for combine, expected in (
+        ({"kind": "worst_case"}, lowest),
+        ({"kind": "uncertainty_weighted", "coef": 3.0}, careful),
+    ):
+        settings = SETTINGS.validate_python({"kind": "model", "from": "judges", "combine": combine})
+        reward, _ = opened(settings, {"reward.from": str(tmp_path / "rms")})
+        assert reward.score(sampled(tiny_tokenizer())).tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    single = SETTINGS.validate_python({"kind": "model", "from": "judge", "combine": {"kind": "worst_case"}})
+    with pytest.raises(ConfigError, match="is one reward model; leave `combine` out"):
+        opened(single, {"reward.from": str(tmp_path / "rms" / "member-0")})
+
+
 def test_the_models_of_a_mix_are_found_by_their_place_in_the_recipe(
     opened: Open, models: tuple[RewardModel, RewardModel], tmp_path: Path
 ) -> None:

@@ -38,7 +38,11 @@ def check_reward_model(
         shared = Outcome(what="reward model", subject=link.stage, result=f"what {link.stage} makes")
         if not isinstance(settings, RewardSettings):
             return shared
-        findings = [*_objective(leaf, settings.objectives), *_length(longest, settings.max_length, settings.too_long)]
+        findings = [
+            *_objective(leaf, settings.objectives),
+            *_combine(leaf, settings.members),
+            *_length(longest, settings.max_length, settings.too_long),
+        ]
         return replace(shared, findings=tuple(findings))
     from kedge.models.reward.inspect import inspect_reward
     from kedge.stages.rl.judge import find_judge
@@ -50,6 +54,7 @@ def check_reward_model(
         return replace(shared, findings=(fatal("reward.model", str(error)),))
     findings = [
         *_objective(leaf, judge.facts.objectives),
+        *_combine(leaf, judge.members),
         *_length(longest, judge.max_length, judge.facts.truncate),
         *(_same_language(judge, tokenizer) if tokenizer is not None else ()),
     ]
@@ -67,6 +72,15 @@ def _objective(leaf: ModelSource, known: Sequence[str]) -> Iterator[Finding]:
         f"the reward model has the objectives {', '.join(known)}; {found}",
         f"set objective to one of them: {{kind: model, from: {leaf.place}, objective: {known[0]}}}",
     )
+
+
+def _combine(leaf: ModelSource, members: int) -> Iterator[Finding]:
+    if leaf.combine is not None and members == 1:
+        yield fatal(
+            "reward.combine",
+            f"combine: {leaf.combine.kind} was asked for, and {leaf.place} is one reward model",
+            "leave `combine` out, or train an ensemble (members: 3)",
+        )
 
 
 def _length(longest: int | None, max_length: int | None, truncate: str) -> Iterator[Finding]:

@@ -130,10 +130,12 @@ def notes(history: History) -> list[str]:
     curve = _fit_gold(history)
     observed = [curve.observed.in_words()] if curve.observed is not None else []
     if isinstance(curve, NoFit):
-        return [*lines, *observed, f"where gold peaks is not predicted: {curve.reason}"]
+        return [*lines, *observed, f"where gold peaks is not predicted: {curve.in_words()}"]
     low, high = curve.peak_kl_interval
     where = "past it" if curve.is_past_peak else "before it"
     until = "" if curve.holds_until is None else f"; the law does not fit beyond {curve.holds_until:.3g} nats"
+    if curve.collapse_kl is not None:
+        until += f", and gold collapsed at {curve.collapse_kl:.3g}"
     return [
         *lines,
         *observed,

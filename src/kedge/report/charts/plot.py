@@ -36,6 +36,8 @@ class Series:
     """What a smoothed line was made of: in its colour, behind it, without a name."""
     is_dotted: bool = False
     """Single dots, not a line: for points that have no order."""
+    is_dashed: bool = False
+    """A dashed line, for what stands beside the lines that count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,10 +50,11 @@ def line(x: Sequence[float], series: Series, plane: Plane) -> Markup:
     if series.is_dotted:
         return Markup("").join(_DOT.format(series.colour, *place, 2.4) for place in places if place)
     pieces = [list(group) for is_there, group in groupby(places, key=lambda place: place is not None) if is_there]
+    kind = f"curve {series.colour}{' faint' if series.is_faint else ''}{' fit' if series.is_dashed else ''}"
     shapes = [
         _DOT.format(series.colour, *piece[0], 2.6)  # a line of one point cannot be seen
         if len(piece) == 1 and piece[0]
-        else _path(f"curve {series.colour}{' faint' if series.is_faint else ''}", [place for place in piece if place])
+        else _path(kind, [place for place in piece if place])
         for piece in pieces
     ]
     return Markup("").join(shapes)

@@ -126,7 +126,9 @@ def _heights(plot: Plot) -> list[float]:
 def legend_of(plot: Plot) -> list[tuple[Colour, str, str]]:
     """Colour, sign and name of what a reader looks for: a line (no sign), dots, boxes, or a fit."""
     entries: list[tuple[Colour, str, str]] = [
-        (series.colour, "dots" if series.is_dotted else "", series.name) for series in _named(plot) if series.is_named
+        (series.colour, "dots" if series.is_dotted else "fit" if series.is_dashed else "", series.name)
+        for series in _named(plot)
+        if series.is_named
     ]
     for bars in plot.bars:
         entries.append((bars.colour, "boxes", bars.name))

@@ -9,7 +9,8 @@ from math import isfinite, log10, sqrt
 import numpy as np
 
 from kedge.core.metric_table import as_table
-from kedge.monitor.overoptimisation import LOOKS, Fit, NoFit, fit
+from kedge.monitor.gold_peak import LOOKS
+from kedge.monitor.overoptimisation import Fit, NoFit, fit
 from kedge.report.charts.plot import Curve, Plot, Series, decimated_rows
 from kedge.report.run.run_records import Record
 from kedge.report.words import short
@@ -84,20 +85,17 @@ def _curve(fitted: Fit, furthest: float) -> Curve:
     if fitted.holds_until is not None:
         end = sqrt(fitted.holds_until)
     distances = [end * (at + 1) / _CURVE_POINTS for at in range(_CURVE_POINTS)]
-    return Curve(name="fit", places=tuple((d, fitted.predicted(d)) for d in distances))
+    return Curve(name="fit", places=tuple((d, fitted.law.predicted(d)) for d in distances))
 
 
 def _fit_in_words(fitted: Fit | NoFit) -> str:
     if isinstance(fitted, NoFit):
-        return f"No law of overoptimisation is fitted: {fitted.reason}."
+        return f"The law of overoptimisation shows no peak: {fitted.in_words()}."
     low, high = fitted.peak_kl_interval
     here = f"this run is at {short(fitted.kl)}, " + ("past the peak" if fitted.is_past_peak else "before the peak")
-    until = (
-        "" if fitted.holds_until is None else f", up to {short(fitted.holds_until)} nats: the law does not fit beyond"
-    )
+    law = f"R(d) = start + d (α − β ln d) with d = √KL, α = {fitted.law.alpha:.3g}, β = {fitted.law.beta:.3g}"
     return (
-        f"Fitted R(d) = start + d (α − β ln d) with d = √KL{until}. α = {fitted.alpha:.3g}, β = {fitted.beta:.3g}. "
-        f"Gold is predicted to peak at a KL of {fitted.peak_kl:.3g} nats a sequence "
+        f"Fitted {law}: {fitted.in_words()}. Gold is predicted to peak at a KL of {fitted.peak_kl:.3g} nats a sequence "
         f"(95 % interval {low:.3g} to {high:.3g}); {here}."
     )
 

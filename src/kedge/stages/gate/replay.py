@@ -27,7 +27,7 @@ from kedge.rewards.settings import JudgeSource, MixSource, ModelSource, RewardSo
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.gate.trained_on import trained_on
 from kedge.stages.rl.answering import Answering, answer, room_for_answers
-from kedge.stages.rl.judge import load_judge
+from kedge.stages.rl.judge import combining, load_judge
 from kedge.stages.rl.reward import scorer_of
 
 Say = Callable[[str], None]
@@ -174,7 +174,7 @@ def _scorer(case: Badcase, how: Replay) -> Score | None:
 
 def _model_scorer(source: ModelSource, how: Replay) -> Score:
     place = how.folder / source.place
-    judge = load_judge(str(place) if place.exists() else source.place, device=how.device)
+    judge = combining(load_judge(str(place) if place.exists() else source.place, device=how.device), source.combine)
 
     def encode(answer: Answer) -> list[int]:
         return judge.encoder.tokens(_messages(answer.prompt), (Message("assistant", answer.text),))

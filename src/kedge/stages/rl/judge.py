@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.core.errors import ModelError
+from kedge.core.errors import ConfigError, ModelError
 from kedge.core.findings import Finding
 from kedge.data.template import template_hash
 from kedge.models.loading.resolve import is_model, model_of_stage
@@ -70,6 +70,18 @@ def judge_of(place: str, members: tuple[Member, ...], combine: Combine, *, base:
     window: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     longest = members[0].facts.max_length or window or sys.maxsize
     return Judge(place=place, members=members, combine=combine, max_length=longest)
+
+
+def combining(judge: Judge, combine: Combine | None) -> Judge:
+    """The same judge, its members combined as asked; None leaves that as it is."""
+    if combine is None:
+        return judge
+    if len(judge.members) == 1:
+        raise ConfigError(
+            f"combine: {combine.kind} was asked for, and {judge.place} is one reward model; leave `combine` out, or "
+            "train an ensemble (members: 3)"
+        )
+    return replace(judge, combine=combine)
 
 
 def template_findings(judge: Judge) -> list[Finding]:

@@ -32,7 +32,7 @@ from kedge.rewards.failures import CountedSource, FailureCounter, Reward
 from kedge.rewards.model import OnTokens, objective_index, on_text
 from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings
-from kedge.stages.rl.judge import Judge, load_standing, template_findings
+from kedge.stages.rl.judge import Judge, combining, load_standing, template_findings
 from kedge.stages.shared.context import Context
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def open_reward(
     read = partial(answers_of, prompt_of=cases, decode=partial(decoded, tokenizer))
 
     def open_model(source: ModelSource, counter: FailureCounter) -> RewardSource:
-        judge = load(source.place) if load else load_standing(source.place, device=device)
+        judge = combining(load(source.place) if load else load_standing(source.place, device=device), source.combine)
         _check_window(context, judge, counter.source, max_tokens)
         for finding in template_findings(judge):
             context.event("warning", "reward.template", f"{counter.source}: {finding.message}", **finding.evidence)
