@@ -36,8 +36,6 @@ REPORTS = ("grpo",)
 """Methods whose report is kept beside the seeds."""
 WANTED = 0.08
 """The gain of prompt-level strict IFEval that the study set out for."""
-MARGIN = 0.02
-"""A loss on untrained kinds within this many points is none that 541 prompts could show."""
 
 
 def write_results(options: Options, seeds: Sequence[Record]) -> None:
@@ -88,9 +86,15 @@ def verdict(seeds: Sequence[Record], parts: Sequence[str]) -> str:
 
 
 def _loss(rest: Estimate) -> str:
+    """
+    >>> _loss(Estimate(value=0.01, low=-0.03, high=0.05, count=1))
+    'no loss is shown, and one of more than 3.0 points is excluded'
+    """
     if rest.high < 0:
         return "a loss"
-    return "no loss" if rest.low >= -MARGIN else "a loss can be neither shown nor excluded"
+    if rest.low > 0:
+        return "a gain"
+    return f"no loss is shown, and one of more than {max(0.0, -100 * rest.low):.1f} points is excluded"
 
 
 def _seeds(seeds: Sequence[Record]) -> str:

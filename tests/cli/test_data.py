@@ -184,3 +184,22 @@ def test_split_refuses_what_makes_no_sense(
     assert done.code == 2
     assert message in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_prompts_with_instructions_are_made(kedge: Kedge, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    done = kedge("data", "instructions", "--to", str(file), "--count", "30", "--kind", "untrained", "--heldout")
+    assert done.code == 0
+    assert "wrote 30 prompts with 9 kinds of instructions" in done.out
+    first = file.read_bytes()
+    assert {"prompt", "request", "instruction_id_list", "kwargs"} <= set(json.loads(first.splitlines()[0]))
+    again = kedge("data", "instructions", "--to", str(file), "--count", "30")
+    assert again.code == 2
+    assert file.read_bytes() == first
+
+
+def test_a_kind_of_instruction_that_is_none_is_named(kedge: Kedge, tmp_path: Path) -> None:
+    done = kedge("data", "instructions", "--to", str(tmp_path / "p.jsonl"), "--kind", "punctuation:no_coma")
+    assert done.code == 2
+    assert "did you mean 'punctuation:no_comma'" in done.err
+    assert not (tmp_path / "p.jsonl").exists()

@@ -23,7 +23,8 @@ class Case:
 
 CASES = (
     Case("unknown key", "line 5: chek: there is no such setting (did you mean 'check'?)", SOUND + "chek: number\n"),
-    Case("unknown kind", "line 3: kind: Input should be 'choice' or 'open', found 'x'", SOUND.replace("open", "x")),
+    Case("unknown kind", "line 3: kind: Input should be 'choice', 'open' or 'instructions', found 'x'",
+         SOUND.replace("open", "x")),
     Case("no name", "name: Field required", SOUND.replace("name: mine\n", "")),
     Case("name with a blank", "line 2: name:", SOUND.replace("mine\n", "my own\n", 1)),
     Case("not YAML", "mine.yaml:3: not valid YAML", "kedge_exam: 1\nname: [\n"),
@@ -31,6 +32,9 @@ CASES = (
     Case("no items file", "other.jsonl: cannot be read", SOUND.replace("mine.jsonl", "other.jsonl")),
     Case("empty items", "mine.jsonl: no items in it", items="\n"),
     Case("broken line", "mine.jsonl:2: not JSON", items=ITEM + "{\n"),
+    Case("no such instruction", "mine.jsonl:1: no instruction named 'punctuation:no_coma' (did you mean",
+         SOUND.replace("open", "instructions"),
+         items='{"prompt": "Hi", "instruction_id_list": ["punctuation:no_coma"], "kwargs": [{}]}\n'),
     Case("no question", "mine.jsonl:1: the field `question` is missing", items='{"answer": "4"}\n'),
     Case("no answer", "mine.jsonl:1: the field `answer` is missing", items='{"question": "4"}\n'),
     Case("no such check", "mine.jsonl:1: check: expected one of", items=ITEM.replace("}", ', "check": "guess"}')),

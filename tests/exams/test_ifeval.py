@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 from instruction_cases import CASES, LANGUAGES, Case, attempt
+from sitting import by_item, taken
 
 from kedge.core.errors import ConfigError, DataError, PluginError
 from kedge.core.instructions import languages
 from kedge.core.instructions.checkers import INSTRUCTIONS
 from kedge.core.instructions.following import follows, follows_loosely
+from kedge.data.instructions.generate import generate
 from kedge.exams import ifeval
-from kedge.exams.exam import OpenReply, Score
+from kedge.exams.catalogue import open_exam
+from kedge.exams.exam import OpenQuestion, OpenReply, Score
 from kedge.exams.ifeval import exam, instructions
 from kedge.exams.written import WrittenExam
 
@@ -133,3 +136,19 @@ def test_the_set_that_ships_needs_no_package_and_covers_the_other_kinds() -> Non
     kinds = {score.groups["kind"] for score in grades(shipped, "text") if score.metric == "instruction_strict"}
     assert kinds == {kind for kind, instruction in INSTRUCTIONS.items() if not instruction.needs_language}
     assert len(shipped.questions) == 40
+
+
+def test_an_exam_of_ones_own_may_ask_for_instructions(tmp_path: Path) -> None:
+    """Rows as `kedge data instructions` writes them; the longest answer is what the YAML file says."""
+    rows = generate(6, seed=1, kinds=["punctuation:no_comma"])
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    head = "kedge_exam: 1\nname: mine\nkind: instructions\nitems: mine.jsonl\nmax_new_tokens: 77\n"
+    (tmp_path / "mine.yaml").write_text(head)
+    exam = open_exam(str(tmp_path / "mine.yaml"), limit=4)
+    asked: list[OpenQuestion] = []
+    sitting = taken(exam, write=lambda question: asked.append(question) or "Without one.")
+    assert [question.max_new_tokens for question in asked] == [77] * 4
+    assert set(by_item(sitting, "prompt_strict").values()) == {1.0}
+    assert by_item(taken(exam, write=lambda _: "With, one."), "instruction_loose").keys() == {
+        f"{row['key']}:0" for row in (rows[0], rows[1], rows[3], rows[4])
+    }

@@ -11,8 +11,8 @@ import pytest
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
 from kedge.rewards.context import RewardContext
-from kedge.rewards.instructions import make
 from kedge.rewards.settings import InstructionsSource
+from kedge.rewards.verifiable import make_instructions
 
 RECORD = {
     "instruction_id_list": ["punctuation:no_comma", "detectable_format:number_bullet_lists"],
@@ -28,8 +28,9 @@ DEGENERATE = {
 }
 
 
-def score(text: str, record: dict[str, Any], **settings: Any) -> float:
-    source = make(InstructionsSource(kind="instructions", **settings), RewardContext(folder=Path(), seed=1))
+def score(text: str, record: dict[str, Any], **options: Any) -> float:
+    settings = InstructionsSource(kind="instructions", **options)
+    source = make_instructions(settings, RewardContext(folder=Path(), seed=1))
     answer = Answer(prompt=(("user", "?"),), text=text, is_finished=True, extra=record)
     return source.score([answer])[0]
 
@@ -73,4 +74,4 @@ def test_a_record_that_cannot_be_checked_has_no_score(record: dict[str, Any]) ->
 def test_prompts_without_instructions_are_refused_before_anything_is_sampled() -> None:
     context = RewardContext(folder=Path(), seed=1, fields=frozenset({"instruction_ids"}))
     with pytest.raises(ConfigError, match="kedge data instructions"):
-        make(InstructionsSource(kind="instructions"), context)
+        make_instructions(InstructionsSource(kind="instructions"), context)

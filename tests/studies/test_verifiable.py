@@ -15,7 +15,7 @@ import verifiable
 from common import parse
 from kedge.recipe.schema import recipe_of
 from verifiable import decontaminated, exam_scores, rejection_prompts, settings_of, stage_of, summaries
-from verifiable_page import write_results
+from verifiable_page import verdict, write_results
 
 
 def test_prompts_with_many_words_of_an_evaluation_prompt_are_left_out() -> None:
@@ -69,6 +69,22 @@ def test_trained_and_untrained_kinds_are_apart(tmp_path: Path) -> None:
     assert (found["trained"]["value"], found["untrained"]["value"]) == (1.0, 0.0)
     assert (found["prompts_trained"]["value"], found["prompts_untrained"]["value"]) == (1.0, 0.0)
     assert found["instruction_strict"]["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (-0.05, -0.01, "a loss"),
+        (0.01, 0.05, "a gain"),
+        (-0.02, 0.04, "no loss is shown, and one of more than 2.0 points"),
+    ],
+)
+def test_a_loss_on_untrained_kinds_is_told(low: float, high: float, words: str) -> None:
+    found = {"value": (low + high) / 2, "low": low, "high": high, "count": 9}
+    gains = {"ifeval": {"prompt_strict": {"value": 0.09, "low": 0.05, "high": 0.13, "count": 9}, "untrained": found}}
+    text = verdict([{"seed": 1, "parts": {"grpo": {"gains": gains}}}], ["grpo"])
+    assert f"({words}" in text
+    assert "+9.0 [5.0, 13.0] points of IFEval's prompts followed strictly (wanted: 8; reached)" in text
 
 
 def test_without_a_seed_the_page_stays_as_it_is(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ WITHOUT_KL = Step(
 
 
 REAL_WORLD = (
-    "SmolLM2-135M is asked everyday questions, each with an instruction that a rule can check: fewer than so many words, "
-    "no commas, a phrase *between stars*. It seldom follows them. The reward is the share that an answer follows; one "
-    "that is too short, repeats itself or is beside the point scores 0."
+    "SmolLM2-135M is asked everyday questions, each with instructions that a rule can check: fewer than so many words, "
+    "no commas. It seldom follows them. The reward is the share that an answer follows; one that is too short, repeats "
+    "itself or is beside the point scores 0."
 )
 REAL_STEPS: Mapping[str, Step] = {
     "grpo": Step(
@@ -77,8 +77,8 @@ REAL_STEPS: Mapping[str, Step] = {
     ),
     "eval": Step(
         title="Evaluate",
-        about="The model as it was and the one that GRPO made answer questions that were never trained on. The reward is "
-        "1 where every instruction is followed.",
+        about="The model as it was and the one that GRPO made answer questions that were never trained on. The reward "
+        "is 1 where every instruction is followed.",
     ),
 }
 
