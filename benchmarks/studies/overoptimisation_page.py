@@ -185,7 +185,8 @@ def law_cells(fit: Record) -> tuple[str, ...]:
     """
     outcome = WORDS[fit["outcome"]]
     if fit["outcome"] == "peak" and not fit["has_fallen"]:
-        outcome = "bends, peak predicted"
+        is_within = fit["peak_d"][0] is not None and fit["peak_d"][0] <= fit["d_range"][1]
+        outcome = "bends" if is_within else "bends, peak predicted"
     peak = "–"
     if "peak_d" in fit:
         peak = _with_ends(fit["peak_d"])

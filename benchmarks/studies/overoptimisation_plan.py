@@ -75,8 +75,8 @@ FULL = Plan(
         "micro_batch": 64,
         "too_long": "drop",
         "memory": {"generate_rows": 128},
-        "actor": {"lr": 6e-5, "eps": 1e-8, "schedule": "constant"},
-        "critic": {"lr": 1e-4, "eps": 1e-8, "schedule": "constant"},
+        "actor": {"lr": 2e-4, "eps": 1e-8, "schedule": "constant"},
+        "critic": {"lr": 2e-4, "eps": 1e-8, "schedule": "constant"},
     },
 )
 SMALL = Plan(

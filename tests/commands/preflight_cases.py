@@ -139,6 +139,11 @@ CASES: tuple[Case, ...] = (
         words=("http://127.0.0.1:9/v1 was asked", "gave no score"),
     ),
     Case(name="no reward model", reward="./nothing", words=("ppo.reward", "nothing")),
+    Case(
+        name="one model to combine",
+        reward="{kind: model, from: ./judge, combine: {kind: worst_case}}",
+        words=("combine: worst_case was asked for", "is one reward model"),
+    ),
     Case(name="a policy as reward model", reward="./policy", words=("is not a reward model but a LlamaForCausalLM",)),
     Case(
         name="a long prompt",
@@ -169,6 +174,11 @@ def write(case: Case, folder: Path) -> Path:
         from kedge.models.loading.tiny import make_tiny
 
         make_tiny(folder / "policy")
+    if "./judge" in case.reward:
+        from kedge.models.loading.tiny import make_tiny
+        from kedge.models.reward.reward_files import build, save
+
+        save(build(make_tiny(), seed=1, dtype="float32"), folder / "judge")
     more = f", {case.more}" if case.more else ""
     recipe = folder / "a.yaml"
     recipe.write_text(f"{HEAD}  ppo: {{kind: ppo, reward: {case.reward}, prompts: prompts.jsonl, batch: 4{more}}}\n")

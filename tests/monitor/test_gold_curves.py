@@ -100,11 +100,13 @@ def test_resampled_prompts_make_the_intervals() -> None:
     assert curve.beta_interval[1] - curve.beta_interval[0] == pytest.approx(2 * 1.96 * 0.05 / math.sqrt(60), rel=0.25)
 
 
-def test_a_levelled_curve_is_a_prediction_and_says_so() -> None:
-    kl = [0.1 * step for step in range(1, 61)]
+@pytest.mark.parametrize(("most", "words"), [(61, "a peak predicted at d = "), (400, "a peak of the law at d = ")])
+def test_a_levelled_curve_has_not_fallen_and_is_not_said_to_have(most: int, words: str) -> None:
+    kl = [0.1 * step for step in range(1, most)]
     curve = fit(kl, [1 - math.exp(-math.sqrt(nats)) for nats in kl], kind="rl")
     assert isinstance(curve, Fit)
-    assert curve.in_words().startswith("gold bends, with a peak predicted at d = ")
+    assert curve.in_words().startswith(f"gold bends, with {words}")
+    assert (curve.peak_kl > kl[-1]) == (most == 61)
 
 
 def test_the_peak_that_was_measured_is_told_where_the_law_has_none() -> None:

@@ -172,6 +172,25 @@ def test_every_recipe_of_the_full_size_is_one(tmp_path: Path) -> None:
         assert list(load_recipe(file).stages) == list(stages)
 
 
+def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    chosen = options(tmp_path)
+    study = study_module.Study(options=chosen, plan=plan.SMALL, say=Clock(said.append), results=SeedFile(chosen))
+
+    def run(folder: Path, name: str, *, at_once: int) -> None:
+        assert json.loads((folder / f"{name}.yaml").read_text())["seed"] == 4
+        if name == "bad":
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(study_module, "run_here", run)
+    monkeypatch.setattr(study_module, "stage_cost", lambda *_: {"seconds": 2.0, "peak_gib": None})
+    jobs = [(name, tmp_path, {"ppo": {}}) for name in ("bad", "good")]
+    assert study_module.run_jobs(study, jobs, seed=4) == {"good": {"seconds": 2.0, "peak_gib": None}}
+    assert any("bad failed: out of memory" in line for line in said)
+    with pytest.raises(RuntimeError, match="all of bad failed"):
+        study_module.run_jobs(study, jobs[:1], seed=4)
+
+
 def write_seed(folder: Path, seed: int, parts: dict[str, Any]) -> None:
     chosen = options(folder, "--seed", str(seed))
     results = SeedFile(chosen)

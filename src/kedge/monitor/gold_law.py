@@ -89,15 +89,6 @@ class Curve:
         reach = t95(law.num_points - 3) * error
         return _exp(2 * (centre - reach)), _exp(2 * (centre + reach))
 
-    def forecast(self, d_M: Vector, *, noise: float) -> tuple[Vector, float]:
-        """`gold_M` that the law predicts at other points, and the standard error of their mean: that of the law and
-        that of so many measurements, each with at least this noise."""
-        design_M3 = _design(d_M, self.law.kind)
-        parameters = np.array([self.law.start, self.law.alpha, self.law.beta])
-        mean_3 = design_M3.mean(axis=0)
-        of_points = max(noise, self.law.noise) ** 2 / len(d_M)
-        return design_M3 @ parameters, math.sqrt(float(mean_3 @ self.covariance @ mean_3) + of_points)
-
     def redrawn(self) -> Vector:
         """`parameters_B3` of a bootstrap: the law with other residuals of its own at each point, fitted again.
 
@@ -141,6 +132,28 @@ def fit_law(d_N: Vector, gold_N: Vector, kind: Kind) -> Curve:
         residuals_N=residuals_N,
         design_N3=design_N3,
     )
+
+
+def forecasts(
+    d_N: Vector, gold_N: Vector, sizes_S: Rows, kind: Kind, *, ahead: int, noise: float
+) -> tuple[Vector, Vector]:
+    """`gold_SA` that the law predicts at the `ahead` points behind the first so many, as fitted to these, and `error_S`
+    of their mean: that of the law and that of the measurements, each with at least this noise.
+
+    Normal equations of all sizes at once, from sums that run along the points.
+    """
+    design_N3, centre = _design(d_N, kind), float(gold_N.mean())
+    centred_N = gold_N - centre
+    gram_S33 = np.cumsum(design_N3[:, :, None] * design_N3[:, None, :], axis=0)[sizes_S - 1]
+    moment_S3 = np.cumsum(design_N3 * centred_N[:, None], axis=0)[sizes_S - 1]
+    parameters_S3 = np.linalg.solve(gram_S33, moment_S3[:, :, None])[:, :, 0]
+    squares_S = np.cumsum(centred_N * centred_N)[sizes_S - 1] - (parameters_S3 * moment_S3).sum(axis=1)
+    variance_S = np.maximum(squares_S / (sizes_S - 3), noise * noise)
+    next_SA3 = design_N3[sizes_S[:, None] + np.arange(ahead)]
+    mean_S3 = next_SA3.mean(axis=1)
+    of_law_S = (mean_S3 * np.linalg.solve(gram_S33, mean_S3[:, :, None])[:, :, 0]).sum(axis=1)
+    expected_SA = (next_SA3 * parameters_S3[:, None, :]).sum(axis=2) + centre
+    return expected_SA, np.sqrt(variance_S * (of_law_S + 1 / ahead))
 
 
 def peaks_of(parameters_B3: Vector, kind: Kind) -> Vector:

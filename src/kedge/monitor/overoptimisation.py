@@ -14,7 +14,19 @@ import numpy as np
 
 from kedge.core.errors import DataError
 from kedge.monitor.detectors.watchdog import noise_of
-from kedge.monitor.gold_law import Curve, Interval, Kind, Law, Rows, Vector, fit_law, log_peak, middle_of, peaks_of
+from kedge.monitor.gold_law import (
+    Curve,
+    Interval,
+    Kind,
+    Law,
+    Rows,
+    Vector,
+    fit_law,
+    forecasts,
+    log_peak,
+    middle_of,
+    peaks_of,
+)
 from kedge.monitor.gold_peak import FALL_Z, LOOKS, ObservedPeak, observed_peak
 
 Outcome = Literal["too_few_points", "flat", "not_bent", "falls", "peak", "collapsed", "fallen", "no_law"]
@@ -118,8 +130,12 @@ class Fit:
         if self.collapse_kl is not None:
             return f"gold collapsed at d = {math.sqrt(self.collapse_kl):.3g} after a peak at {peak}; {about}"
         beyond = "" if self.holds_until is None else ", and not beyond"
-        has_fallen = self.observed is not None and self.observed.has_fallen
-        bends = "gold bends and has fallen, with its peak" if has_fallen else "gold bends, with a peak predicted"
+        if self.observed is not None and self.observed.has_fallen:
+            bends = "gold bends and has fallen, with its peak"
+        elif self.peak_kl <= high * high:
+            bends = "gold bends, with a peak of the law"
+        else:
+            bends = "gold bends, with a peak predicted"
         return f"{bends} at {peak}; {about}{beyond}"
 
 
@@ -219,20 +235,22 @@ def _collapse(d_N: Vector, gold_N: Vector, kind: Kind, observed: ObservedPeak | 
         return None
     order = np.argsort(d_N, kind="stable")
     d_N, gold_N = d_N[order], gold_N[order]
-    noise = noise_of(gold_N.tolist())
     means = np.convolve(gold_N, np.full(LOOKS, 1 / LOOKS), mode="valid")
-    for size in range(MIN_POINTS, len(d_N) - LOOKS + 1):
-        best = means[: size - LOOKS + 1].max()
-        if means[size] > best or _refusal(d_N[:size]):
-            continue
-        curve = fit_law(d_N[:size], gold_N[:size], kind)
-        ahead = slice(size, size + LOOKS)
-        expected_N, error = curve.forecast(d_N[ahead], noise=noise)
-        below_N = expected_N - gold_N[ahead]
-        if below_N.mean() > FALL_Z * error and below_N.mean() > COLLAPSE_SHARE * (best - means[0]):
-            # The five may begin before the fall: the first of them that is as low as their mean is after it.
-            return float(d_N[size]), float(d_N[size + int((below_N >= below_N.mean()).argmax())] ** 2)
-    return None
+    sizes_S = np.arange(MIN_POINTS, len(d_N) - LOOKS + 1)
+    sizes_S = sizes_S[[_refusal(d_N[:size]) is None for size in sizes_S]]
+    if not len(sizes_S):
+        return None
+    expected_SA, error_S = forecasts(d_N, gold_N, sizes_S, kind, ahead=LOOKS, noise=noise_of(gold_N.tolist()))
+    below_SA = expected_SA - gold_N[sizes_S[:, None] + np.arange(LOOKS)]
+    below_S, best_S = below_SA.mean(axis=1), np.maximum.accumulate(means)[sizes_S - LOOKS]
+    is_broken_S = (means[sizes_S] < best_S) & (below_S > FALL_Z * error_S)
+    is_broken_S &= below_S > COLLAPSE_SHARE * (best_S - means[0])
+    if not is_broken_S.any():
+        return None
+    first = int(is_broken_S.argmax())
+    # The five may begin before the fall: the first of them that is as low as their mean is after it.
+    low = int((below_SA[first] >= below_S[first]).argmax())
+    return float(d_N[sizes_S[first]]), float(d_N[sizes_S[first] + low] ** 2)
 
 
 def _downwards(collapse_kl: float | None, observed: ObservedPeak | None) -> Outcome | None:
