@@ -162,7 +162,7 @@ def grams(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
 
 
 def read_rows(file: Path) -> list[Record]:
-    return [dict(row.fields) for row in read_source(str(file))]
+    return [dict(row.fields or {}) for row in read_source(str(file))]
 
 
 def write_rows(file: Path, rows: Iterable[Record]) -> None:
