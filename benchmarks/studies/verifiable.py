@@ -46,6 +46,7 @@ IFEVAL = Path("eval") / "capability" / "ifeval.jsonl.gz"
 GRAM = 8
 """A training prompt that shares so many words in a row with a prompt of IFEval is left out."""
 CURVES = {"reward": "reward/mean", "kl": "kl/mean", "length": "length/mean"}
+EXAMS = ("ifeval", "trained", "untrained")
 METRICS = ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_loose")
 Key = tuple[str, str, str]
 """Exam, metric, item."""
@@ -125,20 +126,27 @@ def prepare(options: Options, size: Record) -> Record:
     """Write prompts and exams to the work folder; gives what was left out because IFEval has it."""
     data = options.work / "data"
     data.mkdir(parents=True, exist_ok=True)
-    ifeval = options.data / IFEVAL
-    rows = generate(size["train"], seed=options.seed)
-    if options.size == "small" and not ifeval.is_file():
-        ifeval = data / "instead-of-ifeval.jsonl"
-        write_rows(ifeval, generate(30, seed=99, kinds=[*TRAINED, *UNTRAINED], part="heldout"))
-    clean, shared = decontaminated(rows, [str(row["prompt"]) for row in read_rows(ifeval)])
+    rows, ifeval = generate(size["train"], seed=options.seed), ifeval_rows(options)
+    write_rows(data / "ifeval.jsonl", ifeval)
+    clean, shared = decontaminated(rows, [str(row["prompt"]) for row in ifeval])
     write_rows(data / "train.jsonl", clean)
     write_rows(data / "rejection.jsonl", clean[: rejection_prompts(settings_of(options, size))])
     for name, kinds in (("trained", TRAINED), ("untrained", UNTRAINED)):
         # The same prompts for every seed, so that seeds differ by training alone.
         write_rows(data / f"{name}.jsonl", generate(size["heldout"], seed=1, kinds=list(kinds), part="heldout"))
-        write_exam(data / f"{name}.yaml", name, f"{name}.jsonl", size["tokens"])
-    write_exam(data / "ifeval.yaml", "ifeval", str(ifeval.resolve()), size["tokens"])
+    for name in EXAMS:
+        write_exam(data / f"{name}.yaml", name, size["tokens"])
     return {"prompts": len(rows), "gram": GRAM, "left_out": len(rows) - len(clean), "longest_shared_words": shared}
+
+
+def ifeval_rows(options: Options) -> list[Record]:
+    """IFEval's prompts; of the small size some short ones, or prompts of ours where they are not there."""
+    file = options.data / IFEVAL
+    if options.size == "full":
+        return read_rows(file)
+    if not file.is_file():
+        return generate(30, seed=99, kinds=[*TRAINED, *UNTRAINED], part="heldout")
+    return [row for row in read_rows(file) if len(row["prompt"]) < 200][:30]
 
 
 def decontaminated(rows: Sequence[Record], evaluation: Iterable[str], gram: int = GRAM) -> tuple[list[Record], int]:
@@ -162,15 +170,15 @@ def grams(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
 
 
 def read_rows(file: Path) -> list[Record]:
-    return [dict(row.fields) for row in read_source(str(file))]
+    return [dict(row.fields or {}) for row in read_source(str(file))]
 
 
 def write_rows(file: Path, rows: Iterable[Record]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_exam(file: Path, name: str, items: str, tokens: int) -> None:
-    lines = ["kedge_exam: 1", f"name: {name}", "kind: instructions", f"items: {json.dumps(items)}"]
+def write_exam(file: Path, name: str, tokens: int) -> None:
+    lines = ["kedge_exam: 1", f"name: {name}", "kind: instructions", f"items: {name}.jsonl"]
     file.write_text("\n".join([*lines, f"max_new_tokens: {tokens}"]) + "\n", encoding="utf-8")
 
 
@@ -245,7 +253,7 @@ def train(part: str, options: Options, size: Record, clock: Clock) -> Path:
     stages["exam"] = {
         "kind": "exam",
         "models": models,
-        "exams": [f"data/{name}.yaml" for name in ("ifeval", "trained", "untrained")],
+        "exams": [f"data/{name}.yaml" for name in EXAMS],
     }
     stages["answers"] = {
         "kind": "evaluate",
@@ -272,7 +280,7 @@ def is_unfinished(home: Path) -> bool:
 
 def measured(part: str, run: Path, options: Options, size: Record) -> Record:
     """All numbers of a part; those of the start are kept beside the runs, for the gains of the others."""
-    kinds = {row["key"]: set(row["instruction_id_list"]) for row in read_rows(ifeval_items(options))}
+    kinds = kinds_by_item(read_rows(options.work / "data" / "ifeval.jsonl"))
     scores = exam_scores(run / "exam" / "items.jsonl")
     start_file = options.work / "start.json"
     values: Record = {"exams": summaries(scores, kinds), "cost": {"exam": stage_cost(run, "exam")}}
@@ -291,16 +299,16 @@ def measured(part: str, run: Path, options: Options, size: Record) -> Record:
     return values
 
 
+def kinds_by_item(rows: Iterable[Record]) -> dict[str, set[str]]:
+    """The kinds of instructions of each item, by the name that scores call it; IFEval's own keys are numbers."""
+    return {str(row["key"]): set(row["instruction_id_list"]) for row in rows}
+
+
 def keep_report(part: str, options: Options) -> None:
     """The page about a run beside the seed, with paths from the work folder on."""
     page = (options.work / "runs" / part / "report.html").read_text(encoding="utf-8")
     to = options.seeds / f"{part}-seed-{options.seed}.html"
     to.write_text(page.replace(str(options.work.resolve()), "work").replace(str(options.work), "work"), "utf-8")
-
-
-def ifeval_items(options: Options) -> Path:
-    file = options.data / IFEVAL
-    return file if file.is_file() else options.work / "data" / "instead-of-ifeval.jsonl"
 
 
 Scores = dict[Key, tuple[float, str, str]]
@@ -322,7 +330,7 @@ def exam_scores(file: Path) -> Scores:
 def summaries(scores: Scores, kinds_of: Mapping[str, set[str]]) -> Record:
     """Means with intervals by exam and metric; of IFEval also by trained and untrained kinds, and every kind's mean."""
     found: Record = {}
-    for exam in ("ifeval", "trained", "untrained"):
+    for exam in EXAMS:
         each = {metric: [value for key, value in scores.items() if key[:2] == (exam, metric)] for metric in METRICS}
         found[exam] = {metric: mean_of(values) for metric, values in each.items()}
     strict = [value for key, value in scores.items() if key[:2] == ("ifeval", "instruction_strict")]

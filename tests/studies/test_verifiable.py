@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "studies"))
 import verifiable
 from common import parse
 from kedge.recipe.schema import recipe_of
-from verifiable import decontaminated, exam_scores, rejection_prompts, settings_of, stage_of, summaries
+from verifiable import decontaminated, exam_scores, kinds_by_item, rejection_prompts, settings_of, stage_of, summaries
 from verifiable_page import verdict, write_results
 
 
@@ -65,7 +65,8 @@ def test_trained_and_untrained_kinds_are_apart(tmp_path: Path) -> None:
             ("ifeval", "instruction_strict", "2:1", 1.0, "2", comma),
         ],
     )
-    found = summaries(scores, {"1": {comma}, "2": {comma, sections}})["ifeval"]
+    items = [{"key": 1, "instruction_id_list": [comma]}, {"key": 2, "instruction_id_list": [comma, sections]}]
+    found = summaries(scores, kinds_by_item(items))["ifeval"]
     assert (found["trained"]["value"], found["untrained"]["value"]) == (1.0, 0.0)
     assert (found["prompts_trained"]["value"], found["prompts_untrained"]["value"]) == (1.0, 0.0)
     assert found["instruction_strict"]["count"] == 2

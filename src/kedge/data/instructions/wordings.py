@@ -6,7 +6,7 @@ or in which case it is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -83,7 +83,7 @@ def _bound(name: str, relation: str, least: list[int], less: list[int]) -> Draw:
     return draw
 
 
-def _some_words(name: str, pool: list[str], most: int) -> Draw:
+def _some_words(name: str, pool: Sequence[str], most: int) -> Draw:
     def draw(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
         words = rng.sample(pool, rng.randint(1, most))
         quoted = [f'"{word}"' for word in words] if rng.random() < 0.5 else words
