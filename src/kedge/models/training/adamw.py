@@ -289,8 +289,8 @@ class FusedAdamW:
 
     def _moments_of_groups(self) -> list[list[tuple[int, Tensor, Tensor]]]:
         """Of the weights of each group: index and moments. Their counts of steps become entries of one tensor, for
-        hundreds of tensors of one number take longer than the rest of a step. torch's optimiser makes itself a new state
-        when one is loaded, and as long as it has the same they are the same tensors."""
+        hundreds of tensors of one number take longer than the rest of a step. torch's optimiser makes itself a new
+        state when one is loaded, and as long as it has the same they are the same tensors."""
         if self._state_of_moments is not self._optimiser.state:
             states = [self._state(master) for master in self._masters]
             self._counts = torch.stack([state["step"] for state in states])
