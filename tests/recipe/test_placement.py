@@ -95,6 +95,14 @@ def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert lines[-1].endswith("vLLM is asked by process 0, for all")
 
 
+def test_gpus_that_nobody_uses_are_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_machine, "gpus_of", lambda _: 2)
+    (line,) = check_machine.placement_lines(load_recipe(file), {}, {})
+    assert line == "one process on cuda:0; torch finds 2 GPUs here: placement.processes: auto takes them all"
+    monkeypatch.setattr(check_machine, "gpus_of", lambda _: 1)
+    assert list(check_machine.placement_lines(load_recipe(file), {}, {})) == []
+
+
 _PPO = """
   ppo: {kind: ppo, reward: {kind: function, path: "r.py:score"}, prompts: p.jsonl, batch: 8, answers: 3, minibatches: 2}
 """

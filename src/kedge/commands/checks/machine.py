@@ -77,6 +77,8 @@ def placement_lines(
     if processes == "auto":
         processes = num_processes(recipe.settings.placement, num_gpus=num_gpus, num_sampling=num_sampling(recipe))
     if processes == 1:
+        if (num_gpus or 1) - num_sampling(recipe) > 1:
+            yield f"one process on cuda:0; torch finds {num_gpus} GPUs here: placement.processes: auto takes them all"
         return
     devices = f"cuda:0 to cuda:{processes - 1}" if num_gpus else "the CPU"
     yield f"{processes} processes on {devices}, each with all weights; process 0 also writes the run folder"
