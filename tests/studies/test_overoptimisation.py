@@ -244,6 +244,9 @@ def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp
     assert rows["ppo"][:2] == ["31", "3.5"]
     drawing = ElementTree.fromstring((tmp_path / "overoptimisation.svg").read_text())
     assert len(drawing.findall("{http://www.w3.org/2000/svg}g")) == 4
+    drawn = (tmp_path / "overoptimisation.svg").read_text()
+    assert 'class="curve first fit"' in drawn  # the proxy is dashed, the law is faint
+    assert 'class="curve first faint"' in drawn
     again = text
     page.merge(options(tmp_path))
     assert (tmp_path / "overoptimisation.md").read_text() == again
