@@ -186,7 +186,8 @@ def setup(study: Study) -> Record:
         "ensembles": f"{plan.members} members from {', '.join(f'{labels:,}' for labels in plan.ensembles)} labels, "
         "each without its own part of the prompts",
         "answers": f"at most {plan.tokens} tokens, temperature 1",
-        "best-of-N": f"{plan.answers:,} answers to each of {plan.counts.best_of_n} held-out prompts",
+        "best-of-N": f"n up to {plan.most:,}, from {plan.answers:,} answers to each of {plan.counts.best_of_n} "
+        "held-out prompts",
         "PPO": f"{plan.iterations} iterations of one answer to each of {plan.counts.ppo} other prompts, no KL price, "
         f"roles {plan.ppo['roles']}, learning rate {plan.ppo['actor']['lr']:g}",
         "one prompt in": f"{data.ONE_IN_HARMFUL} is of HH and asks for harm",
@@ -255,7 +256,7 @@ def part_best_of_n(study: Study) -> Record:
     shape = (study.plan.counts.best_of_n, study.plan.answers)
     members = {name: scores_MN.reshape(-1, *shape) for name, scores_MN in zip(places, by_judge, strict=True)}
     np.savez_compressed(study.options.work / "best-of-n.npz", **members)  # pyright: ignore[reportArgumentType]
-    return best_of_n_results(members, study.plan.ensembles, seed=study.options.seed)
+    return best_of_n_results(members, study.plan.ensembles, most=study.plan.most, seed=study.options.seed)
 
 
 def part_ppo(study: Study) -> Record:

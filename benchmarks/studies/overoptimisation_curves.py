@@ -84,10 +84,20 @@ def gains(chooser_PN: Floats, judged_PN: Floats, sizes: Sequence[int]) -> Floats
     return (np.stack(best_SP, axis=1) - one_P[:, None]) / scale.deviation
 
 
-def most_answers(*scores_PN: Floats) -> int:
-    """The largest n for which every prompt has enough answers that all sources have scored."""
-    is_scored = np.logical_and.reduce([np.isfinite(scores) for scores in scores_PN])
-    return int(is_scored.sum(axis=1).min())
+def all_scored(members: Mapping[str, Floats]) -> dict[str, Floats]:
+    """`scores_MPN` of each judge, of answers that all of them have scored: the first ones of each prompt, as many as
+    the prompt with the fewest has.
+
+    >>> all_scored({"gold": np.array([[[1.0, np.nan, 3.0], [4.0, 5.0, 6.0]]])})["gold"].tolist()
+    [[[1.0, 3.0], [4.0, 5.0]]]
+    """
+    is_scored_PN = np.logical_and.reduce([np.isfinite(scores_MPN).all(axis=0) for scores_MPN in members.values()])
+    count = int(is_scored_PN.sum(axis=1).min())
+    kept = [np.flatnonzero(is_scored_N)[:count] for is_scored_N in is_scored_PN]
+    return {
+        name: np.stack([scores_MPN[:, prompt, rows] for prompt, rows in enumerate(kept)], axis=1)
+        for name, scores_MPN in members.items()
+    }
 
 
 def best_of_n_curve(gold_PS: Floats, proxy_PS: Floats, sizes: Sequence[int], *, seed: int = 0) -> Record:
@@ -121,15 +131,16 @@ def at_sizes(gold_PS: Floats, sizes: Sequence[int], *, seed: int = 0) -> Record:
     return table
 
 
-def best_of_n_results(members: dict[str, Floats], ensembles: Sequence[int], *, seed: int) -> Record:
+def best_of_n_results(members: Mapping[str, Floats], ensembles: Sequence[int], *, most: int, seed: int) -> Record:
     """Curves, their comparisons at equal n, and the scales of all scores, from `scores_MPN` of each judge."""
+    members = all_scored(members)
     gold_PN = members["gold"].mean(axis=0)
     choosers = {name: scores_MPN[0] for name, scores_MPN in members.items() if name.startswith("single")}
     for labels in ensembles:
         for how, combine in COMBINES.items():
             scores_MPN = torch.from_numpy(members[f"ensemble-{labels}"])
             choosers[f"{how}-{labels}"] = combined(scores_MPN, combine).numpy()
-    sizes = sizes_up_to(most_answers(gold_PN, *choosers.values()))
+    sizes = sizes_up_to(min(most, gold_PN.shape[1]))
     gold_of = {name: gains(chooser_PN, gold_PN, sizes) for name, chooser_PN in choosers.items()}
     curves = {
         name: best_of_n_curve(gold_of[name], gains(chooser_PN, chooser_PN, sizes), sizes, seed=seed)

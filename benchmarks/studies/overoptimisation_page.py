@@ -148,7 +148,10 @@ def best_of_n_table(seeds: Sequence[Record]) -> str:
     if not rows:
         return NOTHING
     tied = [share for seed in seeds for share in seed["parts"].get("best_of_n", {}).get("tied", {}).values()]
-    ties = f"Of the answers to a prompt, at most {max(tied):.1%} share their score with another one."
+    ties = (
+        f"Of the answers to a prompt, up to {max(tied):.1%} have the score of another one, mostly because they are the "
+        "same text; where answers tie, ln n − (n − 1)/n is an upper bound of the KL."
+    )
     return f"{table(head, [*rows, ('gold itself', *gold)])}\n\n{ties}"
 
 

@@ -20,7 +20,10 @@ class Plan:
     """Numbers of labels from which ensembles learn too; PPO is run on those of the first."""
     gold_members: int
     members: int
+    most: int
+    """The largest n of best-of-N."""
     answers: int
+    """To a prompt: a few more than `most`, for one without a text has no score."""
     counts: data.Counts
     tokens: int
     """Of an answer at most."""
@@ -51,8 +54,9 @@ FULL = Plan(
     ensembles=(1000,),
     gold_members=3,
     members=4,
-    answers=1024,
-    counts=data.Counts(best_of_n=32, ppo=128, labels=3400, demonstrations=4000),
+    most=1024,
+    answers=1056,
+    counts=data.Counts(best_of_n=32, ppo=128, labels=4400, demonstrations=4000),
     tokens=48,
     iterations=50,
     at_once=8,
@@ -73,6 +77,7 @@ FULL = Plan(
         "epochs": 1,
         "minibatches": 4,
         "micro_batch": 64,
+        "max_prompt_tokens": 200,
         "too_long": "drop",
         "memory": {"generate_rows": 128},
         "actor": {"lr": 2e-4, "eps": 1e-8, "schedule": "constant"},
@@ -86,6 +91,7 @@ SMALL = Plan(
     ensembles=(24,),
     gold_members=2,
     members=2,
+    most=40,
     answers=48,
     counts=data.Counts(best_of_n=4, ppo=8, labels=40, demonstrations=24),
     tokens=8,
@@ -96,7 +102,7 @@ SMALL = Plan(
     sft={"batch": 8, "micro_batch": 8, "max_length": 160, "optimiser": {"lr": 3e-3}},
     proxy={"batch": 8, "micro_batch": 8, "max_length": 160, "optimiser": {"lr": 1e-3}},
     ppo={
-        "roles": "separate",
+        "roles": "lora",
         "batch": 8,
         "epochs": 1,
         "minibatches": 1,

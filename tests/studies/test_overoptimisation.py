@@ -49,7 +49,8 @@ def test_the_best_of_n_is_that_of_every_choice_of_n_answers() -> None:
 
 def test_an_answer_without_a_score_is_never_chosen_and_counts_in_no_mean() -> None:
     chooser_PN, judged_PN = np.array([[1.0, 2.0, np.nan, 0.0]]), np.array([[1.0, 3.0, 50.0, np.nan]])
-    assert curves.most_answers(chooser_PN, judged_PN) == 2
+    both = curves.all_scored({"gold": judged_PN[None], "single": chooser_PN[None]})
+    assert [scores_MPN.tolist() for scores_MPN in both.values()] == [[[[1.0, 3.0]]], [[[1.0, 2.0]]]]
     gain_PS = curves.gains(chooser_PN, judged_PN, [1, 2])
     deviation = curves.Scale.of(judged_PN).deviation
     assert gain_PS[0] * deviation == pytest.approx([0.0, 1.0])
@@ -73,7 +74,7 @@ def scores(seed: int, *, prompts: int = 24, answers: int = 128) -> dict[str, np.
 
 
 def test_more_labels_and_more_members_gain_more_gold() -> None:
-    results = curves.best_of_n_results(scores(1), [1000], seed=1)
+    results = curves.best_of_n_results(scores(1), [1000], most=128, seed=1)
     few, many, mean = (results["curves"][name]["gold"][-1] for name in ("single-100", "single-1000", "mean-1000"))
     # The expected best of 128 normal numbers is 2.59 deviations, of which a proxy sees its correlation with gold.
     assert few == pytest.approx(0.3 * 2.59, abs=0.35)
@@ -88,9 +89,16 @@ def test_more_labels_and_more_members_gain_more_gold() -> None:
     assert max(results["tied"].values()) == 0.0
 
 
+def test_n_goes_as_far_as_asked_and_as_the_prompt_with_the_fewest_scores() -> None:
+    members = scores(3)
+    assert curves.best_of_n_results(members, [1000], most=48, seed=1)["curves"]["single-100"]["n"][-1] == 48
+    members["single-1000"][0, 5, 100:] = np.nan
+    assert curves.best_of_n_results(members, [1000], most=128, seed=1)["curves"]["single-100"]["n"][-1] == 100
+
+
 def test_the_ways_to_combine_are_those_of_coste() -> None:
     members = scores(2)
-    results = curves.best_of_n_results(members, [1000], seed=1)
+    results = curves.best_of_n_results(members, [1000], most=128, seed=1)
     lowest_PN = members["ensemble-1000"].min(axis=0)
     sizes = curves.sizes_up_to(128)
     gold_PS = curves.gains(lowest_PN, members["gold"][0], sizes)
@@ -218,7 +226,7 @@ def ppo_part(seed: int) -> dict[str, Any]:
 
 def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp_path: Path) -> None:
     for seed in (1, 2):
-        best = curves.best_of_n_results(scores(seed), [1000], seed=seed)
+        best = curves.best_of_n_results(scores(seed), [1000], most=128, seed=seed)
         parts = {"best_of_n": best | {"seconds": 40.0}}
         write_seed(tmp_path, seed, parts | ({"ppo": ppo_part(seed)} if seed == 1 else {}))
     page.merge(options(tmp_path))
@@ -236,6 +244,9 @@ def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp
     assert rows["ppo"][:2] == ["31", "3.5"]
     drawing = ElementTree.fromstring((tmp_path / "overoptimisation.svg").read_text())
     assert len(drawing.findall("{http://www.w3.org/2000/svg}g")) == 4
+    drawn = (tmp_path / "overoptimisation.svg").read_text()
+    assert 'class="curve first fit"' in drawn  # the proxy is dashed, the law is faint
+    assert 'class="curve first faint"' in drawn
     again = text
     page.merge(options(tmp_path))
     assert (tmp_path / "overoptimisation.md").read_text() == again
