@@ -35,7 +35,7 @@ def test_every_method_samples_as_many_answers(method: str, tmp_path: Path) -> No
         samples = stage["method"]["rounds"] * rejection_prompts(grpo) * stage["n"]
     else:
         samples = stage["iterations"] * stage["batch"] * stage.get("answers", 1)
-    assert samples == 60 * 16 * 8
+    assert samples == 48 * 16 * 8
 
 
 def test_another_setting_goes_to_every_method(tmp_path: Path) -> None:
