@@ -157,16 +157,29 @@ def export(
     ] = "pairs",
     as_of: Annotated[int | None, typer.Option("--as-of", min=0, help="Only judgments up to this number.")] = None,
     heldout: Annotated[bool, typer.Option("--heldout", help="The held-out items, which are left out else.")] = False,
+    settle: Annotated[
+        Literal["majority", "dawid_skene", "weighted"],
+        typer.Option(help="How several people's labels become one; weighted is by gold."),
+    ] = "majority",
+    ties: Annotated[
+        Literal["drop", "half"], typer.Option(help="Of pairs: ties are left out, or have certainty 0.5.")
+    ] = "drop",
+    margins: Annotated[
+        Literal["small", "large"], typer.Option(help="Of steps 3, 2, 1: thirds up to 1, or 3, 2, 1.")
+    ] = "small",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     db: Database = NO_ADDRESS,
 ) -> None:
     """Write the labels as data; the same --as-of gives the same bytes for ever."""
     with _opened(db) as store, writing(to):
-        from kedge.label.export import export_labels
+        from kedge.label.export import Settling, export_labels
         from kedge.label.projects import find_project
 
         project = find_project(store, name)
-        exported = export_labels(store, project, to, kind=kind, as_of=as_of, heldout=heldout, force=force)
+        settling = Settling(settle=settle, ties=ties, margins=margins)
+        exported = export_labels(
+            store, project, to, kind=kind, as_of=as_of, heldout=heldout, settling=settling, force=force
+        )
     _say(f"{to}: {exported.rows:,} {kind} as of {exported.as_of} (hash {exported.hash})")
     for reason, count in sorted(exported.left_out.items()):
         _say(f"{count:,} left out: {reason}")
