@@ -159,8 +159,13 @@ def _row(
         "is_harmful": draft.is_harmful,
         "language": draft.language,
         "origin": draft.origin,
+        "words": sum(len(message.content.split()) for text in _texts(draft) for message in text),
     }
     return item, answers
+
+
+def _texts(draft: Draft) -> list[Messages]:
+    return [draft.prompt, *(answer.text for answer in draft.answers)]
 
 
 def _wanted(project: Project, key: str) -> int:

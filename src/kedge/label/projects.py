@@ -23,17 +23,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How many people label an item, and how often gold comes."""
+    """How many people label an item, how often gold comes and an item again, and what an hour is paid."""
 
     wanted: int = 1
     overlap_share: float = 0.2
     overlap_wanted: int = 3
     gold_share: float = 0.08
+    repeat_share: float = 0.03
+    """Items that a person is asked again, with sides swapped, to see whether they say the same."""
+    pay: float = 0.0
+    """For an hour, in `currency`."""
+    currency: str = ""
 
     def __post_init__(self) -> None:
         if self.wanted < 1 or self.overlap_wanted < 1:
             raise ConfigError(f"wanted is {self.wanted}, overlap {self.overlap_wanted}: at least 1 label an item")
-        for name in ("overlap_share", "gold_share"):
+        if not 0 <= self.pay < 1e6:
+            raise ConfigError(f"pay is {self.pay}; it is 0 or more for an hour, below a million")
+        for name in ("overlap_share", "gold_share", "repeat_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it is a share from 0 to below 1")
 

@@ -1,4 +1,4 @@
-"""Several people's labels into one: by majority, with votes that weigh by gold, or by Dawid and Skene's posterior. Pure.
+"""Several people's labels into one: by majority, by votes that weigh by gold, or by Dawid and Skene's posterior.
 
 A vote is a step from −3 (the first answer is much better) to 3 (the second is); 0 is a tie, and so is "both are bad".
 """

@@ -155,7 +155,7 @@ item = Table(
     Column("words", Integer),
     Column("repeats", _Id, ForeignKey("item.id")),
     UniqueConstraint("project", "key"),
-    Index("ix_item_prompt", "project", "prompt"),
+    Index("ix_item_tally", "project", "is_gold", "repeats", "wanted"),
 )
 """`words` are those of prompt and answers; `repeats` is the item that somebody is asked again, for that one alone."""
 Index(

@@ -18,6 +18,7 @@ from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.database import Store
 from kedge.label.projects import Project
+from kedge.label.repeats import lease_again
 from kedge.label.texts import read_texts
 
 LEASE_MS = 30 * 60 * 1000
@@ -54,6 +55,9 @@ def next_task(store: Store, project: Project, person: Person) -> Task | None:
         if open_lease is not None:
             connection.execute(update(table).where(table.c.id == open_lease.id).values(leased_until=now + LEASE_MS))
             return _task(connection, project, open_lease.id)
+        again = lease_again(store, connection, project, person, until=now + LEASE_MS)
+        if again is not None:
+            return _task(connection, project, again)
         item = _choose(store, connection, project, person)
         return None if item is None else _task(connection, project, _lease(store, connection, project, person, item))
 

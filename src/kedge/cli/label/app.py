@@ -57,6 +57,9 @@ def new(
     overlap: Annotated[float, typer.Option(min=0, max=1, help="The share of items that more people label.")] = 0.2,
     overlap_wanted: Annotated[int, typer.Option(min=1, help="Labels of those items.")] = 3,
     gold: Annotated[float, typer.Option(min=0, max=0.5, help="The share of gold items in the queue.")] = 0.08,
+    repeats: Annotated[float, typer.Option(min=0, max=0.5, help="The share of items that come again.")] = 0.03,
+    pay: Annotated[float, typer.Option(min=0, help="What an hour is paid.")] = 0.0,
+    currency: Annotated[str, typer.Option(help="Of the pay.")] = "",
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a project."""
@@ -64,7 +67,15 @@ def new(
     with _opened(db, create=True) as store:
         from kedge.label.projects import Settings, new_project
 
-        settings = Settings(wanted=wanted, overlap_share=overlap, overlap_wanted=overlap_wanted, gold_share=gold)
+        settings = Settings(
+            wanted=wanted,
+            overlap_share=overlap,
+            overlap_wanted=overlap_wanted,
+            gold_share=gold,
+            repeat_share=repeats,
+            pay=pay,
+            currency=currency,
+        )
         asked = [word.strip() for word in questions.split(",") if word.strip()]
         project = new_project(store, name, asked, text, settings)
         _say(f"{project.name}: asks {', '.join(project.questions)}. `kedge label add {name} FILE` gives it items")
@@ -127,7 +138,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     db: Database = NO_ADDRESS,
 ) -> None:
-    """Progress, people, gold, hours, flags; exit code 1 where --verify finds a change."""
+    """Progress, agreement, people, gold, hours and pay, what to do next; exit code 1 where --verify finds a change."""
     with _opened(db) as store:
         from dataclasses import asdict
 
@@ -138,7 +149,7 @@ def status(
         now = read_status(store, find_project(store, name))
         problems = tampered(store) if verify else []
     if as_json:
-        print_json(asdict(now) | ({"problems": problems} if verify else {}))
+        print_json(asdict(now) | {"next": list(now.next_steps())} | ({"problems": problems} if verify else {}))
     else:
         for line in now.lines():
             _say(line)
@@ -146,6 +157,26 @@ def status(
             _say(line)
     if problems:
         raise typer.Exit(1)
+
+
+@app.command()
+def calibrate(
+    name: Name,
+    to: Annotated[Path, typer.Option("--out", help="The page to talk about, Markdown.")],
+    items: Annotated[int, typer.Option(min=1, max=500, help="How many items.")] = 20,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    db: Database = NO_ADDRESS,
+) -> None:
+    """Make a session of the worst disagreements: everybody is asked them next, and a page says who said what."""
+    with _opened(db) as store, writing(to):
+        from kedge.core.files import refuse_overwriting, write_text
+        from kedge.label.calibrate import calibrate as make_session
+        from kedge.label.projects import find_project
+
+        refuse_overwriting([to], force=force)
+        session = make_session(store, find_project(store, name), items=items)
+        write_text(to, session.page + "\n")
+    _say(f"{to}: {session.items:,} items; {session.labels:,} labels more are asked for, before all others")
 
 
 @app.command()

@@ -1,11 +1,11 @@
-"""Items that somebody is asked again, how long an item is to read, and items by their prompt."""
+"""Items that somebody is asked again, and how long an item is to read."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
+revision = "0003"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
@@ -21,4 +21,4 @@ def upgrade() -> None:
         op.create_foreign_key("fk_item_repeats", "item", "item", ["repeats"], ["id"])
     where = sa.text("repeats IS NOT NULL")
     op.create_index("ix_item_repeats", "item", ["repeats"], sqlite_where=where, postgresql_where=where)
-    op.create_index("ix_item_prompt", "item", ["project", "prompt"])
+    op.create_index("ix_item_tally", "item", ["project", "is_gold", "repeats", "wanted"])
