@@ -1,7 +1,8 @@
 """Files into items: Kedge's pairs, rankings, thumbs and prompts; the answers of `evaluate`; tasks.
 
 A task is a row with a `prompt` and `answers`, each a text or `{text, model, seed, scores}`; it may say `priority`,
-`propensity`, `round`, `language`, `heldout`, `harmful`, `origin`, and for gold `expected`, `tolerance`, `explanation`.
+`propensity` with its `reason`, `round`, `language`, `heldout`, `harmful`, `origin`, and for gold `expected`,
+`tolerance`, `explanation`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class _Task(BaseModel):
     id: Any = None
     priority: float = 0.0
     propensity: float | None = None
+    reason: str | None = None
     round: int = 0
     language: str | None = None
     heldout: bool = False

@@ -126,6 +126,11 @@ def find_project(store: Store, name: str) -> Project:
     return store.read(lambda connection: _find(connection, name))
 
 
+def all_names(store: Store) -> list[str]:
+    """The names of the projects."""
+    return store.read(_names)
+
+
 def _find(connection: Connection, name: str) -> Project:
     row = connection.execute(select(tables.project).where(tables.project.c.name == name)).mappings().first()
     if row is None:
