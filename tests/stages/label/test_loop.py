@@ -128,6 +128,14 @@ def test_people_label_between_two_runs_and_a_reward_model_learns_soft_labels(
     assert (runs / "loop/reward/model").is_dir()
 
 
+def test_the_hours_of_people_are_told_before_anything_runs(
+    recipe: Callable[..., Path], kedge: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kedge("check", recipe()) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "20 tasks, about 60 labels: 1.0 h of people (60 s each, assumed: nobody has labelled yet)" in words
+
+
 @pytest.mark.slow
 def test_labels_below_what_is_needed_stop_the_run_with_everything_saved(
     recipe: Callable[..., Path], kedge: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]

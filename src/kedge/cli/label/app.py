@@ -217,6 +217,36 @@ def export(
 
 
 @app.command()
+def rates(
+    name: Name,
+    answers: Annotated[str, typer.Argument(help="answers.jsonl of an evaluation, which people have compared.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="The model that others are compared with; else the first.")
+    ] = None,
+    settle: Annotated[
+        Literal["majority", "dawid_skene", "weighted"], typer.Option(help="How several labels become one.")
+    ] = "majority",
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    db: Database = NO_ADDRESS,
+) -> None:
+    """Win rates of models by what people said of their answers, with 95 % intervals by prompt."""
+    with _opened(db) as store:
+        from dataclasses import asdict
+
+        from kedge.commands.label import people_rates, rate_lines
+        from kedge.label.projects import find_project
+
+        project = find_project(store, name)
+        first, found = people_rates(store, project, answers, baseline=baseline, settle=settle)
+    if as_json:
+        rows = {model: {judge: asdict(rate) for judge, rate in own.items()} for model, own in found.items()}
+        print_json({"baseline": first, "rates": rows})
+        return
+    for line in rate_lines(first, found):
+        _say(line)
+
+
+@app.command()
 def invite(
     name: Name,
     email: Annotated[str, typer.Argument(help="Whom to invite.")],

@@ -23,6 +23,7 @@ from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.rollouts import PromptRecord
 from kedge.stages.evaluate.files import Results, write_answers, write_numbers, write_pairs
 from kedge.stages.evaluate.judging import judge_answers, open_panel, write_judgements
+from kedge.stages.evaluate.people import ask_people
 from kedge.stages.evaluate.settings import EvaluateSettings
 from kedge.stages.rl.candidates import Candidate, candidate_answers, fitting_prompts, read_prompts_once
 from kedge.stages.rl.divergence import log_ratios
@@ -53,7 +54,13 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
         for candidate in candidates
         for record in _records(candidate, scores[candidate.name], kl.get(candidate.name))
     ]
-    judged = judge_answers(context, panel, answers, prompts, max_failed=settings.failures.max_share)
+    request = candidates[0].request
+    if settings.people:
+        # Before they are asked: who waits wants to see what.
+        context.once(lambda: write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed))
+    by_people = {judge.label: ask_people(context, judge, answers, prompts) for judge in settings.people}
+    by_machines = judge_answers(context, panel, answers, prompts, max_failed=settings.failures.max_share)
+    judged = {judge.label: {**by_people, **by_machines}[judge.label] for judge in settings.judges}
     tie, seed = settings.tie, seed_for(context.seed, "bootstrap")
     results = Results(
         evaluation=evaluate(answers, tie=tie, seed=seed),
@@ -67,7 +74,6 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     if settings.reward is not None:
         left_out = f"{pairs.ties:,} ties and {pairs.unpaired:,} prompts without two scored answers are left out"
         context.event("info", "evaluate.pairs", f"{len(pairs.pairs):,} pairs for the next round of data; {left_out}")
-    request = candidates[0].request
 
     def write() -> Mapping[str, Path]:
         write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed)
