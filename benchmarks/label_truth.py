@@ -88,9 +88,7 @@ def through_the_store(rows: Sequence[Record]) -> Iterator[Figure]:
         settings = Settings(wanted=3, overlap_share=0, gold_share=0, repeat_share=0)
         project = new_project(store, "pandalm", ["pair"], "As they did.", settings)
         # The same two answers in either order are one item of the store: the first labels that they have stand.
-        first = {
-            (row["prompt"], *sorted(row["answers"])): row for row in reversed(rows) if len(set(row["answers"])) == 2
-        }
+        first = {frozenset(_key(row)): row for row in reversed(rows) if len(set(_key(row)[1:])) == 2}
         steps = {_key(row): [_LEFT_TO_RIGHT[label] for label in row["labels"]] for row in first.values()}
         yield told("through the store: items (equal answers and repeated pairs apart)", str(len(steps)))
         add_items(store, project, map(_draft, first.values()))
