@@ -144,6 +144,18 @@ def test_people_compare_the_answers_of_an_evaluation(shop: Callable[..., Any], t
     assert "2 pairs" in shop("export", "shop", "--out", "heldout.jsonl", "--heldout").out
 
 
+def test_labels_of_another_tool_come_in_and_go_out(shop: Callable[..., Any], tmp_path: Path) -> None:
+    responses = {"q": [{"value": "a", "user_id": "u1"}, {"value": "b", "user_id": "u2"}]}
+    record = {"fields": {"prompt": "p", "a": "x", "b": "y"}, "responses": responses}
+    (tmp_path / "argilla.json").write_text(json.dumps([record]))
+    told = shop("add", "shop", "argilla.json").out
+    assert "argilla; 1 items added" in told
+    assert "2 labels of 2 people added" in told
+    told = shop("export", "shop", "--as", "label-studio", "--out", "studio.json").out
+    assert "label-studio cannot say: ties in rankings" in told
+    assert "label-studio; 0 items added, 1 were there already" in shop("add", "shop", "studio.json").out
+
+
 def test_a_session_of_disagreements_is_a_page(
     shop: Callable[..., Any], kedge: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -225,7 +225,7 @@ def test_a_table_of_labels_and_a_folder_of_pairs(store: Store, tmp_path: Path) -
     assert [(one.prompt, one.chosen, one.certainty) for one in pairs] == [
         (one.prompt, one.chosen, one.certainty) for one in same
     ]
-    with pytest.raises(ConfigError, match="writes .json"):
+    with pytest.raises(ConfigError, match=r"writes \.json"):
         send_out(store, project, tmp_path / "labels.txt", "argilla")
 
 

@@ -108,7 +108,7 @@ def guideline(
 @app.command()
 def add(
     name: Name,
-    file: Annotated[str, typer.Argument(help="Pairs, rankings, thumbs, prompts, tasks, or answers of evaluate.")],
+    file: Annotated[str, typer.Argument(help="Pairs, rankings, prompts, tasks, answers; Argilla, Label Studio.")],
     gold: Annotated[
         bool, typer.Option("--gold", help="The verdicts in the file are right: people are tested.")
     ] = False,
@@ -117,11 +117,21 @@ def add(
 ) -> None:
     """Add items to a project; what it has already is not added again."""
     with _opened(db) as store:
+        from kedge.label.exchange.files import read_foreign
+        from kedge.label.exchange.records import take_in
         from kedge.label.incoming import read_items
         from kedge.label.items import add_items
         from kedge.label.projects import find_project
 
         project = find_project(store, name)
+        foreign = None if gold else read_foreign(file)
+        if foreign is not None:
+            taken = take_in(store, project, foreign, origin=file)
+            _say(f"{file}: {foreign.tool}; {taken.items:,} items added, {taken.known_items:,} were there already")
+            _say(f"{taken.labels:,} labels of {taken.people:,} people added, {taken.known_labels:,} were there already")
+            for what, count in sorted(foreign.unsaid.items()):
+                _say(f"{count:,} left out: {what}")
+            return
         ranks = "rank" in project.questions and "pair" not in project.questions
         incoming = read_items(file, gold=gold, baseline=baseline, ranks=ranks)
         added = add_items(store, project, incoming.drafts, origin=file)
@@ -182,9 +192,10 @@ def calibrate(
 @app.command()
 def export(
     name: Name,
-    to: Annotated[Path, typer.Option("--out", help="The file: .jsonl, .jsonl.gz or .parquet.")],
+    to: Annotated[Path, typer.Option("--out", help="The file: .jsonl, .jsonl.gz, .parquet; .json, .csv, a folder.")],
     kind: Annotated[
-        Literal["pairs", "rankings", "thumbs", "demonstrations"], typer.Option("--as", help="What is written.")
+        Literal["pairs", "rankings", "thumbs", "demonstrations", "argilla", "label-studio", "csv", "datasets"],
+        typer.Option("--as", help="What is written."),
     ] = "pairs",
     as_of: Annotated[int | None, typer.Option("--as-of", min=0, help="Only judgments up to this number.")] = None,
     heldout: Annotated[bool, typer.Option("--heldout", help="The held-out items, which are left out else.")] = False,
@@ -203,11 +214,19 @@ def export(
 ) -> None:
     """Write the labels as data; the same --as-of gives the same bytes for ever."""
     with _opened(db) as store, writing(to):
+        from kedge.label.exchange.files import TOOLS, send_out
         from kedge.label.export import Settling, export_labels
         from kedge.label.projects import find_project
 
         project = find_project(store, name)
         settling = Settling(settle=settle, ties=ties, margins=margins)
+        if kind in TOOLS:
+            sent = send_out(store, project, to, kind, as_of=as_of, heldout=heldout, settling=settling, force=force)
+            _say(f"{to}: {sent.items:,} items, {sent.labels:,} labels as of {sent.as_of}")
+            for what, count in sorted(sent.unsaid.items()):
+                _say(f"{count:,} left out: {what}")
+            _say(f"{kind} cannot say: {', '.join(sent.cannot)}")
+            return
         exported = export_labels(
             store, project, to, kind=kind, as_of=as_of, heldout=heldout, settling=settling, force=force
         )

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from kedge.core.errors import DataError
 from kedge.data.decode import Row
-from kedge.data.examples import Messages
 from kedge.data.messages import as_messages
 from kedge.label.exchange.records import Foreign, LabelledItem, PersonLabel, Unsaid, plain, refuse
+from kedge.label.export import Labelled
 from kedge.label.items import Draft, DraftAnswer
 from kedge.label.questions import Decision
 
@@ -133,9 +133,8 @@ def _verdict(value: str, names: Sequence[str]) -> dict[str, Any] | None:
 
 def _ranking(row: Row, question: str, names: Sequence[str], value: Sequence[Any]) -> dict[str, Any]:
     """`[{value: NAME, rank: 1}, …]`, with the names of the fields."""
-    ranks = {
-        str(entry["value"]): entry.get("rank") for entry in value if isinstance(entry, Mapping) and "value" in entry
-    }
+    entries = [cast("Mapping[str, Any]", entry) for entry in value if isinstance(entry, Mapping) and "value" in entry]
+    ranks = {str(entry["value"]): entry.get("rank") for entry in entries}
     if set(ranks) != set(names) or not all(isinstance(rank, int) for rank in ranks.values()):
         raise refuse(row.origin, f"responses.{question}", value, f"a ranking has a rank for each of {', '.join(names)}")
     places = [cast(int, ranks[name]) for name in names]
@@ -145,11 +144,9 @@ def _ranking(row: Row, question: str, names: Sequence[str], value: Sequence[Any]
     return {"verdict": "ranking", "ranking": tuple(1 + sum(other < own for other in places) for own in places)}
 
 
-def argilla_record(
-    key: str, prompt: Messages, answers: Sequence[Messages], labels: Sequence[PersonLabel], *, heldout: bool
-) -> dict[str, Any]:
+def argilla_record(labelled: Labelled, labels: Sequence[PersonLabel]) -> dict[str, Any]:
     """A record of ours."""
-    names = [f"answer_{place}" for place in range(1, len(answers) + 1)]
+    names = [f"answer_{place}" for place in range(1, len(labelled.answers) + 1)]
     responses: dict[str, list[dict[str, Any]]] = {}
 
     def say(question: str, person: str, value: Any) -> None:
@@ -175,11 +172,11 @@ def argilla_record(
         for question, text in (("edit", decision.edit), ("reason", decision.reason)):
             if text is not None:
                 say(question, label.person, text)
-    texts = {name: plain(answer) for name, answer in zip(names, answers, strict=True)}
+    texts = {name: plain(answer) for name, answer in zip(names, labelled.answers, strict=True)}
     return {
-        "id": key,
-        "fields": {"prompt": plain(prompt), **texts},
-        "metadata": {"heldout": heldout},
+        "id": labelled.item.key,
+        "fields": {"prompt": plain(labelled.prompt), **texts},
+        "metadata": {"heldout": labelled.item.is_heldout},
         "suggestions": {},
         "responses": responses,
     }

@@ -22,7 +22,7 @@ from kedge.label.audit import last_seq, note
 from kedge.label.database import Store
 from kedge.label.exchange import argilla, label_studio
 from kedge.label.exchange.records import Foreign, PersonLabel, Unsaid, read_out
-from kedge.label.export import USUAL, Settling, export_labels
+from kedge.label.export import USUAL, Labelled, Settling, export_labels
 from kedge.label.projects import Project
 
 Tool = Literal["argilla", "label-studio", "csv", "datasets"]
@@ -77,54 +77,48 @@ def send_out(
         raise ConfigError(f"--as-of {number}: the last judgment has number {last}")
     unsaid = Unsaid()
 
-    def read(connection: Connection) -> list[tuple[str, Any, list[PersonLabel]]]:
+    def read(connection: Connection) -> list[tuple[Labelled, list[PersonLabel]]]:
         return list(read_out(connection, project, number, heldout=heldout))
 
     items = store.read(read)
     match tool:
         case "argilla":
-            records = [
-                argilla.argilla_record(key, own.prompt, own.answers, labels, heldout=heldout)
-                for key, own, labels in items
-            ]
+            records = [argilla.argilla_record(own, labels) for own, labels in items]
             write_text(out, json.dumps(records, ensure_ascii=False, indent=1) + "\n")
             cannot: Sequence[str] = argilla.CANNOT
         case "label-studio":
-            tasks = [
-                label_studio.label_studio_task(key, own.prompt, own.answers, labels, unsaid, heldout=heldout)
-                for key, own, labels in items
-            ]
+            tasks = [label_studio.label_studio_task(own, labels, unsaid) for own, labels in items]
             write_text(out, json.dumps(tasks, ensure_ascii=False, indent=1) + "\n")
             cannot = label_studio.CANNOT
         case "csv":
-            write_text(out, _csv(items, heldout=heldout))
+            write_text(out, _csv(items))
             cannot = ("texts", "axes", "reasons", "edits")
     store.write(
         lambda connection: note(store, connection, "send", {"project": project.name, "as": tool, "as_of": number})
     )
-    labels = sum(len(own) for _, _, own in items)
+    labels = sum(len(own) for _, own in items)
     return Sent(items=len(items), labels=labels, as_of=number, unsaid=dict(unsaid), cannot=cannot)
 
 
-def _csv(items: Sequence[tuple[str, Any, list[PersonLabel]]], *, heldout: bool) -> str:
+def _csv(items: Sequence[tuple[Labelled, list[PersonLabel]]]) -> str:
     """A row a label: for tools that compute agreement, which want items, people and labels."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    for key, labelled, labels in items:
+    for labelled, labels in items:
         for label in labels:
             decision = label.decision
             said: Any = decision.outcome if decision.ranking is None else " ".join(map(str, decision.ranking))
             writer.writerow(
                 [
-                    key,
+                    labelled.item.key,
                     labelled.item.prompt,
                     label.person,
                     labelled.item.kind,
                     decision.verdict,
                     "" if said is None else said,
                     decision.seconds,
-                    int(heldout),
+                    int(labelled.item.is_heldout),
                 ]
             )
     return file.getvalue()

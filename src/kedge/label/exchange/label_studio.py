@@ -15,6 +15,7 @@ from kedge.data.examples import Messages
 from kedge.data.messages import as_messages
 from kedge.label.exchange.argilla import PROMPTS
 from kedge.label.exchange.records import Foreign, LabelledItem, PersonLabel, Unsaid, plain, refuse
+from kedge.label.export import Labelled
 from kedge.label.items import Draft, DraftAnswer
 from kedge.label.questions import Decision
 
@@ -159,22 +160,19 @@ def _ranking(row: Row, value: Mapping[str, Any], answers: int) -> dict[str, Any]
     return {"verdict": "ranking", "ranking": tuple(ranking)}
 
 
-def label_studio_task(
-    key: str,
-    prompt: Messages,
-    answers: Sequence[Messages],
-    labels: Sequence[PersonLabel],
-    unsaid: Unsaid,
-    *,
-    heldout: bool,
-) -> dict[str, Any]:
+def label_studio_task(labelled: Labelled, labels: Sequence[PersonLabel], unsaid: Unsaid) -> dict[str, Any]:
     """A task of ours."""
     annotations = [
         {"completed_by": label.person, "was_cancelled": False, "lead_time": label.decision.seconds, "result": result}
         for label in labels
         if (result := list(_results(label.decision, unsaid)))
     ]
-    data = {"prompt": plain(prompt), "answers": [plain(answer) for answer in answers], "heldout": heldout, "key": key}
+    data = {
+        "prompt": plain(labelled.prompt),
+        "answers": [plain(answer) for answer in labelled.answers],
+        "heldout": labelled.item.is_heldout,
+        "key": labelled.item.key,
+    }
     return {"data": data, "annotations": annotations, "predictions": []}
 
 

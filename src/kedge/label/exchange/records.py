@@ -17,14 +17,13 @@ from kedge.label import tables
 from kedge.label.accounts import Person, pseudonym
 from kedge.label.audit import note
 from kedge.label.database import Store
-from kedge.label.export import read_labelled
+from kedge.label.export import Labelled, read_labelled
 from kedge.label.items import Draft, add_items, key_of
 from kedge.label.judging import write_judgment
 from kedge.label.projects import Project
 from kedge.label.questions import Decision
+from kedge.label.texts import encode_messages
 from kedge.label.work import LEASE_MS, change_have
-
-_DECIDED = ("outcome", "ranking", "axes", "reason", "seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +111,8 @@ def _item(connection: Connection, project: Project, draft: Draft) -> tuple[int, 
     item, answer = tables.item, tables.answer
     known = select(item.c.id).where(item.c.project == project.id, item.c.key == key_of(draft))
     number = connection.execute(known).scalar_one()
-    from kedge.label.texts import encode_messages
-
     texts = dict(connection.execute(select(answer.c.place, answer.c.text).where(answer.c.item == number)).all())
-    free = {place: text for place, text in sorted(texts.items())}
+    free = dict(sorted(texts.items()))
     order: list[int] = []
     for given in draft.answers:
         digest = encode_messages(given.text)[0]
@@ -159,8 +156,8 @@ def _put(
 
 def read_out(
     connection: Connection, project: Project, as_of: int, *, heldout: bool = False
-) -> Iterator[tuple[str, Any, list[PersonLabel]]]:
-    """Every item with its hash, texts and the labels of each person by their pseudonym."""
+) -> Iterator[tuple[Labelled, list[PersonLabel]]]:
+    """Every item with its texts, and the labels of each person by their pseudonym."""
     for labelled in read_labelled(connection, project, as_of, heldout=heldout):
         labels = [
             PersonLabel(
@@ -178,7 +175,7 @@ def read_out(
             )
             for row in labelled.judgments
         ]
-        yield labelled.item.key, labelled, labels
+        yield labelled, labels
 
 
 def plain(messages: Messages) -> str | list[dict[str, str]]:
