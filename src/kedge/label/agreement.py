@@ -20,8 +20,8 @@ from kedge.label import tables
 from kedge.label.projects import Project
 from kedge.label.settle import ranked_pairs
 
-MOST_LABELS = 6_000
-"""That a status reads: α is then known to about ±0.02."""
+MOST_LABELS = 4_000
+"""That a status reads: α is then known to about ±0.03."""
 _DRAWS = 1_000
 _LEVELS: dict[str, Level] = {"pair": "ordinal", "rank": "nominal", "thumb": "nominal"}
 _NOT_LABELS = ("skip", "undone", "written")

@@ -35,7 +35,7 @@ from kedge.label.audit import last_seq
 from kedge.label.projects import Project
 from kedge.label.settle import sign
 
-LATEST = 10_000
+LATEST = 6_000
 """Judgments of the store that are read."""
 _FEWEST_DRIFT = 45
 """Labels that others gave too, before drift is looked for; a third of them is late."""

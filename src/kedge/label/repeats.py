@@ -20,7 +20,7 @@ from kedge.label.settle import sign
 AFTER_MS = 10 * 60 * 1000
 """An item is not asked again as long as it is remembered, and as its judgment can be undone."""
 _MOST = 5_000
-"""Repeated items that are compared, the latest ones."""
+"""Repeated items that are compared, those that were added last."""
 
 
 def lease_again(store: Store, connection: Connection, project: Project, person: Person, *, until: int) -> str | None:
@@ -114,9 +114,9 @@ def self_agreements(connection: Connection, project: Project) -> dict[int, Share
         .join(first, (first.c.item == item.c.repeats) & (first.c.person == again.c.person) & (first.c.state == "done"))
         .join(judged, (judged.c.assignment == first.c.id) & ~_is_superseded(judged))
         .join(rejudged, (rejudged.c.assignment == again.c.id) & ~_is_superseded(rejudged))
-        # The project as a sum: SQLite would begin with all of its items.
-        .where(item.c.repeats.is_not(None), item.c.project + 0 == project.id)
-        .order_by(item.c.id.desc())
+        # Numbers are above 0, and the project is a sum: so SQLite begins with the few repetitions, else with all items.
+        .where(item.c.repeats > 0, item.c.project + 0 == project.id)
+        .order_by(item.c.repeats.desc())
         .limit(_MOST)
     ).all()
     labels: dict[int, tuple[list[Any], list[Any]]] = {}

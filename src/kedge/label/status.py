@@ -205,17 +205,13 @@ def _person(
 def _repeats(connection: Connection, project: Project) -> dict[int, dict[str, int]]:
     """By person and state, the assignments of items that they were asked again, which are no labels."""
     item, table = tables.item, tables.assignment
-    rows = connection.execute(
-        select(table.c.person, table.c.state, func.count())
-        .select_from(item)
-        .join(table, table.c.item == item.c.id)
-        # The project as a sum: SQLite would begin with all of its items.
-        .where(item.c.repeats.is_not(None), item.c.project + 0 == project.id)
-        .group_by(table.c.person, table.c.state)
-    )
+    # Numbers are above 0, and the project is a sum: so SQLite begins with the few repetitions, else with all items.
+    again = select(item.c.id).where(item.c.repeats > 0, item.c.project + 0 == project.id)
+    rows = connection.execute(select(table.c.person, table.c.state).where(table.c.item.in_(again)))
     counts: dict[int, dict[str, int]] = {}
-    for person, state, count in rows:
-        counts.setdefault(person, {})[state] = count
+    for person, state in rows:
+        own = counts.setdefault(person, {})
+        own[state] = own.get(state, 0) + 1
     return counts
 
 
