@@ -105,7 +105,8 @@ def read_care(
     connection: Connection, project: Project, gold: dict[int, tuple[int, int]], again: dict[int, Share]
 ) -> Latest:
     """`gold` is how many gold questions each person was right about, of how many; `again` their self-agreement."""
-    rows = connection.execute(_latest(project, last_seq(connection, tables.judgment))).all()
+    latest = connection.execute(_latest(last_seq(connection, tables.judgment)))
+    rows = [row for row in latest if row.project == project.id]
     labels = [row for row in rows if not row.is_gold and row.repeats is None]
     votes: dict[int, Counter[int]] = {}
     for row in labels:
@@ -121,7 +122,8 @@ def read_care(
     return Latest(by_person=people, seconds=median(spent) if spent else None)
 
 
-def _latest(project: Project, last: int) -> Any:
+def _latest(last: int) -> Any:
+    """Of all projects: asked for one, a database would begin with all of its assignments."""
     judgment, assignment, item = tables.judgment, tables.assignment, tables.item
     later = judgment.alias("later")
     return (
@@ -132,6 +134,7 @@ def _latest(project: Project, last: int) -> Any:
             judgment.c.seconds,
             judgment.c.idle_seconds,
             assignment.c.item,
+            assignment.c.project,
             assignment.c.person,
             assignment.c.order,
             assignment.c.is_right,
@@ -143,8 +146,6 @@ def _latest(project: Project, last: int) -> Any:
         .join(item, item.c.id == assignment.c.item)
         .where(
             judgment.c.seq > last - LATEST,
-            # As a sum: SQLite would begin with all assignments of the project.
-            assignment.c.project + 0 == project.id,
             judgment.c.verdict.not_in(("skip", "undone")),
             ~exists().where(later.c.supersedes == judgment.c.seq),
         )
