@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from kedge.core.errors import DataError
 from kedge.data.decode import Row
 from kedge.data.examples import Messages
 from kedge.data.messages import as_messages
 from kedge.label.exchange.argilla import PROMPTS
-from kedge.label.exchange.records import Foreign, LabelledItem, PersonLabel, Unsaid, plain, refuse
+from kedge.label.exchange.records import Foreign, LabelledItem, PersonLabel, Unsaid, plain, read_rows, refuse
 from kedge.label.export import Labelled
 from kedge.label.items import Draft, DraftAnswer
 from kedge.label.questions import Decision
@@ -40,12 +39,7 @@ def is_label_studio(fields: Mapping[str, Any]) -> bool:
 
 def read_label_studio(rows: Iterator[Row]) -> Foreign:
     """Tasks with the annotations of each person; what is not understood is counted."""
-    unsaid, items = Unsaid(), list[LabelledItem]()
-    for row in rows:
-        if row.fields is None:
-            raise DataError(f"{row.origin}: {row.problem}")
-        items.append(_item(row, row.fields, unsaid))
-    return Foreign(tool=TOOL, items=items, unsaid=dict(unsaid))
+    return read_rows(rows, TOOL, _item)
 
 
 def _item(row: Row, task: Mapping[str, Any], unsaid: Unsaid) -> LabelledItem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from kedge.core.errors import DataError
+from kedge.data.decode import Row
 from kedge.data.examples import Messages
 from kedge.label import tables
 from kedge.label.accounts import Person, pseudonym
@@ -176,6 +177,18 @@ def read_out(
             for row in labelled.judgments
         ]
         yield labelled, labels
+
+
+def read_rows(
+    rows: Iterator[Row], tool: str, read: Callable[[Row, Mapping[str, Any], Unsaid], LabelledItem]
+) -> Foreign:
+    """The items of a file of another tool, by what reads one of its rows; a row that cannot be decoded is an error."""
+    unsaid, items = Unsaid(), list[LabelledItem]()
+    for row in rows:
+        if row.fields is None:
+            raise DataError(f"{row.origin}: {row.problem}")
+        items.append(read(row, row.fields, unsaid))
+    return Foreign(tool=tool, items=items, unsaid=dict(unsaid))
 
 
 def plain(messages: Messages) -> str | list[dict[str, str]]:
