@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from kedge.cli.screen import out, print_json, writing
-from kedge.core.errors import ConfigError, PluginError
-
-if TYPE_CHECKING:
-    from kedge.label.database import Store
+from kedge.cli.label.opening import NO_ADDRESS, Database, opened, say
+from kedge.cli.label.serve import serve
+from kedge.cli.screen import print_json, writing
+from kedge.core.errors import ConfigError
 
 app = typer.Typer(
     name="label",
     help="People's labels: projects, what is asked, how they stand, exports.",
     no_args_is_help=True,
 )
-DATABASE = "KEDGE_LABEL_DB"
+app.command()(serve)
 Name = Annotated[str, typer.Argument(help="The project.")]
-Database = Annotated[
-    str, typer.Option("--db", help=f"The store: a file, or postgresql://…; else ${DATABASE}, else labels.db here.")
-]
-NO_ADDRESS = ""
-
-
-@contextmanager
-def _opened(address: str, *, create: bool = False) -> Generator[Store]:
-    try:
-        from kedge.label.database import open_store
-    except ModuleNotFoundError as error:
-        raise PluginError(f"labels need {error.name}: pip install 'kedge[label]'") from error
-    place = address or os.environ.get(DATABASE) or "labels.db"
-    with writing(Path(place)):
-        store = open_store(place, create=create)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def _say(line: str) -> None:
-    out().print(line, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -61,13 +34,13 @@ def new(
 ) -> None:
     """Make a project."""
     text = _text(guideline)
-    with _opened(db, create=True) as store:
+    with opened(db, create=True) as store:
         from kedge.label.projects import Settings, new_project
 
         settings = Settings(wanted=wanted, overlap_share=overlap, overlap_wanted=overlap_wanted, gold_share=gold)
         asked = [word.strip() for word in questions.split(",") if word.strip()]
         project = new_project(store, name, asked, text, settings)
-        _say(f"{project.name}: asks {', '.join(project.questions)}. `kedge label add {name} FILE` gives it items")
+        say(f"{project.name}: asks {', '.join(project.questions)}. `kedge label add {name} FILE` gives it items")
 
 
 def _text(file: Path) -> str:
@@ -87,11 +60,11 @@ def guideline(
 ) -> None:
     """Give a project a new version of its guideline; judgments name the one that they were made under."""
     text = _text(file)
-    with _opened(db) as store:
+    with opened(db) as store:
         from kedge.label.projects import add_guideline, find_project
 
         version = add_guideline(store, find_project(store, name), text)
-        _say(f"{name}: guideline version {version}")
+        say(f"{name}: guideline version {version}")
 
 
 @app.command()
@@ -105,7 +78,7 @@ def add(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Add items to a project; what it has already is not added again."""
-    with _opened(db) as store:
+    with opened(db) as store:
         from kedge.label.incoming import read_items
         from kedge.label.items import add_items
         from kedge.label.projects import find_project
@@ -115,9 +88,9 @@ def add(
         incoming = read_items(file, gold=gold, baseline=baseline, ranks=ranks)
         added = add_items(store, project, incoming.drafts, origin=file)
     kind = " gold" if gold else ""
-    _say(f"{file}: {incoming.layout}; {added.items:,}{kind} items added, {added.known:,} were there already")
+    say(f"{file}: {incoming.layout}; {added.items:,}{kind} items added, {added.known:,} were there already")
     if incoming.equal:
-        _say(f"{incoming.equal:,} left out: both answers are the same")
+        say(f"{incoming.equal:,} left out: both answers are the same")
 
 
 @app.command()
@@ -128,7 +101,7 @@ def status(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Progress, people, gold, hours, flags; exit code 1 where --verify finds a change."""
-    with _opened(db) as store:
+    with opened(db) as store:
         from dataclasses import asdict
 
         from kedge.label.audit import tampered
@@ -141,9 +114,9 @@ def status(
         print_json(asdict(now) | ({"problems": problems} if verify else {}))
     else:
         for line in now.lines():
-            _say(line)
+            say(line)
         for line in problems or (["judgments and audit are as they were written"] if verify else []):
-            _say(line)
+            say(line)
     if problems:
         raise typer.Exit(1)
 
@@ -161,15 +134,15 @@ def export(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Write the labels as data; the same --as-of gives the same bytes for ever."""
-    with _opened(db) as store, writing(to):
+    with opened(db) as store, writing(to):
         from kedge.label.export import export_labels
         from kedge.label.projects import find_project
 
         project = find_project(store, name)
         exported = export_labels(store, project, to, kind=kind, as_of=as_of, heldout=heldout, force=force)
-    _say(f"{to}: {exported.rows:,} {kind} as of {exported.as_of} (hash {exported.hash})")
+    say(f"{to}: {exported.rows:,} {kind} as of {exported.as_of} (hash {exported.hash})")
     for reason, count in sorted(exported.left_out.items()):
-        _say(f"{count:,} left out: {reason}")
+        say(f"{count:,} left out: {reason}")
 
 
 @app.command()
@@ -180,13 +153,13 @@ def invite(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a link that works once, for 72 hours."""
-    with _opened(db) as store:
+    with opened(db) as store:
         from kedge.label.accounts import make_invite
         from kedge.label.projects import find_project
 
         token = make_invite(store, find_project(store, name), email, role)
-    _say(f"/join#{token}")
-    _say(f"Give this to {email}: it works once, for 72 hours, and is kept nowhere.")
+    say(f"/join#{token}")
+    say(f"Give this to {email}: it works once, for 72 hours, and is kept nowhere.")
 
 
 @app.command()
@@ -196,10 +169,10 @@ def forget(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Drop the identity of a person; the labels stay."""
-    with _opened(db) as store:
+    with opened(db) as store:
         from kedge.label.accounts import forget as forget_person
         from kedge.label.projects import find_project
 
         find_project(store, name)
         stay = forget_person(store, person)
-    _say(f"{person} is forgotten; {stay:,} judgments stay, under a name that leads nowhere")
+    say(f"{person} is forgotten; {stay:,} judgments stay, under a name that leads nowhere")

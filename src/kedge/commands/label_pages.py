@@ -1,0 +1,106 @@
+"""What `kedge label serve` does: the pages of people's labels, for one person on this machine or for a team."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from kedge.commands.listening import listen
+from kedge.core.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from kedge.label.database import Store
+    from kedge.stages.shared.context import Say
+
+ADDRESS = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamSettings:
+    """Where a team finds the pages, and how their connection is kept from others."""
+
+    url: str
+    """The public address, which links, Host and Origin are held to."""
+    host: str = ADDRESS
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    behind_proxy: Sequence[str] = ()
+
+
+def check_team(team: TeamSettings) -> None:
+    """A team's pages are served over TLS or not at all."""
+    parts = urlsplit(team.url)
+    if parts.scheme != "https" or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise ConfigError(f"--url {team.url}: the public address is needed, https://HOST[:PORT] and nothing after it")
+    if (team.tls_cert is None) != (team.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together; name both files")
+    if team.tls_cert is None and not team.behind_proxy:
+        raise ConfigError(
+            "--team: passwords and labels need TLS. Give --tls-cert and --tls-key, or --behind-proxy ADDRESS where a "
+            "proxy with a certificate stands before this server"
+        )
+    if team.tls_cert is not None and team.behind_proxy:
+        raise ConfigError("--tls-cert and --behind-proxy: TLS ends either here or at the proxy; give one of them")
+    for name, file in (("--tls-cert", team.tls_cert), ("--tls-key", team.tls_key)):
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{name} {file}: there is no such file")
+
+
+def serve_locally(store: Store, *, port: int, say: Say) -> None:
+    """For one person on this machine until interrupted; port 0 is a free one."""
+    try:
+        import uvicorn
+
+        from kedge.label.team.members import local_person
+        from kedge.report.live.connections import TimedProtocol
+        from kedge.web.app import make_app
+        from kedge.web.entrance import Entrance, LocalEntrance
+    except ImportError as error:
+        raise PluginError(f"kedge label serve needs {error.name!r}: pip install 'kedge[label]'") from error
+    token = secrets.token_urlsafe(24)
+    with closing(listen(ADDRESS, port)) as listening:
+        port = listening.getsockname()[1]
+        origin = f"http://{ADDRESS}:{port}"
+        local = LocalEntrance(token=token, person=local_person(store))
+        app = make_app(Entrance(store=store, origin=origin, hosts=(f"{ADDRESS}:{port}",), local=local))
+        say(f"{origin}/?token={token}")
+        say("This address works on this machine alone, and for one person. Ctrl-C ends it; every judgment is kept.")
+        # Its log of requests would have the token in every line.
+        config = uvicorn.Config(app, http=TimedProtocol, log_level="warning", access_log=False)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def serve_team(store: Store, team: TeamSettings, *, port: int, say: Say) -> None:
+    """For people with accounts until interrupted."""
+    check_team(team)
+    try:
+        import uvicorn
+
+        from kedge.report.live.connections import TimedProtocol
+        from kedge.web.app import make_app
+        from kedge.web.entrance import Entrance, parse_proxies
+    except ImportError as error:
+        raise PluginError(f"kedge label serve needs {error.name!r}: pip install 'kedge[label]'") from error
+    origin = team.url.rstrip("/")
+    entrance = Entrance(
+        store=store, origin=origin, hosts=(urlsplit(origin).netloc,), proxies=parse_proxies(team.behind_proxy)
+    )
+    with closing(listen(team.host, port)) as listening:
+        say(f"{origin} is served at {team.host}:{listening.getsockname()[1]}")
+        say(f"`kedge label invite PROJECT EMAIL --url {origin}` makes links for people. Ctrl-C ends it.")
+        config = uvicorn.Config(
+            make_app(entrance),
+            http=TimedProtocol,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # what a proxy says is read, and checked, by the guard
+            ssl_certfile=None if team.tls_cert is None else str(team.tls_cert),
+            ssl_keyfile=None if team.tls_key is None else str(team.tls_key),
+        )
+        uvicorn.Server(config).run(sockets=[listening])

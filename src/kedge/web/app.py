@@ -1,0 +1,51 @@
+"""The application: the routes of all pages behind one guard."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from kedge.core.errors import KedgeError
+from kedge.core.quoting import one_line
+from kedge.label.work import NoSuchAssignment
+from kedge.web.desk import add_desk
+from kedge.web.entrance import Entrance
+from kedge.web.guard import Guard
+from kedge.web.home import add_home
+from kedge.web.pages import Site
+
+
+def make_app(entrance: Entrance) -> FastAPI:
+    """All pages for those whom the entrance lets in."""
+    site = Site(entrance=entrance)
+    # Its own pages of documentation would load scripts from elsewhere.
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, entrance=entrance)
+    app.add_exception_handler(KedgeError, _refused)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _not_here)
+    add_home(app, site)
+    add_desk(app, site)
+    return app
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """What the store refuses is told; another's assignment looks like one that never was."""
+    del request
+    return JSONResponse({"error": str(error)}, status_code=404 if isinstance(error, NoSuchAssignment) else 400)
+
+
+def _malformed(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, RequestValidationError)
+    problems = [f"{'.'.join(map(str, found['loc'][1:]))}: {found['msg']}" for found in error.errors()]
+    return JSONResponse({"error": one_line("; ".join(problems), 500)}, status_code=422)
+
+
+def _not_here(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, HTTPException)
+    words = "there is nothing here" if error.status_code == 404 else str(error.detail)
+    return JSONResponse({"error": words}, status_code=error.status_code)
