@@ -113,6 +113,8 @@ def check_role(role: str) -> Role:
 def make_invite(store: Store, project: Project, email: str, role: str) -> str:
     """The token of a link that works once, for 72 hours; only its hash is kept. An earlier one stops working."""
     address, checked = check_email(email), check_role(role)
+    if checked == "machine":
+        raise ConfigError("--role machine: a machine has no password; `kedge label token` gives it a token")
 
     def work(connection: Connection) -> str:
         if _by_email(connection, address) is not None:

@@ -120,7 +120,7 @@ def _rows(
     connection: Connection, project: Project, kind: ExportKind, as_of: int, heldout: bool, left_out: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     make = _MAKERS[kind]
-    for labelled in _labelled(connection, project, as_of, heldout):
+    for labelled in _labelled(connection, project, as_of, heldout, is_written=kind == "demonstrations"):
         for example, settled, judgments in make(labelled, left_out):
             people = sorted({pseudonym(project, judgment.uid) for judgment in judgments})
             about = {
@@ -129,13 +129,27 @@ def _rows(
                 "people": people,
                 "round": labelled.item.round,
                 "as_of": as_of,
+                **({"decided": True} if any(row.verdict == "decided" for row in judgments) else {}),
                 **({} if labelled.item.propensity is None else {"propensity": labelled.item.propensity}),
             }
             yield to_fields(example) | about
 
 
 def effective(project: Project, as_of: int) -> Any:
-    """The judgments of a project up to a number that nothing up to it supersedes, by item; skips are none."""
+    """The judgments of a project up to a number that nothing up to it supersedes, by item; skips are none.
+
+    What a reviewer decided is not among them: `decisions` has it.
+    """
+    return _standing(project, as_of).where(tables.judgment.c.verdict.not_in(("skip", "undone", "decided")))
+
+
+def decisions(connection: Connection, project: Project, as_of: int) -> dict[int, Row[Any]]:
+    """What a reviewer has decided, by item; the last one counts."""
+    query = _standing(project, as_of).where(tables.judgment.c.verdict == "decided")
+    return {row.item: row for row in connection.execute(query)}
+
+
+def _standing(project: Project, as_of: int) -> Any:
     judgment, assignment, item, person = tables.judgment, tables.assignment, tables.item, tables.person
     later = judgment.alias("later")
     return (
@@ -146,7 +160,6 @@ def effective(project: Project, as_of: int) -> Any:
         .where(
             assignment.c.project == project.id,
             judgment.c.seq <= as_of,
-            judgment.c.verdict.not_in(("skip", "undone")),
             ~item.c.is_gold,
             ~exists().where(later.c.supersedes == judgment.c.seq, later.c.seq <= as_of),
         )
@@ -154,10 +167,17 @@ def effective(project: Project, as_of: int) -> Any:
     )
 
 
-def _labelled(connection: Connection, project: Project, as_of: int, heldout: bool) -> Iterator[_Labelled]:
+def _labelled(
+    connection: Connection, project: Project, as_of: int, heldout: bool, *, is_written: bool
+) -> Iterator[_Labelled]:
+    """Items with the judgments that count: a reviewer's decision in place of votes, but not of what people wrote."""
     query = effective(project, as_of).where(tables.item.c.is_heldout == heldout)
+    decided = {} if is_written else decisions(connection, project, as_of)
     with connection.execute(query.execution_options(yield_per=10_000)) as judgments:
-        groups = ((number, list(group)) for number, group in groupby(judgments, key=lambda row: row.item))
+        groups = (
+            (number, [decided[number]] if number in decided else list(group))
+            for number, group in groupby(judgments, key=lambda row: row.item)
+        )
         while batch := list(islice(groups, _BATCH)):
             yield from _with_texts(connection, batch)
 
@@ -236,11 +256,11 @@ def _steps(labelled: _Labelled, left_out: Counter[str]) -> list[int] | None:
     if labelled.item.kind != "pair":
         left_out[f"of another kind ({labelled.item.kind})"] += 1
         return None
-    both_bad = sum(row.verdict == "both_bad" for row in labelled.judgments)
+    both_bad = sum(row.outcome is None for row in labelled.judgments)
     if 2 * both_bad >= len(labelled.judgments):
         left_out["both bad"] += 1
         return None
-    return [0 if row.verdict == "both_bad" else row.outcome for row in labelled.judgments]
+    return [0 if row.outcome is None else row.outcome for row in labelled.judgments]
 
 
 def _axes(judgments: Sequence[Row[Any]]) -> dict[str, float]:

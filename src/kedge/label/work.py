@@ -185,14 +185,22 @@ def _suitable(person: Person, project: Project, kind: str | None) -> Select[Any,
     conditions: list[ColumnElement[bool]] = [
         item.c.project == project.id,
         ~exists().where(had.c.item == item.c.id, had.c.person == person.id, had.c.state != "returned"),
+        *fits(person),
     ]
     if kind is not None:
         conditions.append(item.c.kind == kind)
+    return select(item.c.id, item.c.is_gold).where(*conditions)
+
+
+def fits(person: Person) -> list[ColumnElement[bool]]:
+    """Items in a language that the person knows, and no harm for those who do not take it."""
+    item = tables.item
+    conditions: list[ColumnElement[bool]] = []
     if person.languages:
         conditions.append(or_(item.c.language.is_(None), item.c.language.in_(person.languages)))
     if not person.takes_harm:
         conditions.append(~item.c.is_harmful)
-    return select(item.c.id, item.c.is_gold).where(*conditions)
+    return conditions
 
 
 def lease(

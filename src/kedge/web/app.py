@@ -14,7 +14,10 @@ from kedge.web.desk import add_desk
 from kedge.web.entrance import Entrance
 from kedge.web.guard import Guard
 from kedge.web.home import add_home
+from kedge.web.joining import add_accounts, add_start
+from kedge.web.overview import add_manage, add_me
 from kedge.web.pages import Site
+from kedge.web.reviewing import add_review
 
 
 def make_app(entrance: Entrance) -> FastAPI:
@@ -28,6 +31,12 @@ def make_app(entrance: Entrance) -> FastAPI:
     app.add_exception_handler(HTTPException, _not_here)
     add_home(app, site)
     add_desk(app, site)
+    add_start(app, site)
+    add_me(app, site)
+    add_review(app, site)
+    add_manage(app, site)
+    if entrance.local is None:
+        add_accounts(app, site)
     return app
 
 

@@ -86,6 +86,73 @@
       .catch(() => { place.textContent = "the server cannot be reached"; });
   }
 
+  // "2 1=3 4": places of the answers, or what is wrong with it.
+  const readOrder = (text, answers) => {
+    const groups = text.trim().split(/[\s>]+/).filter(Boolean).join(" ").replace(/\s*=\s*/g, "=").split(" ").filter(Boolean)
+      .map((group) => group.split("=").filter(Boolean).map(Number));
+    const ranking = Array(answers).fill(0);
+    let before = 0;
+    for (const group of groups) {
+      for (const answer of group) {
+        if (!(answer >= 1 && answer <= answers)) return { problem: `There is no answer ${answer}.`, ranking };
+        if (ranking[answer - 1]) return { problem: `Answer ${answer} is there twice.`, ranking };
+        ranking[answer - 1] = before + 1;
+      }
+      before += group.length;
+    }
+    const missing = ranking.flatMap((rank, place) => (rank ? [] : [place + 1]));
+    return { ranking, problem: missing.length ? `Still to place: ${missing.join(", ")}.` : "" };
+  };
+  // Views
+  const pressed = (name) => $(`.views [data-do="${name}"]`)?.getAttribute("aria-pressed") === "true";
+  const press = (name, value) => $(`.views [data-do="${name}"]`)?.setAttribute("aria-pressed", value);
+  const markdown = (value) => {
+    document.body.classList.toggle("shows-markdown", value);
+    press("markdown", value);
+    localStorage.setItem("kedge-markdown", value);
+    if (value && pressed("diff")) actions.diff();
+  };
+  const actions = { markdown: () => markdown(!pressed("markdown")) };
+  document.addEventListener("click", (event) => actions[event.target.closest?.("[data-do]")?.dataset.do]?.());
+  try { markdown(localStorage.getItem("kedge-markdown") === "true"); } catch { /* a browser that keeps nothing */ }
+
+  // Review: a decision in the order of the answers that is shown.
+  const chosenIn = (form, name) => $(`input[name="${name}"]:checked`, form)?.value;
+  const ruling = (form) => {
+    const reason = form.elements.why.value.trim();
+    const why = reason ? { reason } : {};
+    if (form.dataset.kind === "rank") {
+      const { ranking, problem } = readOrder(form.elements.order.value, all(".answer", form.closest("article")).length);
+      return problem || { verdict: "ranking", ranking, ...why };
+    }
+    const value = chosenIn(form, form.dataset.kind === "thumb" ? "thumb" : "step");
+    if (value === undefined) return "Choose first what is right.";
+    if (value === "both_bad") return { verdict: "both_bad", ...why };
+    return { verdict: form.dataset.kind === "thumb" ? "thumb" : "step", outcome: Number(value), ...why };
+  };
+  const settle = async (form, path, body) => {
+    try {
+      say((await post(path, { project, item: form.dataset.item, ...body })).say);
+      const article = form.closest("article");
+      const following = article.nextElementSibling ?? article.previousElementSibling;
+      article.remove();
+      if (!$("article[data-item]")) location.reload();
+      else $("input", following)?.focus();
+    } catch (error) { say(error.message, true); }
+  };
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.dataset.decide === undefined) return;
+    const decision = ruling(form);
+    if (typeof decision === "string") say(decision, true);
+    else settle(form, "/review/decide", { decision });
+  });
+  document.addEventListener("click", (event) => {
+    if (event.target.dataset?.ask === undefined) return;
+    const form = event.target.form;
+    settle(form, "/review/ask", { words: form.elements.why.value });
+  });
+
   const isText = (target) => target.matches?.("textarea, input:not([type=radio], [type=checkbox], #order)");
   const place = $("#place");
   if (!place) return;
@@ -241,23 +308,6 @@
   };
   const goOn = () => { $("#feedback").hidden = true; next(); };
 
-  // "2 1=3 4": places of the answers, or what is wrong with it.
-  const readOrder = (text, answers) => {
-    const groups = text.trim().split(/[\s>]+/).filter(Boolean).join(" ").replace(/\s*=\s*/g, "=").split(" ").filter(Boolean)
-      .map((group) => group.split("=").filter(Boolean).map(Number));
-    const ranking = Array(answers).fill(0);
-    let before = 0;
-    for (const group of groups) {
-      for (const answer of group) {
-        if (!(answer >= 1 && answer <= answers)) return { problem: `There is no answer ${answer}.`, ranking };
-        if (ranking[answer - 1]) return { problem: `Answer ${answer} is there twice.`, ranking };
-        ranking[answer - 1] = before + 1;
-      }
-      before += group.length;
-    }
-    const missing = ranking.flatMap((rank, place) => (rank ? [] : [place + 1]));
-    return { ranking, problem: missing.length ? `Still to place: ${missing.join(", ")}.` : "" };
-  };
   const drawOrder = () => {
     const field = $("#order");
     if (!field) return;
@@ -291,15 +341,7 @@
     drawOrder();
   };
 
-  // Views
-  const pressed = (name) => $(`.views [data-do="${name}"]`)?.getAttribute("aria-pressed") === "true";
-  const press = (name, value) => $(`.views [data-do="${name}"]`)?.setAttribute("aria-pressed", value);
-  const markdown = (value) => {
-    document.body.classList.toggle("shows-markdown", value);
-    press("markdown", value);
-    localStorage.setItem("kedge-markdown", value);
-    if (value && pressed("diff")) diff(false);
-  };
+  // Word by word
   const diff = (value) => {
     press("diff", value);
     if (value && pressed("markdown")) markdown(false);
@@ -398,15 +440,14 @@
   });
   $("#pause").addEventListener("close", () => { tick(); isPaused = false; clock.touched = performance.now(); });
 
-  const actions = {
+  Object.assign(actions, {
     unfold: () => { const open = $(".prompt").classList.toggle("open"); $(".unfold")?.setAttribute("aria-expanded", open); },
     edit: openEdit, undo,
     flag: () => ask("flag"), skip: () => !isPractice && ask("skip"), help: () => ask("help"),
     pause: () => { tick(); isPaused = true; ask("pause"); },
-    markdown: () => markdown(!pressed("markdown")), diff: () => diff(!pressed("diff")), link: () => link(!pressed("link")),
+    diff: () => diff(!pressed("diff")), link: () => link(!pressed("link")),
     next: goOn,
-  };
-  document.addEventListener("click", (event) => actions[event.target.closest?.("[data-do]")?.dataset.do]?.());
+  });
   document.addEventListener("submit", (event) => { if (event.target.id === "judge") send(); });
   document.addEventListener("input", (event) => { if (event.target.id === "order") drawOrder(); });
 
@@ -450,7 +491,6 @@
   });
   addEventListener("online", attempt);
 
-  try { markdown(localStorage.getItem("kedge-markdown") === "true"); } catch { /* a browser that keeps nothing */ }
   const kept = sessionStorage.getItem(KEPT);
   if (kept) { pending = JSON.parse(kept); attempt(); } else next();
 })();

@@ -30,14 +30,27 @@ def new(
     overlap: Annotated[float, typer.Option(min=0, max=1, help="The share of items that more people label.")] = 0.2,
     overlap_wanted: Annotated[int, typer.Option(min=1, help="Labels of those items.")] = 3,
     gold: Annotated[float, typer.Option(min=0, max=0.5, help="The share of gold items in the queue.")] = 0.08,
+    practice: Annotated[int, typer.Option(min=0, max=100, help="Gold items to practise on before the first.")] = 5,
+    harm: Annotated[int, typer.Option(min=0, help="Harmful items an hour, for those who take them.")] = 20,
+    pay: Annotated[str, typer.Option(help="What an hour is paid, such as '14 EUR'.")] = "",
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a project."""
     text = _text(guideline)
     with opened(db, create=True) as store:
-        from kedge.label.projects import Settings, new_project
+        from kedge.label.projects import Settings, new_project, read_pay
 
-        settings = Settings(wanted=wanted, overlap_share=overlap, overlap_wanted=overlap_wanted, gold_share=gold)
+        amount, currency = read_pay(pay)
+        settings = Settings(
+            wanted=wanted,
+            overlap_share=overlap,
+            overlap_wanted=overlap_wanted,
+            gold_share=gold,
+            practice=practice,
+            harm_an_hour=harm,
+            pay=amount,
+            currency=currency,
+        )
         asked = [word.strip() for word in questions.split(",") if word.strip()]
         project = new_project(store, name, asked, text, settings)
         say(f"{project.name}: asks {', '.join(project.questions)}. `kedge label add {name} FILE` gives it items")
@@ -149,7 +162,8 @@ def export(
 def invite(
     name: Name,
     email: Annotated[str, typer.Argument(help="Whom to invite.")],
-    role: Annotated[str, typer.Option(help="owner, manager, annotator, auditor or machine.")] = "annotator",
+    role: Annotated[str, typer.Option(help="owner, manager, annotator or auditor.")] = "annotator",
+    url: Annotated[str, typer.Option(help="The public address of the pages, which the link begins with.")] = "",
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a link that works once, for 72 hours."""
@@ -158,8 +172,24 @@ def invite(
         from kedge.label.projects import find_project
 
         token = make_invite(store, find_project(store, name), email, role)
-    say(f"/join#{token}")
+    say(f"{url.rstrip('/')}/join#{token}")
     say(f"Give this to {email}: it works once, for 72 hours, and is kept nowhere.")
+
+
+@app.command()
+def token(
+    name: Name,
+    email: Annotated[str, typer.Argument(help="What the machine is called, in the form of an address.")],
+    db: Database = NO_ADDRESS,
+) -> None:
+    """Make a bearer token with which a machine labels; an earlier one of it stops working."""
+    with opened(db) as store:
+        from kedge.label.projects import find_project
+        from kedge.label.team.members import machine_token
+
+        bearer = machine_token(store, find_project(store, name), email)
+    say(bearer)
+    say(f"Give it to {email} as `Authorization: Bearer …`; it is kept nowhere.")
 
 
 @app.command()

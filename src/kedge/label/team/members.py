@@ -14,14 +14,14 @@ from sqlalchemy import Connection, func, select, update
 from kedge.core.errors import DataError
 from kedge.feedback import gold_check
 from kedge.label import tables
-from kedge.label.accounts import Person, add_person, find_person, put_member
+from kedge.label.accounts import Person, add_person, find_person, new_bearer, put_member
 from kedge.label.audit import note
 from kedge.label.database import Store
 from kedge.label.judging import is_right
 from kedge.label.projects import Project, all_projects, read_guideline
 from kedge.label.questions import Decision, ItemKind, check_decision, to_places
 from kedge.label.quiz import TRIES, split_quiz
-from kedge.label.work import Task, gold_from, lease, own_assignment, read_task
+from kedge.label.work import Task, fits, gold_from, lease, own_assignment, read_task
 
 Step = Literal["quiz", "failed", "practice", "paused", "work"]
 LOCAL = "you@localhost"
@@ -107,7 +107,7 @@ def practice_progress(store: Store, project: Project, person: Person) -> tuple[i
 
     def work(connection: Connection) -> tuple[int, int]:
         golds = connection.scalar(
-            select(func.count()).select_from(item).where(item.c.project == project.id, item.c.is_gold)
+            select(func.count()).select_from(item).where(item.c.project == project.id, item.c.is_gold, *fits(person))
         )
         mine = select(func.count()).where(
             assignment.c.project == project.id, assignment.c.person == person.id, assignment.c.state == _PRACTISED
@@ -261,3 +261,14 @@ def local_person(store: Store) -> Person:
         return find_person(store, LOCAL)
     except DataError:
         return add_person(store, LOCAL, "owner")
+
+
+def machine_token(store: Store, project: Project, email: str) -> str:
+    """A new token for a machine that labels in a project; its account is made where there is none."""
+    try:
+        machine = find_person(store, email)
+    except DataError:
+        machine = add_person(store, email, "machine")
+    token = new_bearer(store, machine)
+    add_member(store, project, machine)
+    return token

@@ -1,0 +1,168 @@
+"""Pages of numbers: `/me` for oneself, `/manage` for who leads or audits a project."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from kedge.label.accounts import make_invite
+from kedge.label.audit import tampered
+from kedge.label.export import EXPORTS, ExportKind, export_labels
+from kedge.label.status import status
+from kedge.label.team.members import set_pause, set_preferences
+from kedge.label.team.overview import agreements, audit_rows, colleagues, export_rows, forecast
+from kedge.label.team.pace import pace
+from kedge.label.team.review import count_cases, flagged
+from kedge.web.pages import Site, fragment, page, project_for, visitor_of
+
+_MOST_ROWS = 50
+_LEADERS = ("owner", "manager")
+
+
+class Preferences(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    project: str = ""
+    takes_harm: StrictBool
+    languages: Annotated[str, Field(max_length=200)] = ""
+
+
+class Invitation(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    project: str = ""
+    email: Annotated[str, Field(max_length=320)]
+    role: Literal["annotator", "manager", "auditor"] = "annotator"
+
+
+class Pausing(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    project: str = ""
+    person: StrictInt
+    paused: StrictBool
+
+
+class Exporting(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    project: str = ""
+    kind: ExportKind = "pairs"
+    heldout: StrictBool = False
+
+
+class Verifying(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    project: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar of a small chart, in a box of 100 × 40."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str
+
+
+def bars(values: Sequence[int]) -> list[Bar]:
+    """
+    >>> [(bar.x, bar.height) for bar in bars([1, 2])]
+    [(0.0, 20.0), (50.0, 40.0)]
+    """
+    most, step = max([*values, 1]), 100 / len(values)
+    heights = [40 * value / most for value in values]
+    return [
+        Bar(x=number * step, y=40 - height, width=step * 0.82, height=height, title=f"{value} labels")
+        for number, (value, height) in enumerate(zip(values, heights, strict=True))
+    ]
+
+
+def day(milliseconds: int) -> str:
+    """
+    >>> day(1_800_000_000_000)
+    '2027-01-15 08:00'
+    """
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(milliseconds / 1000))
+
+
+def add_me(app: FastAPI, site: Site) -> None:
+    @app.get("/me")
+    def me(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
+        person, project = visitor_of(request).person, project_for(site, request)
+        mine = pace(site.store, project, person)
+        values = {"pace": mine, "bars": bars(mine.week), "person": person, "settings": project.settings}
+        return page(site, request, "me.html.j2", "me", project, **values)
+
+    @app.post("/me/preferences")
+    def preferences(request: Request, body: Preferences) -> Response:  # pyright: ignore[reportUnusedFunction]
+        languages = [word for word in body.languages.replace(",", " ").split() if word]
+        set_preferences(site.store, visitor_of(request).person, takes_harm=body.takes_harm, languages=languages)
+        return JSONResponse({"say": "Kept. It holds from the next item on."})
+
+
+def add_manage(app: FastAPI, site: Site) -> None:
+    store = site.store
+
+    @app.get("/manage")
+    def manage(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        person, project = visitor_of(request).person, project_for(site, request)
+        now = status(store, project)
+        ahead = forecast(store, project, now)
+        values: dict[str, Any] = {
+            "status": now,
+            "forecast": ahead,
+            "bars": bars(ahead.days),
+            "people": colleagues(store, project),
+            "cases": count_cases(store, project),
+            "flags": flagged(store, project, _MOST_ROWS),
+            "exports": export_rows(store, project, 10),
+            "audit": audit_rows(store, _MOST_ROWS),
+            "settings": project.settings,
+            "export_kinds": EXPORTS,
+            "leads": person.role in _LEADERS,
+            "day": day,
+        }
+        return page(site, request, "manage.html.j2", "manage", project, **values)
+
+    @app.get("/manage/agreement")
+    def agreement(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        project = project_for(site, request)
+        return HTMLResponse(fragment("agreement.html.j2", agreements=agreements(store, project)))
+
+    @app.post("/manage/invite")
+    def invite(request: Request, body: Invitation) -> Response:  # pyright: ignore[reportUnusedFunction]
+        project = project_for(site, request, body.project)
+        token = make_invite(store, project, body.email, body.role)
+        link = f"{site.entrance.origin}/join#{token}"
+        return JSONResponse({"html": fragment("invited.html.j2", link=link, email=body.email)})
+
+    @app.post("/manage/pause")
+    def pause(request: Request, body: Pausing) -> Response:  # pyright: ignore[reportUnusedFunction]
+        project = project_for(site, request, body.project)
+        set_pause(store, project, body.person, paused=body.paused, who=visitor_of(request).person.id)
+        return JSONResponse({"go": f"/manage?project={project.name}#people"})
+
+    @app.post("/manage/export")
+    def export(request: Request, body: Exporting) -> Response:  # pyright: ignore[reportUnusedFunction]
+        project = project_for(site, request, body.project)
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "labels.jsonl"
+            who = visitor_of(request).person.id
+            exported = export_labels(store, project, file, kind=body.kind, heldout=body.heldout, who=who)
+            content = file.read_bytes()
+        name = f"{project.name}-{body.kind}-{exported.as_of}.jsonl"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "X-Kedge-Hash": exported.hash}
+        return Response(content, media_type="application/x-ndjson", headers=headers)
+
+    @app.post("/manage/verify")
+    def verify(request: Request, body: Verifying) -> Response:  # pyright: ignore[reportUnusedFunction]
+        project_for(site, request, body.project)
+        problems = tampered(store)
+        return JSONResponse({"say": "; ".join(problems) or "Judgments and audit are as they were written."})
