@@ -303,10 +303,10 @@
   const feedback = (html) => {
     $("#feedback").innerHTML = html;
     $("#feedback").hidden = false;
-    $("#feedback").scrollIntoView({ block: "center" });
+    document.body.classList.add("has-feedback");
     $("#feedback").focus({ preventScroll: true });
   };
-  const goOn = () => { $("#feedback").hidden = true; next(); };
+  const goOn = () => { $("#feedback").hidden = true; document.body.classList.remove("has-feedback"); next(); };
 
   const drawOrder = () => {
     const field = $("#order");
