@@ -452,7 +452,12 @@
   document.addEventListener("input", (event) => { if (event.target.id === "order") drawOrder(); });
 
   const LETTERS = { e: "edit", d: "diff", f: "flag", s: "skip", u: "undo", m: "markdown", l: "link", o: "unfold", p: "pause", "?": "help" };
-  const pick = (name, value) => { const field = $(`input[name="${name}"][value="${value}"]`, form()); field?.click(); return field; };
+  const pick = (name, value) => {
+    const field = $(`input[name="${name}"][value="${value}"]`, form());
+    field?.click();
+    if (field) $("#spoken").textContent = field.closest("label").textContent; // chosen from afar: told to who cannot see it
+    return field;
+  };
   const digit = (number) => {
     const dialog = $("dialog[open]");
     if (dialog) return void all("input[type=radio], input[type=checkbox]", dialog)[number - 1]?.click();
@@ -460,7 +465,9 @@
     if (kind === "thumb") return void pick("thumb", { 1: 1, 2: -1 }[number]);
     if (kind !== "pair") return;
     const axis = document.activeElement.closest("[data-scale^=axis-]")?.dataset.scale;
-    if (number <= 7) pick(axis ?? "step", number - 4)?.focus();
+    if (number > 7) return;
+    const field = pick(axis ?? "step", number - 4);
+    if (axis) field.focus();
   };
   document.addEventListener("keydown", (event) => {
     const { key, target } = event;
@@ -478,15 +485,15 @@
     if (card && /^Arrow/.test(key)) { done(); return move(card, /Up|Left/.test(key) ? -1 : 1, false); }
     if (card && key === "=") { done(); return move(card, 0, true); }
     if ($("#order") && /^[1-9=> ]$/.test(key) && target.id !== "order" && !target.matches("button, a, summary")) return $("#order").focus();
-    if (key === "Tab" && !event.shiftKey && $(".axes") && (target === document.body || target === task() || target.name === "step")) {
+    if (key === "Tab" && !event.shiftKey && $(".axes") && (target === document.body || target === task())) {
       done();
       $(".axes").open = true;
       const scale = $(".axes fieldset");
       return ($("input:checked", scale) ?? $("input", scale)).focus();
     }
     if (key === "Enter") { if (!target.matches("button, a, summary")) { done(); send(); } return; }
-    if (key === "t" && task()?.dataset.kind === "pair") { done(); return pick("step", 0)?.focus(); }
-    if (key === "b" && task()?.dataset.kind === "pair") { done(); return pick("step", "both_bad")?.focus(); }
+    if (key === "t" && task()?.dataset.kind === "pair") { done(); return void pick("step", 0); }
+    if (key === "b" && task()?.dataset.kind === "pair") { done(); return void pick("step", "both_bad"); }
     if (LETTERS[key]) { done(); actions[LETTERS[key]](); }
   });
   addEventListener("online", attempt);
