@@ -21,6 +21,7 @@ from kedge.label.items import Draft, DraftAnswer, Gold, add_items
 from kedge.label.projects import Project, Settings, new_project
 from kedge.label.team.members import add_member, local_person
 from kedge.web.app import make_app
+from kedge.web.chatting import ChatModel
 from kedge.web.entrance import COOKIE, Entrance, LocalEntrance, Logins, Network
 
 ORIGIN = "https://labels.example.org"
@@ -142,10 +143,12 @@ class TeamSite:
         return visitor
 
 
-def make_site(store: Store, clock: Clock, *, proxies: Sequence[Network] = ()) -> TeamSite:
+def make_site(
+    store: Store, clock: Clock, *, proxies: Sequence[Network] = (), chat_models: Sequence[ChatModel] = ()
+) -> TeamSite:
     logins = Logins(now=lambda: clock() / 1000)
     entrance = Entrance(store=store, origin=ORIGIN, hosts=(HOST,), proxies=proxies, logins=logins)
-    return TeamSite(store, clock, entrance, make_app(entrance))
+    return TeamSite(store, clock, entrance, make_app(entrance, chat_models=chat_models))
 
 
 def make_local(store: Store) -> Visitor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,8 +15,11 @@ from kedge.commands.listening import listen
 from kedge.core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from kedge.label.database import Store
     from kedge.stages.shared.context import Say
+    from kedge.web.entrance import Entrance
 
 ADDRESS = "127.0.0.1"
 
@@ -30,6 +34,28 @@ class TeamSettings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     behind_proxy: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What is served beside the labels."""
+
+    chat: Sequence[str] = ()
+    """Models to talk with, each NAME=URL."""
+    chat_key: str = "KEDGE_TOKEN"
+    """The variable that holds the key of their servers."""
+
+
+def make_pages(entrance: Entrance, extras: Extras) -> FastAPI:
+    """The application with all that is wanted beside the labels."""
+    from kedge.web.app import make_app
+    from kedge.web.chatting import parse_chat_model
+
+    key = os.environ.get(extras.chat_key)
+    models = [parse_chat_model(words, key) for words in extras.chat]
+    if len({model.name for model in models}) < len(models):
+        raise ConfigError("--chat: two models have the same name; names are how votes are kept apart")
+    return make_app(entrance, chat_models=models)
 
 
 def check_team(team: TeamSettings) -> None:
@@ -51,14 +77,13 @@ def check_team(team: TeamSettings) -> None:
             raise ConfigError(f"{name} {file}: there is no such file")
 
 
-def serve_locally(store: Store, *, port: int, say: Say) -> None:
+def serve_locally(store: Store, *, port: int, say: Say, extras: Extras | None = None) -> None:
     """For one person on this machine until interrupted; port 0 is a free one."""
     try:
         import uvicorn
 
         from kedge.label.team.members import local_person
         from kedge.report.live.connections import TimedProtocol
-        from kedge.web.app import make_app
         from kedge.web.entrance import Entrance, LocalEntrance
     except ImportError as error:
         raise PluginError(f"kedge label serve needs {error.name!r}: pip install 'kedge[label]'") from error
@@ -67,7 +92,8 @@ def serve_locally(store: Store, *, port: int, say: Say) -> None:
         port = listening.getsockname()[1]
         origin = f"http://{ADDRESS}:{port}"
         local = LocalEntrance(token=token, person=local_person(store))
-        app = make_app(Entrance(store=store, origin=origin, hosts=(f"{ADDRESS}:{port}",), local=local))
+        entrance = Entrance(store=store, origin=origin, hosts=(f"{ADDRESS}:{port}",), local=local)
+        app = make_pages(entrance, extras or Extras())
         say(f"{origin}/?token={token}")
         say("This address works on this machine alone, and for one person. Ctrl-C ends it; every judgment is kept.")
         # Its log of requests would have the token in every line.
@@ -75,14 +101,13 @@ def serve_locally(store: Store, *, port: int, say: Say) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def serve_team(store: Store, team: TeamSettings, *, port: int, say: Say) -> None:
+def serve_team(store: Store, team: TeamSettings, *, port: int, say: Say, extras: Extras | None = None) -> None:
     """For people with accounts until interrupted."""
     check_team(team)
     try:
         import uvicorn
 
         from kedge.report.live.connections import TimedProtocol
-        from kedge.web.app import make_app
         from kedge.web.entrance import Entrance, parse_proxies
     except ImportError as error:
         raise PluginError(f"kedge label serve needs {error.name!r}: pip install 'kedge[label]'") from error
@@ -94,7 +119,7 @@ def serve_team(store: Store, team: TeamSettings, *, port: int, say: Say) -> None
         say(f"{origin} is served at {team.host}:{listening.getsockname()[1]}")
         say(f"`kedge label invite PROJECT EMAIL --url {origin}` makes links for people. Ctrl-C ends it.")
         config = uvicorn.Config(
-            make_app(entrance),
+            make_pages(entrance, extras or Extras()),
             http=TimedProtocol,
             log_level="warning",
             access_log=False,

@@ -134,16 +134,7 @@ def _row(
         }
         for place, answer in enumerate(draft.answers)
     ]
-    # Which side an answer stands on is drawn for each person: the same answers in another order are the same item.
-    key = hash_json(
-        [
-            prompt,
-            sorted(str(answer["text"]) for answer in answers),
-            draft.round,
-            draft.is_heldout,
-            draft.gold is not None,
-        ]
-    )
+    key = _key(draft, prompt, [str(answer["text"]) for answer in answers])
     item = {
         "project": project.id,
         "key": key,
@@ -161,6 +152,17 @@ def _row(
         "origin": draft.origin,
     }
     return item, answers
+
+
+def _key(draft: Draft, prompt: str, answers: Sequence[str]) -> str:
+    """Which side an answer stands on is drawn for each person: the same answers in another order are the same item."""
+    return hash_json([prompt, sorted(answers), draft.round, draft.is_heldout, draft.gold is not None])
+
+
+def key_of(draft: Draft) -> str:
+    """The key under which an item is found in its project."""
+    answers = [encode_messages(answer.text)[0] for answer in draft.answers]
+    return _key(draft, encode_messages(draft.prompt)[0], answers)
 
 
 def _wanted(project: Project, key: str) -> int:

@@ -6,7 +6,7 @@ like them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,9 +204,16 @@ def fits(person: Person) -> list[ColumnElement[bool]]:
 
 
 def lease(
-    store: Store, connection: Connection, project: Project, person: Person, item: Any, state: str = "leased"
+    store: Store,
+    connection: Connection,
+    project: Project,
+    person: Person,
+    item: Any,
+    state: str = "leased",
+    *,
+    shown: Sequence[int] | None = None,
 ) -> str:
-    """Give an item to a person, with the sides drawn for them, and tell the assignment's id."""
+    """Give an item to a person, with the sides drawn for them (or as they were `shown`), and tell the assignment."""
     table, until = tables.assignment, store.now() + LEASE_MS
     returned = connection.execute(
         update(table)
@@ -219,8 +226,9 @@ def lease(
     if returned is not None:
         return returned.id
     places = select(func.count()).select_from(tables.answer).where(tables.answer.c.item == item.id)
-    order = list(range(connection.scalar(places) or 0))
-    store.randomness.shuffle(order)
+    order = list(range(connection.scalar(places) or 0)) if shown is None else list(shown)
+    if shown is None:
+        store.randomness.shuffle(order)
     number = store.token()
     connection.execute(
         insert(table),

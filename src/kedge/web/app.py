@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -10,6 +12,7 @@ from starlette.exceptions import HTTPException
 from kedge.core.errors import KedgeError
 from kedge.core.quoting import one_line
 from kedge.label.work import NoSuchAssignment
+from kedge.web.chatting import ChatModel, add_chat
 from kedge.web.desk import add_desk
 from kedge.web.entrance import Entrance
 from kedge.web.guard import Guard
@@ -20,9 +23,9 @@ from kedge.web.pages import Site
 from kedge.web.reviewing import add_review
 
 
-def make_app(entrance: Entrance) -> FastAPI:
-    """All pages for those whom the entrance lets in."""
-    site = Site(entrance=entrance)
+def make_app(entrance: Entrance, *, chat_models: Sequence[ChatModel] = ()) -> FastAPI:
+    """All pages for those whom the entrance lets in; the chat only where there are models to talk with."""
+    site = Site(entrance=entrance, hosted=frozenset({"/chat"} if chat_models else ()))
     # Its own pages of documentation would load scripts from elsewhere.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, entrance=entrance)
@@ -37,6 +40,8 @@ def make_app(entrance: Entrance) -> FastAPI:
     add_manage(app, site)
     if entrance.local is None:
         add_accounts(app, site)
+    if chat_models:
+        add_chat(app, site, chat_models)
     return app
 
 

@@ -49,6 +49,8 @@
       if (reply.say) say(reply.say);
       const place = element.dataset.into && $(element.dataset.into);
       if (place && reply.html !== undefined) place.innerHTML = reply.html;
+      if (element.dataset.clear !== undefined) element.reset();
+      if (place?.id === "talk") talked();
       if (reply.go || element.dataset.then) go(reply.go ?? element.dataset.then);
     } catch (error) {
       say(error.message, true);
@@ -152,6 +154,24 @@
     const form = event.target.form;
     settle(form, "/review/ask", { words: form.elements.why.value });
   });
+
+  // Chat: Enter sends, digits choose a step where nothing is being written.
+  const talked = () => {
+    say("");
+    const vote = $(".vote");
+    if (vote) { vote.scrollIntoView({ block: "end" }); $("input", vote).focus({ preventScroll: true }); } else $("#say").focus();
+  };
+  if (page === "chat") {
+    document.addEventListener("keydown", (event) => {
+      const { key, target } = event;
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (target.id === "say" && key === "Enter" && !event.shiftKey) { event.preventDefault(); $("#compose").requestSubmit(); }
+      if (target.matches("textarea, input:not([type=radio])")) return;
+      if (/^[1-7]$/.test(key)) { event.preventDefault(); all(".vote .steps input")[key - 1]?.click(); }
+      if (key === "b") $('.vote input[value="both_bad"]')?.click();
+      if (key === "m") actions.markdown();
+    });
+  }
 
   const isText = (target) => target.matches?.("textarea, input:not([type=radio], [type=checkbox], #order)");
   const place = $("#place");

@@ -42,6 +42,7 @@ ROUTES: Mapping[tuple[str, str], frozenset[Role]] = {
     ("POST", "/chat/say"): _LABELLERS,
     ("POST", "/chat/vote"): _LABELLERS,
     ("POST", "/chat/thumb"): _LABELLERS,
+    ("POST", "/chat/end"): _LABELLERS,
 }
 MOUNTS: Mapping[str, frozenset[Role]] = {"/watch": _READERS, "/board": _READERS}
 """Applications of others that are hosted; they are only read."""

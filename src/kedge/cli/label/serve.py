@@ -22,6 +22,10 @@ def serve(
     behind_proxy: Annotated[
         list[str] | None, typer.Option(help="Of a team: a proxy that ends TLS, by address or network; repeatable.")
     ] = None,
+    chat: Annotated[
+        list[str] | None, typer.Option(help="A served model to talk with, NAME=URL; two or more make an arena.")
+    ] = None,
+    chat_key: Annotated[str, typer.Option(help="The variable that holds the token of their servers.")] = "KEDGE_TOKEN",
     db: Database = NO_ADDRESS,
 ) -> None:
     """Serve the pages: for one person on this machine, or with --team for people with accounts."""
@@ -35,8 +39,9 @@ def serve(
     )
     if team:
         label_pages.check_team(settings)
+    extras = label_pages.Extras(chat=chat or (), chat_key=chat_key)
     with opened(db) as store, suppress(KeyboardInterrupt):
         if team:
-            label_pages.serve_team(store, settings, port=port, say=say)
+            label_pages.serve_team(store, settings, port=port, say=say, extras=extras)
         else:
-            label_pages.serve_locally(store, port=port, say=say)
+            label_pages.serve_locally(store, port=port, say=say, extras=extras)
