@@ -20,8 +20,7 @@ from kedge.label.database import Store, open_store
 from kedge.label.items import Draft, DraftAnswer, Gold, add_items
 from kedge.label.projects import Project, Settings, new_project
 from kedge.label.team.members import add_member, local_person
-from kedge.web.app import make_app
-from kedge.web.chatting import ChatModel
+from kedge.web.app import NOTHING, Extras, make_app
 from kedge.web.entrance import COOKIE, Entrance, LocalEntrance, Logins, Network
 
 ORIGIN = "https://labels.example.org"
@@ -143,17 +142,16 @@ class TeamSite:
         return visitor
 
 
-def make_site(
-    store: Store, clock: Clock, *, proxies: Sequence[Network] = (), chat_models: Sequence[ChatModel] = ()
-) -> TeamSite:
+def make_site(store: Store, clock: Clock, *, proxies: Sequence[Network] = (), extras: Extras = NOTHING) -> TeamSite:
     logins = Logins(now=lambda: clock() / 1000)
     entrance = Entrance(store=store, origin=ORIGIN, hosts=(HOST,), proxies=proxies, logins=logins)
-    return TeamSite(store, clock, entrance, make_app(entrance, chat_models=chat_models))
+    return TeamSite(store, clock, entrance, make_app(entrance, extras))
 
 
-def make_local(store: Store) -> Visitor:
+def make_local(store: Store, extras: Extras = NOTHING) -> Visitor:
     local = LocalEntrance(token=TOKEN, person=local_person(store))
-    app = make_app(Entrance(store=store, origin=f"http://{LOCAL_HOST}", hosts=(LOCAL_HOST,), local=local))
+    entrance = Entrance(store=store, origin=f"http://{LOCAL_HOST}", hosts=(LOCAL_HOST,), local=local)
+    app = make_app(entrance, extras)
     client = TestClient(app, base_url=f"http://{LOCAL_HOST}")
     return Visitor(client, headers={"origin": f"http://{LOCAL_HOST}", "x-kedge-token": TOKEN})
 

@@ -13,6 +13,7 @@ from kedge.data.examples import Messages
 from kedge.label.database import Store
 from kedge.label.export import export_labels
 from kedge.label.projects import Project
+from kedge.web.app import Extras
 from kedge.web.chatting import ChatModel, parse_chat_model
 
 NAMES = ("policy-seven", "policy-eight")
@@ -29,7 +30,7 @@ def talking(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> tupl
 
     monkeypatch.setattr(ChatModel, "answer", answer)
     models = [ChatModel(name=name, url="http://127.0.0.1:1/v1") for name in NAMES]
-    return make_site(store, clock, chat_models=models), asked
+    return make_site(store, clock, extras=Extras(chat_models=models)), asked
 
 
 def export(store: Store, project: Project, folder: Path, kind: str) -> list[dict]:
@@ -110,7 +111,8 @@ def test_both_bad_makes_no_pair_and_equal_answers_make_none(talking, monkeypatch
 
 
 def test_a_model_that_does_not_answer_is_not_named(store: Store, clock: Clock, monkeypatch) -> None:
-    site = make_site(store, clock, chat_models=[ChatModel(name=name, url="http://127.0.0.1:9/v1") for name in NAMES])
+    models = [ChatModel(name=name, url="http://127.0.0.1:9/v1") for name in NAMES]
+    site = make_site(store, clock, extras=Extras(chat_models=models))
     project = new_shop(store)
     ann = site.person("annotator", projects=[project])
     answer = ann.post("/chat/say", {"text": "x"})

@@ -30,7 +30,7 @@ def routes_of(site: TeamSite) -> set[tuple[str, str]]:
 
 
 def test_every_route_is_in_the_table(site: TeamSite) -> None:
-    optional = {route for route in ROUTES if route[1].startswith("/chat")}
+    optional = {route for route in ROUTES if route[1].startswith(("/chat", "/board"))}
     assert routes_of(site) | optional == set(ROUTES) | PUBLIC
 
 
@@ -39,7 +39,7 @@ def test_roles_see_what_the_table_says_and_nothing_else(site: TeamSite, role) ->
     project = new_shop(site.store, [pair(1)])
     visitor = site.person(role, projects=[project])
     for (method, path), roles in ROUTES.items():
-        if path in ("/logout", "/manage/verify") or path.startswith("/chat"):
+        if path in ("/logout", "/manage/verify") or path.startswith(("/chat", "/board")):
             continue
         answer = visitor.get(path) if method == "GET" else visitor.post(path, {"nonsense": 1})
         refused = answer.status_code == 404 and answer.json() == {"error": "there is nothing here"}

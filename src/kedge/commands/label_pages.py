@@ -7,11 +7,14 @@ import secrets
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from kedge.commands.board.command import BoardRequest, make_board
 from kedge.commands.listening import listen
+from kedge.commands.watch import open_feeds
 from kedge.core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -37,25 +40,33 @@ class TeamSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
+class Hosted:
     """What is served beside the labels."""
 
     chat: Sequence[str] = ()
     """Models to talk with, each NAME=URL."""
     chat_key: str = "KEDGE_TOKEN"
     """The variable that holds the key of their servers."""
+    watch: Sequence[Path] = ()
+    """Runs to follow, as `kedge watch --web` does."""
+    board: Sequence[Path] = ()
+    """What `kedge board` takes."""
 
 
-def make_pages(entrance: Entrance, extras: Extras) -> FastAPI:
-    """The application with all that is wanted beside the labels."""
-    from kedge.web.app import make_app
+def make_pages(entrance: Entrance, hosted: Hosted) -> FastAPI:
+    """The application with all that is wanted beside the labels; what cannot be served is refused before it starts."""
+    from kedge.web.app import Extras, make_app
     from kedge.web.chatting import parse_chat_model
 
-    key = os.environ.get(extras.chat_key)
-    models = [parse_chat_model(words, key) for words in extras.chat]
+    key = os.environ.get(hosted.chat_key)
+    models = [parse_chat_model(words, key) for words in hosted.chat]
     if len({model.name for model in models}) < len(models):
         raise ConfigError("--chat: two models have the same name; names are how votes are kept apart")
-    return make_app(entrance, chat_models=models)
+    request = BoardRequest(paths=hosted.board)
+    if hosted.board:
+        make_board(request)
+    board = partial(make_board, request) if hosted.board else None
+    return make_app(entrance, Extras(chat_models=models, feeds=open_feeds(hosted.watch), board=board))
 
 
 def check_team(team: TeamSettings) -> None:
@@ -77,7 +88,7 @@ def check_team(team: TeamSettings) -> None:
             raise ConfigError(f"{name} {file}: there is no such file")
 
 
-def serve_locally(store: Store, *, port: int, say: Say, extras: Extras | None = None) -> None:
+def serve_locally(store: Store, *, port: int, say: Say, hosted: Hosted | None = None) -> None:
     """For one person on this machine until interrupted; port 0 is a free one."""
     try:
         import uvicorn
@@ -93,7 +104,7 @@ def serve_locally(store: Store, *, port: int, say: Say, extras: Extras | None = 
         origin = f"http://{ADDRESS}:{port}"
         local = LocalEntrance(token=token, person=local_person(store))
         entrance = Entrance(store=store, origin=origin, hosts=(f"{ADDRESS}:{port}",), local=local)
-        app = make_pages(entrance, extras or Extras())
+        app = make_pages(entrance, hosted or Hosted())
         say(f"{origin}/?token={token}")
         say("This address works on this machine alone, and for one person. Ctrl-C ends it; every judgment is kept.")
         # Its log of requests would have the token in every line.
@@ -101,7 +112,7 @@ def serve_locally(store: Store, *, port: int, say: Say, extras: Extras | None = 
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def serve_team(store: Store, team: TeamSettings, *, port: int, say: Say, extras: Extras | None = None) -> None:
+def serve_team(store: Store, team: TeamSettings, *, port: int, say: Say, hosted: Hosted | None = None) -> None:
     """For people with accounts until interrupted."""
     check_team(team)
     try:
@@ -119,7 +130,7 @@ def serve_team(store: Store, team: TeamSettings, *, port: int, say: Say, extras:
         say(f"{origin} is served at {team.host}:{listening.getsockname()[1]}")
         say(f"`kedge label invite PROJECT EMAIL --url {origin}` makes links for people. Ctrl-C ends it.")
         config = uvicorn.Config(
-            make_pages(entrance, extras or Extras()),
+            make_pages(entrance, hosted or Hosted()),
             http=TimedProtocol,
             log_level="warning",
             access_log=False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +13,10 @@ from starlette.exceptions import HTTPException
 from kedge.core.errors import KedgeError
 from kedge.core.quoting import one_line
 from kedge.label.work import NoSuchAssignment
+from kedge.report.board.records import Board
+from kedge.report.live.feed import RunFeed
+from kedge.report.live.web import make_app as watch_app
+from kedge.web.board import add_board
 from kedge.web.chatting import ChatModel, add_chat
 from kedge.web.desk import add_desk
 from kedge.web.entrance import Entrance
@@ -23,9 +28,27 @@ from kedge.web.pages import Site
 from kedge.web.reviewing import add_review
 
 
-def make_app(entrance: Entrance, *, chat_models: Sequence[ChatModel] = ()) -> FastAPI:
-    """All pages for those whom the entrance lets in; the chat only where there are models to talk with."""
-    site = Site(entrance=entrance, hosted=frozenset({"/chat"} if chat_models else ()))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What is hosted beside the labels."""
+
+    chat_models: Sequence[ChatModel] = ()
+    feeds: Sequence[RunFeed] = ()
+    """Runs to watch."""
+    board: Callable[[], Board] | None = None
+    """Reads the board anew."""
+
+    def paths(self) -> frozenset[str]:
+        there = {"/chat": self.chat_models, "/watch/": self.feeds, "/board": self.board}
+        return frozenset(path for path, wanted in there.items() if wanted)
+
+
+NOTHING = Extras()
+
+
+def make_app(entrance: Entrance, extras: Extras = NOTHING) -> FastAPI:
+    """All pages for those whom the entrance lets in, and what is hosted beside them."""
+    site = Site(entrance=entrance, hosted=extras.paths())
     # Its own pages of documentation would load scripts from elsewhere.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, entrance=entrance)
@@ -40,8 +63,12 @@ def make_app(entrance: Entrance, *, chat_models: Sequence[ChatModel] = ()) -> Fa
     add_manage(app, site)
     if entrance.local is None:
         add_accounts(app, site)
-    if chat_models:
-        add_chat(app, site, chat_models)
+    if extras.chat_models:
+        add_chat(app, site, extras.chat_models)
+    if extras.board is not None:
+        add_board(app, site, extras.board)
+    if extras.feeds:
+        app.mount("/watch", watch_app(extras.feeds, token=None, hosts=()))
     return app
 
 

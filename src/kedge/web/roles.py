@@ -43,9 +43,11 @@ ROUTES: Mapping[tuple[str, str], frozenset[Role]] = {
     ("POST", "/chat/vote"): _LABELLERS,
     ("POST", "/chat/thumb"): _LABELLERS,
     ("POST", "/chat/end"): _LABELLERS,
+    ("GET", "/board"): _READERS,
+    ("POST", "/board/send"): _LEADERS,
 }
-MOUNTS: Mapping[str, frozenset[Role]] = {"/watch": _READERS, "/board": _READERS}
-"""Applications of others that are hosted; they are only read."""
+MOUNTS: Mapping[str, frozenset[Role]] = {"/watch": _READERS}
+"""Applications that are hosted whole; they are only read."""
 
 
 def roles_for(method: str, path: str) -> frozenset[Role]:

@@ -26,6 +26,10 @@ def serve(
         list[str] | None, typer.Option(help="A served model to talk with, NAME=URL; two or more make an arena.")
     ] = None,
     chat_key: Annotated[str, typer.Option(help="The variable that holds the token of their servers.")] = "KEDGE_TOKEN",
+    watch: Annotated[list[Path] | None, typer.Option(help="A run to follow beside the labels; repeatable.")] = None,
+    board: Annotated[
+        list[Path] | None, typer.Option(help="A run, exams or verdicts for the board beside the labels; repeatable.")
+    ] = None,
     db: Database = NO_ADDRESS,
 ) -> None:
     """Serve the pages: for one person on this machine, or with --team for people with accounts."""
@@ -39,9 +43,9 @@ def serve(
     )
     if team:
         label_pages.check_team(settings)
-    extras = label_pages.Extras(chat=chat or (), chat_key=chat_key)
+    hosted = label_pages.Hosted(chat=chat or (), chat_key=chat_key, watch=watch or (), board=board or ())
     with opened(db) as store, suppress(KeyboardInterrupt):
         if team:
-            label_pages.serve_team(store, settings, port=port, say=say, extras=extras)
+            label_pages.serve_team(store, settings, port=port, say=say, hosted=hosted)
         else:
-            label_pages.serve_locally(store, port=port, say=say, extras=extras)
+            label_pages.serve_locally(store, port=port, say=say, hosted=hosted)
