@@ -18,9 +18,9 @@ from kedge.label.export import export_labels
 from kedge.label.judging import judge
 from kedge.label.projects import Project, Settings
 from kedge.label.questions import Decision
-from kedge.label.quiz import split_quiz
 from kedge.label.status import status
 from kedge.label.team.pace import pace
+from kedge.label.team.quiz import split_quiz
 from kedge.label.work import next_task
 
 PASSWORD = "correct horse battery"
@@ -78,7 +78,7 @@ def test_two_tries_and_then_a_manager_decides(site: TeamSite) -> None:
     refused = ann.post("/start/quiz", {"answers": [1, 0]})
     assert refused.status_code == 400
     assert ann.person is not None
-    assert "failed the quiz" in boss.get("/manage").text
+    assert "failed the quiz" in boss.get("/manage/people").text
     assert boss.post("/manage/pause", {"person": ann.person.id, "paused": False}).status_code == 200
     assert ann.post("/start/quiz", {"answers": [1, 0]}).json() == {"go": "/start?project=shop"}
     assert ann.get("/work").status_code == 200
@@ -177,8 +177,14 @@ def test_gold_and_other_projects_cannot_be_decided(site: TeamSite) -> None:
 def test_who_manages_sees_people_agreement_flags_and_the_audit(site: TeamSite) -> None:
     project, boss = disagreeing(site)
     page = boss.get("/manage").text
-    for words in ("ann@example.org", "10</b>of 10 labels", "4</b>", "person.new", "working"):
+    for words in ("10</b>of 10 labels", "person.new", "2</b>people have worked"):
         assert words in page
+    days = boss.get("/manage/days").text
+    for words in ("<b>4</b>disagreements to review", "&lt; 1 day" if "&lt;" in days else "< 1 day", "<li>10</li>"):
+        assert words in days
+    people = boss.get("/manage/people").text
+    for words in ("ann@example.org", "working", "pause"):
+        assert words in people
     assert "too few yet" in boss.get("/manage/agreement").text
     link = boss.post("/manage/invite", {"email": "eve@example.org", "role": "annotator"}).json()["html"]
     token = link.partition(f"{ORIGIN}/join#")[2][:64]

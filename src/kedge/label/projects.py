@@ -16,7 +16,7 @@ from kedge.label import tables
 from kedge.label.audit import note
 from kedge.label.database import Store
 from kedge.label.questions import parse_questions
-from kedge.label.quiz import split_quiz
+from kedge.label.team.quiz import split_quiz
 from kedge.label.texts import check_text
 
 _PAY = re.compile(r"(\d{1,5}(?:\.\d{1,2})?)\s*([A-Za-z€$£]{1,8})")

@@ -243,6 +243,12 @@ Index(
     sqlite_where=text("supersedes IS NULL"),
     postgresql_where=text("supersedes IS NULL"),
 )
+Index(
+    "ix_judgment_decided",
+    judgment.c.assignment,
+    sqlite_where=text("verdict = 'decided'"),
+    postgresql_where=text("verdict = 'decided'"),
+)
 flag = Table(
     "flag",
     METADATA,

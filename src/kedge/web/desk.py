@@ -14,9 +14,9 @@ from kedge.label.accounts import Person
 from kedge.label.judging import judge, undo
 from kedge.label.projects import Project, read_guideline
 from kedge.label.questions import FLAGS, Decision, Verdict
-from kedge.label.quiz import split_quiz
 from kedge.label.team.members import may_take_harm, pause_if_careless, step_of
 from kedge.label.team.pace import labels_today, shown_for
+from kedge.label.team.quiz import split_quiz
 from kedge.label.work import Task, give_back, next_task
 from kedge.web.pages import Site, fragment, page, project_for, visitor_of
 from kedge.web.text import markdown

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from kedge.label.accounts import LEAST_PASSWORD, Person, accept_invite, check_password, close_session, open_session
 from kedge.label.projects import read_guideline
-from kedge.label.quiz import TRIES, split_quiz
 from kedge.label.team.members import Feedback, next_practice, practice_progress, practise, step_of, take_quiz
+from kedge.label.team.quiz import TRIES, split_quiz
 from kedge.web.desk import STEPS, Asked, Judged, bounded, desk_values, shown_guideline, shown_task
 from kedge.web.entrance import COOKIE
 from kedge.web.pages import Site, fragment, page, project_for, visitor_of

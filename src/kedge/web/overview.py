@@ -20,7 +20,7 @@ from kedge.label.status import status
 from kedge.label.team.members import set_pause, set_preferences
 from kedge.label.team.overview import agreements, audit_rows, colleagues, export_rows, forecast
 from kedge.label.team.pace import pace
-from kedge.label.team.review import count_cases, flagged
+from kedge.label.team.review import flagged, read_docket
 from kedge.web.pages import Site, fragment, page, project_for, visitor_of
 
 _MOST_ROWS = 50
@@ -113,14 +113,8 @@ def add_manage(app: FastAPI, site: Site) -> None:
     @app.get("/manage")
     def manage(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         person, project = visitor_of(request).person, project_for(site, request)
-        now = status(store, project)
-        ahead = forecast(store, project, now)
         values: dict[str, Any] = {
-            "status": now,
-            "forecast": ahead,
-            "bars": bars(ahead.days),
-            "people": colleagues(store, project),
-            "cases": count_cases(store, project),
+            "status": status(store, project),
             "flags": flagged(store, project, _MOST_ROWS),
             "exports": export_rows(store, project, 10),
             "audit": audit_rows(store, _MOST_ROWS),
@@ -130,6 +124,20 @@ def add_manage(app: FastAPI, site: Site) -> None:
             "day": day,
         }
         return page(site, request, "manage.html.j2", "manage", project, **values)
+
+    # What takes longer than a moment of a big project is loaded by the page when it is there.
+    @app.get("/manage/people")
+    def people(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        person, project = visitor_of(request).person, project_for(site, request)
+        values = {"people": colleagues(store, project), "settings": project.settings}
+        return HTMLResponse(fragment("people.html.j2", **values, leads=person.role in _LEADERS))
+
+    @app.get("/manage/days")
+    def days(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        project = project_for(site, request)
+        ahead = forecast(store, project, status(store, project))
+        values = {"forecast": ahead, "bars": bars(ahead.days), "docket": read_docket(store, project, 0)}
+        return HTMLResponse(fragment("days.html.j2", **values))
 
     @app.get("/manage/agreement")
     def agreement(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from kedge.label.team.review import Case, Vote, ask_for_guideline, count_cases, decide, next_cases
+from kedge.label.team.review import Case, Vote, ask_for_guideline, decide, read_docket
 from kedge.web.desk import STEPS, DecisionBody
 from kedge.web.pages import Site, page, project_for, visitor_of
 
@@ -32,10 +32,14 @@ class Asking(BaseModel):
 
 def add_review(app: FastAPI, site: Site) -> None:
     @app.get("/review")
-    def review(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
+    def review(request: Request, before: int | None = None) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
         person, project = visitor_of(request).person, project_for(site, request)
-        cases = [shown_case(case) for case in next_cases(site.store, project, _AT_ONCE)]
-        values: dict[str, Any] = {"cases": cases, "count": count_cases(site.store, project), "steps": STEPS}
+        docket = read_docket(site.store, project, _AT_ONCE, before)
+        values: dict[str, Any] = {
+            "docket": docket,
+            "cases": [shown_case(case) for case in docket.cases],
+            "steps": STEPS,
+        }
         return page(site, request, "review.html.j2", "review", project, **values, leads=person.role in _LEADERS)
 
     @app.post("/review/decide")

@@ -20,7 +20,7 @@ from kedge.label.database import Store
 from kedge.label.judging import is_right
 from kedge.label.projects import Project, all_projects, read_guideline
 from kedge.label.questions import Decision, ItemKind, check_decision, to_places
-from kedge.label.quiz import TRIES, split_quiz
+from kedge.label.team.quiz import TRIES, split_quiz
 from kedge.label.work import Task, fits, gold_from, lease, own_assignment, read_task
 
 Step = Literal["quiz", "failed", "practice", "paused", "work"]

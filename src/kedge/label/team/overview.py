@@ -15,13 +15,14 @@ from kedge.feedback import AgreementInterval, Drift, Share, agreement_interval, 
 from kedge.label import tables
 from kedge.label.audit import last_seq
 from kedge.label.database import Store
-from kedge.label.export import effective
 from kedge.label.projects import Project
 from kedge.label.status import Status
 from kedge.label.team.pace import DAY_MS, start_of_day
+from kedge.label.team.recent import recent_judgments
 
-_MOST_JUDGMENTS = 60_000
-"""Of a big project the newest judgments are looked at: agreement is about how people work now."""
+_MOST_JUDGMENTS = 20_000
+"""Of a big store the newest judgments are looked at: it is about how people work now."""
+_MOST_COUNTED = 100_000
 _DRAWS = 1000
 _LATE_GOLD = 10
 _FEWEST_SHARED = 10
@@ -82,17 +83,9 @@ def _agreements(store: Store, connection: Connection, project: Project) -> Agree
 
 
 def _shared_judgments(connection: Connection, project: Project) -> Sequence[Row[Any]]:
-    """The newest judgments with a side, of items that several people labelled, with the prompt of each."""
-    as_of, item = last_seq(connection, tables.judgment), tables.item
-    query = (
-        effective(project, as_of)
-        .add_columns(item.c.prompt)
-        .where(item.c.wanted > 1, tables.judgment.c.outcome.is_not(None))
-        .order_by(None)
-        .order_by(tables.judgment.c.seq.desc())
-        .limit(_MOST_JUDGMENTS)
-    )
-    return connection.execute(query).all()
+    """The newest judgments with a side, of items that several people are asked about."""
+    rows = recent_judgments(connection, project, most=_MOST_JUDGMENTS)
+    return [row for row in rows if row.wanted > 1 and row.outcome is not None and row.verdict != "decided"]
 
 
 def _week_words(ago: int) -> str:
@@ -232,32 +225,28 @@ def _state(member: Row[Any] | None) -> str:
 
 
 def _sides(connection: Connection, project: Project) -> dict[int, tuple[int, int]]:
-    """How often each person chose the left and the right side, as they saw them."""
-    judgment, assignment = tables.judgment, tables.assignment
-    query = (
-        effective(project, last_seq(connection, judgment))
-        .where(judgment.c.outcome.is_not(None), judgment.c.outcome != 0, judgment.c.verdict == "step")
-        .order_by(None)
-        .order_by(judgment.c.seq.desc())
-        .limit(_MOST_JUDGMENTS)
-        .with_only_columns(assignment.c.person, assignment.c.order, judgment.c.outcome, maintain_column_froms=True)
-    )
+    """How often each person chose the left and the right side, as they saw them, in the newest judgments."""
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for row in connection.execute(query):
-        shown = -row.outcome if list(row.order) == [1, 0] else row.outcome
-        counts[row.person][shown > 0] += 1
+    for row in recent_judgments(connection, project, most=_MOST_JUDGMENTS):
+        if row.verdict == "step" and row.outcome:
+            shown = -row.outcome if list(row.order) == [1, 0] else row.outcome
+            counts[row.person][shown > 0] += 1
     return {person: (left, right) for person, (left, right) in counts.items()}
 
 
 def _golds(connection: Connection, project: Project) -> dict[int, list[bool]]:
-    """Whether each person was right on gold, in the order in which they judged."""
+    """Whether each person was right on gold, in the order in which they judged, in the newest judgments."""
     table, judgment = tables.assignment, tables.judgment
     query = (
-        select(table.c.person, table.c.is_right, func.max(judgment.c.seq).label("seq"))
+        select(table.c.person, table.c.is_right)
         .join(judgment, judgment.c.assignment == table.c.id)
-        .where(table.c.project == project.id, table.c.state == "done", table.c.is_right.is_not(None))
-        .group_by(table.c.id, table.c.person, table.c.is_right)
-        .order_by(func.max(judgment.c.seq))
+        .where(
+            judgment.c.seq > last_seq(connection, judgment) - _MOST_JUDGMENTS,
+            table.c.project + 0 == project.id,
+            table.c.state == "done",
+            table.c.is_right.is_not(None),
+        )
+        .order_by(judgment.c.seq)
     )
     outcomes: dict[int, list[bool]] = defaultdict(list)
     for row in connection.execute(query):
@@ -275,24 +264,29 @@ class Forecast:
 
 
 def forecast(store: Store, project: Project, status: Status, days: int = 14) -> Forecast:
-    """Gold and skips counted: it is about how much people do."""
+    """Gold and skips counted: it is about how much people do. Of a big store the newest judgments are counted."""
     judgment, assignment = tables.judgment, tables.assignment
     midnight = start_of_day(store.now())
-    day = (judgment.c.at - (midnight - (days - 1) * DAY_MS)) // DAY_MS
-    query = (
-        select(day.label("day"), func.count())
-        .join(assignment, assignment.c.id == judgment.c.assignment)
-        .where(
-            assignment.c.project == project.id,
-            judgment.c.at >= midnight - (days - 1) * DAY_MS,
-            judgment.c.verdict.not_in(("undone", "decided")),
+    begin = midnight - (days - 1) * DAY_MS
+
+    def work(connection: Connection) -> list[int]:
+        first = last_seq(connection, judgment) - _MOST_COUNTED
+        query = (
+            select(judgment.c.at)
+            .join(assignment, assignment.c.id == judgment.c.assignment)
+            .where(
+                judgment.c.seq > first,
+                judgment.c.at >= begin,
+                judgment.c.verdict.not_in(("undone", "decided")),
+                assignment.c.project + 0 == project.id,
+            )
         )
-        .group_by(day)
-    )
-    rows = store.read(lambda connection: connection.execute(query).all())
-    counts = [0] * days
-    for number, count in rows:
-        counts[min(days - 1, int(number))] += count
+        counts = [0] * days
+        for at in connection.scalars(query):
+            counts[min(days - 1, (at - begin) // DAY_MS)] += 1
+        return counts
+
+    counts = store.read(work)
     left = max(0, status.wanted - status.given)
     pace = sum(counts[-WEEK:]) / WEEK
     return Forecast(days=tuple(counts), left=left, days_left=left / pace if pace else None)

@@ -3,11 +3,11 @@ export takes in place of the votes; the votes stay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from sqlalchemy import Connection, Row, case, func, insert, select
+from sqlalchemy import Connection, Row, func, insert, select
 
 from kedge.core.errors import DataError
 from kedge.data.examples import Messages
@@ -15,11 +15,18 @@ from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.audit import append_row, last_seq, note
 from kedge.label.database import Store
-from kedge.label.export import effective
 from kedge.label.projects import Project
 from kedge.label.questions import Decision, ItemKind, check_decision
+from kedge.label.team.recent import judgments_of, recent_judgments
 from kedge.label.texts import read_texts
 
+MANY_CASES = 100
+"""Disagreements that are counted; more are "and more"."""
+_PART, _PARTS = 10_000, 5
+"""Judgments that are looked through at a time, and how often."""
+_MANY = 300
+_LOOKED_AT = 500
+"""Flags of all projects among which those of one are looked for."""
 QUESTION = "guideline"
 """The kind of flag that asks for a clearer guideline."""
 
@@ -47,56 +54,78 @@ class Case:
     votes: tuple[Vote, ...]
 
 
-def count_cases(store: Store, project: Project) -> int:
-    """How many disagreements nobody has decided."""
-    return len(store.read(lambda connection: _open_cases(connection, project)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Docket:
+    """Disagreements to decide, the widest first; `count` of them are known among the judgments that were looked at."""
+
+    cases: tuple[Case, ...]
+    count: int
+    is_cut: bool
+    """Whether counting stopped at `MANY_CASES`."""
+    looked_back_to: int
+    """The number of the oldest judgment that was looked at; 0 where there is none before it."""
 
 
-def next_cases(store: Store, project: Project, most: int) -> list[Case]:
-    """The disagreements that are to be decided, the widest first."""
+def read_docket(store: Store, project: Project, most: int, before: int | None = None) -> Docket:
+    """What is to be decided among the newest judgments, or those up to number `before`."""
 
-    def work(connection: Connection) -> list[Case]:
-        numbers = _open_cases(connection, project)[:most]
-        rows = connection.execute(
-            effective(project, last_seq(connection, tables.judgment)).where(tables.item.c.id.in_(numbers))
-        ).all()
-        return [_case(connection, number, [row for row in rows if row.item == number]) for number in numbers]
+    def work(connection: Connection) -> Docket:
+        start = last_seq(connection, tables.judgment) if before is None else before
+        votes = _open_cases(connection, project, start)
+        widest = sorted(votes, key=lambda number: -_spread(votes[number]))[:most]
+        return Docket(
+            cases=tuple(_case(connection, number, votes[number]) for number in widest),
+            count=len(votes),
+            is_cut=len(votes) >= MANY_CASES,
+            looked_back_to=max(0, start - _PART * _PARTS),
+        )
 
     return store.read(work)
 
 
-def _open_cases(connection: Connection, project: Project) -> list[int]:
-    """Items with votes for both sides, or rankings that differ, which no reviewer has touched; widest first."""
-    as_of = last_seq(connection, tables.judgment)
-    votes = effective(project, as_of).order_by(None).subquery()
-    spread = func.max(func.coalesce(votes.c.outcome, 0)) - func.min(func.coalesce(votes.c.outcome, 0))
-    is_split = (
-        func.max(case((votes.c.outcome > 0, 1), else_=0))
-        + func.max(case((votes.c.outcome < 0, 1), else_=0))
-        + func.max(case((votes.c.verdict == "both_bad", 1), else_=0))
-    ) > 1
-    is_ranked = func.count(func.distinct(votes.c.ranking)) > 1
-    rows = connection.execute(
-        select(votes.c.item).group_by(votes.c.item).having(is_split | is_ranked).order_by(spread.desc(), votes.c.item)
-    )
-    touched = _touched(connection, project)
-    return [number for number in rows.scalars() if number not in touched]
+def _open_cases(connection: Connection, project: Project, before: int) -> dict[int, list[Row[Any]]]:
+    """Items that people disagree on and no reviewer has touched, with their votes."""
+    cases: dict[int, list[Row[Any]]] = {}
+    for items in _shared_items(connection, project, before):
+        votes = judgments_of(connection, project, items)
+        asked = _asked(connection, [row.seq for group in votes.values() for row in group if row.verdict == "skip"])
+        for number, group in votes.items():
+            if not any(row.verdict == "decided" or row.seq in asked for row in group) and _is_split(group):
+                cases[number] = [row for row in group if row.verdict != "skip"]
+        if len(cases) >= MANY_CASES:
+            break
+    return cases
 
 
-def _touched(connection: Connection, project: Project) -> set[int]:
-    judgment, assignment, flag = tables.judgment, tables.assignment, tables.flag
-    decided = (
-        select(assignment.c.item)
-        .join(judgment, judgment.c.assignment == assignment.c.id)
-        .where(assignment.c.project == project.id, judgment.c.verdict == "decided")
-    )
-    asked = (
-        select(assignment.c.item)
-        .join(judgment, judgment.c.assignment == assignment.c.id)
-        .join(flag, flag.c.judgment == judgment.c.seq)
-        .where(assignment.c.project == project.id, flag.c.kind == QUESTION)
-    )
-    return {*connection.scalars(decided), *connection.scalars(asked)}
+def _shared_items(connection: Connection, project: Project, before: int) -> Iterator[list[int]]:
+    """Items that several people are asked about, some hundreds at a time, from judgment `before` back."""
+    seen = set[int]()
+    for part in range(_PARTS):
+        rows = recent_judgments(connection, project, most=_PART, before=before - part * _PART)
+        items = [item for item in dict.fromkeys(row.item for row in rows if row.wanted > 1) if item not in seen]
+        seen.update(items)
+        for start in range(0, len(items), _MANY):
+            yield items[start : start + _MANY]
+
+
+def _asked(connection: Connection, skips: Sequence[int]) -> set[int]:
+    """Which of these skips are questions to the guideline."""
+    flag = tables.flag
+    query = select(flag.c.judgment).where(flag.c.judgment.in_(skips), flag.c.kind == QUESTION)
+    return set(connection.scalars(query)) if skips else set()
+
+
+def _is_split(votes: Sequence[Row[Any]]) -> bool:
+    """Votes for both sides, one for a side and one that both are bad, or rankings that differ."""
+    sides = {(row.outcome > 0) - (row.outcome < 0) for row in votes if row.outcome is not None} - {0}
+    is_bad = any(row.verdict == "both_bad" for row in votes)
+    rankings = {tuple(row.ranking) for row in votes if row.ranking is not None}
+    return len(sides) + is_bad > 1 or len(rankings) > 1
+
+
+def _spread(votes: Sequence[Row[Any]]) -> int:
+    outcomes = [row.outcome or 0 for row in votes]
+    return max(outcomes) - min(outcomes)
 
 
 def _case(connection: Connection, number: int, votes: Iterable[Row[Any]]) -> Case:
@@ -212,19 +241,30 @@ class Flagged:
 def flagged(store: Store, project: Project, most: int) -> list[Flagged]:
     """The newest flags of a project."""
     flag, judgment, assignment, item = tables.flag, tables.judgment, tables.assignment, tables.item
-    query = (
-        select(flag.c.kind, flag.c.text, judgment.c.at, item.c.prompt)
-        .join(judgment, judgment.c.seq == flag.c.judgment)
+    # Flags first, of which there are few; a join of all begins with the many judgments where SQLite guesses so.
+    newest = select(flag.c.judgment, flag.c.kind, flag.c.text).order_by(flag.c.id.desc()).limit(_LOOKED_AT)
+    about = (
+        select(judgment.c.seq, judgment.c.at, item.c.prompt)
         .join(assignment, assignment.c.id == judgment.c.assignment)
         .join(item, item.c.id == assignment.c.item)
-        .where(assignment.c.project == project.id)
-        .order_by(flag.c.id.desc())
-        .limit(most)
+        .where(assignment.c.project + 0 == project.id)
     )
 
     def work(connection: Connection) -> list[Flagged]:
-        rows = connection.execute(query).all()
-        texts = read_texts(connection, [row.prompt for row in rows])
-        return [Flagged(kind=row.kind, words=row.text or "", prompt=texts[row.prompt], at=row.at) for row in rows]
+        flags = connection.execute(newest).all()
+        known = {
+            row.seq: row for row in connection.execute(about.where(judgment.c.seq.in_([f.judgment for f in flags])))
+        }
+        mine = [row for row in flags if row.judgment in known][:most]
+        texts = read_texts(connection, [known[row.judgment].prompt for row in mine])
+        return [
+            Flagged(
+                kind=row.kind,
+                words=row.text or "",
+                prompt=texts[known[row.judgment].prompt],
+                at=known[row.judgment].at,
+            )
+            for row in mine
+        ]
 
     return store.read(work)

@@ -1,4 +1,4 @@
-"""Who works in which project, and the tokens of machines."""
+"""Who works in which project, the tokens of machines, and what reviewers decided, found at once."""
 
 from __future__ import annotations
 
@@ -38,3 +38,5 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("hash", name="pk_bearer"),
     )
     op.create_index("ix_bearer_person", "bearer", ["person"], unique=False)
+    decided = sa.text("verdict = 'decided'")
+    op.create_index("ix_judgment_decided", "judgment", ["assignment"], sqlite_where=decided, postgresql_where=decided)
