@@ -180,7 +180,7 @@ def test_who_manages_sees_people_agreement_flags_and_the_audit(site: TeamSite) -
     for words in ("10</b>of 10 labels", "person.new", "2</b>people have worked"):
         assert words in page
     days = boss.get("/manage/days").text
-    for words in ("<b>4</b>disagreements to review", "&lt; 1 day" if "&lt;" in days else "< 1 day", "<li>10</li>"):
+    for words in ("<b>4</b>disagreements to review", "&lt; 1 day" if "&lt;" in days else "< 1 day", "<b>10</b></li>"):
         assert words in days
     people = boss.get("/manage/people").text
     for words in ("ann@example.org", "working", "pause"):

@@ -19,7 +19,6 @@ from kedge.label.questions import parse_questions
 from kedge.label.team.quiz import split_quiz
 from kedge.label.texts import check_text
 
-_PAY = re.compile(r"(\d{1,5}(?:\.\d{1,2})?)\s*([A-Za-z€$£]{1,8})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -60,20 +59,6 @@ class Project:
     settings: Settings
     secret: str
     guideline: int
-
-
-def read_pay(words: str) -> tuple[float, str]:
-    """What an hour is paid, and in what.
-
-    >>> read_pay("14.5 EUR"), read_pay("")
-    ((14.5, 'EUR'), (0.0, ''))
-    """
-    if not words.strip():
-        return 0.0, ""
-    found = _PAY.fullmatch(words.strip())
-    if found is None:
-        raise ConfigError(f"--pay {words!r}: write an amount and what it is in, such as '14.5 EUR'")
-    return float(found[1]), found[2]
 
 
 def new_project(

@@ -23,7 +23,7 @@ from kedge.web.entrance import Entrance
 from kedge.web.guard import Guard
 from kedge.web.home import add_home
 from kedge.web.joining import add_accounts, add_start
-from kedge.web.overview import add_manage, add_me
+from kedge.web.overview import add_leading, add_manage, add_me
 from kedge.web.pages import Site
 from kedge.web.reviewing import add_review
 
@@ -61,6 +61,7 @@ def make_app(entrance: Entrance, extras: Extras = NOTHING) -> FastAPI:
     add_me(app, site)
     add_review(app, site)
     add_manage(app, site)
+    add_leading(app, site)
     if entrance.local is None:
         add_accounts(app, site)
     if extras.chat_models:

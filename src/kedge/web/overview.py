@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
@@ -60,28 +59,14 @@ class Verifying(BaseModel):
     project: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One bar of a small chart, in a box of 100 × 40."""
+def days_back(now: int, counts: Sequence[int]) -> list[tuple[str, int]]:
+    """Counts of the last days with the name of each, oldest first.
 
-    x: float
-    y: float
-    width: float
-    height: float
-    title: str
-
-
-def bars(values: Sequence[int]) -> list[Bar]:
+    >>> days_back(1_800_000_000_000, [4, 5])
+    [('Thu 14', 4), ('Fri 15', 5)]
     """
-    >>> [(bar.x, bar.height) for bar in bars([1, 2])]
-    [(0.0, 20.0), (50.0, 40.0)]
-    """
-    most, step = max([*values, 1]), 100 / len(values)
-    heights = [40 * value / most for value in values]
-    return [
-        Bar(x=number * step, y=40 - height, width=step * 0.82, height=height, title=f"{value} labels")
-        for number, (value, height) in enumerate(zip(values, heights, strict=True))
-    ]
+    names = [time.strftime("%a %d", time.gmtime(now / 1000 - 86400 * ago)) for ago in range(len(counts))]
+    return list(zip(reversed(names), counts, strict=True))
 
 
 def day(milliseconds: int) -> str:
@@ -97,7 +82,8 @@ def add_me(app: FastAPI, site: Site) -> None:
     def me(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
         person, project = visitor_of(request).person, project_for(site, request)
         mine = pace(site.store, project, person)
-        values = {"pace": mine, "bars": bars(mine.week), "person": person, "settings": project.settings}
+        days = days_back(site.store.now(), mine.week)
+        values = {"pace": mine, "days": days, "person": person, "settings": project.settings}
         return page(site, request, "me.html.j2", "me", project, **values)
 
     @app.post("/me/preferences")
@@ -136,13 +122,19 @@ def add_manage(app: FastAPI, site: Site) -> None:
     def days(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         project = project_for(site, request)
         ahead = forecast(store, project, status(store, project))
-        values = {"forecast": ahead, "bars": bars(ahead.days), "docket": read_docket(store, project, 0)}
+        counts = days_back(store.now(), ahead.days)
+        values = {"forecast": ahead, "days": counts, "docket": read_docket(store, project, 0)}
         return HTMLResponse(fragment("days.html.j2", **values))
 
     @app.get("/manage/agreement")
     def agreement(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         project = project_for(site, request)
         return HTMLResponse(fragment("agreement.html.j2", agreements=agreements(store, project)))
+
+
+def add_leading(app: FastAPI, site: Site) -> None:
+    """What is done from the page: invitations, pauses, exports, a look at the chain."""
+    store = site.store
 
     @app.post("/manage/invite")
     def invite(request: Request, body: Invitation) -> Response:  # pyright: ignore[reportUnusedFunction]

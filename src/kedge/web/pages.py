@@ -98,7 +98,7 @@ def page(
         template,
         page=name,
         project="" if project is None else project.name,
-        links=[] if person is None else links_for(site, person.role, project),
+        links=[] if person is None or project is None else links_for(site, person.role, project),
         name="" if person is None or is_local else person.email or "",
         has_logout=person is not None and not is_local,
         csrf="" if visitor is None else visitor.csrf or "",

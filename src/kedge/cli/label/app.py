@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from kedge.cli.label.opening import NO_ADDRESS, Database, opened, say
+from kedge.cli.label.opening import NO_ADDRESS, Database
+from kedge.cli.label.opening import opened as _opened
+from kedge.cli.label.opening import say as _say
 from kedge.cli.label.serve import serve
 from kedge.cli.screen import print_json, writing
 from kedge.core.errors import ConfigError
@@ -32,15 +34,15 @@ def new(
     gold: Annotated[float, typer.Option(min=0, max=0.5, help="The share of gold items in the queue.")] = 0.08,
     practice: Annotated[int, typer.Option(min=0, max=100, help="Gold items to practise on before the first.")] = 5,
     harm: Annotated[int, typer.Option(min=0, help="Harmful items an hour, for those who take them.")] = 20,
-    pay: Annotated[str, typer.Option(help="What an hour is paid, such as '14 EUR'.")] = "",
+    pay: Annotated[float, typer.Option(min=0, help="What an hour is paid.")] = 0.0,
+    currency: Annotated[str, typer.Option(help="Of the pay.")] = "",
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a project."""
     text = _text(guideline)
-    with opened(db, create=True) as store:
-        from kedge.label.projects import Settings, new_project, read_pay
+    with _opened(db, create=True) as store:
+        from kedge.label.projects import Settings, new_project
 
-        amount, currency = read_pay(pay)
         settings = Settings(
             wanted=wanted,
             overlap_share=overlap,
@@ -48,12 +50,12 @@ def new(
             gold_share=gold,
             practice=practice,
             harm_an_hour=harm,
-            pay=amount,
+            pay=pay,
             currency=currency,
         )
         asked = [word.strip() for word in questions.split(",") if word.strip()]
         project = new_project(store, name, asked, text, settings)
-        say(f"{project.name}: asks {', '.join(project.questions)}. `kedge label add {name} FILE` gives it items")
+        _say(f"{project.name}: asks {', '.join(project.questions)}. `kedge label add {name} FILE` gives it items")
 
 
 def _text(file: Path) -> str:
@@ -73,11 +75,11 @@ def guideline(
 ) -> None:
     """Give a project a new version of its guideline; judgments name the one that they were made under."""
     text = _text(file)
-    with opened(db) as store:
+    with _opened(db) as store:
         from kedge.label.projects import add_guideline, find_project
 
         version = add_guideline(store, find_project(store, name), text)
-        say(f"{name}: guideline version {version}")
+        _say(f"{name}: guideline version {version}")
 
 
 @app.command()
@@ -91,7 +93,7 @@ def add(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Add items to a project; what it has already is not added again."""
-    with opened(db) as store:
+    with _opened(db) as store:
         from kedge.label.incoming import read_items
         from kedge.label.items import add_items
         from kedge.label.projects import find_project
@@ -101,9 +103,9 @@ def add(
         incoming = read_items(file, gold=gold, baseline=baseline, ranks=ranks)
         added = add_items(store, project, incoming.drafts, origin=file)
     kind = " gold" if gold else ""
-    say(f"{file}: {incoming.layout}; {added.items:,}{kind} items added, {added.known:,} were there already")
+    _say(f"{file}: {incoming.layout}; {added.items:,}{kind} items added, {added.known:,} were there already")
     if incoming.equal:
-        say(f"{incoming.equal:,} left out: both answers are the same")
+        _say(f"{incoming.equal:,} left out: both answers are the same")
 
 
 @app.command()
@@ -114,7 +116,7 @@ def status(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Progress, people, gold, hours, flags; exit code 1 where --verify finds a change."""
-    with opened(db) as store:
+    with _opened(db) as store:
         from dataclasses import asdict
 
         from kedge.label.audit import tampered
@@ -127,9 +129,9 @@ def status(
         print_json(asdict(now) | ({"problems": problems} if verify else {}))
     else:
         for line in now.lines():
-            say(line)
+            _say(line)
         for line in problems or (["judgments and audit are as they were written"] if verify else []):
-            say(line)
+            _say(line)
     if problems:
         raise typer.Exit(1)
 
@@ -147,15 +149,15 @@ def export(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Write the labels as data; the same --as-of gives the same bytes for ever."""
-    with opened(db) as store, writing(to):
+    with _opened(db) as store, writing(to):
         from kedge.label.export import export_labels
         from kedge.label.projects import find_project
 
         project = find_project(store, name)
         exported = export_labels(store, project, to, kind=kind, as_of=as_of, heldout=heldout, force=force)
-    say(f"{to}: {exported.rows:,} {kind} as of {exported.as_of} (hash {exported.hash})")
+    _say(f"{to}: {exported.rows:,} {kind} as of {exported.as_of} (hash {exported.hash})")
     for reason, count in sorted(exported.left_out.items()):
-        say(f"{count:,} left out: {reason}")
+        _say(f"{count:,} left out: {reason}")
 
 
 @app.command()
@@ -167,13 +169,13 @@ def invite(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a link that works once, for 72 hours."""
-    with opened(db) as store:
+    with _opened(db) as store:
         from kedge.label.accounts import make_invite
         from kedge.label.projects import find_project
 
         token = make_invite(store, find_project(store, name), email, role)
-    say(f"{url.rstrip('/')}/join#{token}")
-    say(f"Give this to {email}: it works once, for 72 hours, and is kept nowhere.")
+    _say(f"{url.rstrip('/')}/join#{token}")
+    _say(f"Give this to {email}: it works once, for 72 hours, and is kept nowhere.")
 
 
 @app.command()
@@ -183,13 +185,13 @@ def token(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a bearer token with which a machine labels; an earlier one of it stops working."""
-    with opened(db) as store:
+    with _opened(db) as store:
         from kedge.label.projects import find_project
         from kedge.label.team.members import machine_token
 
         bearer = machine_token(store, find_project(store, name), email)
-    say(bearer)
-    say(f"Give it to {email} as `Authorization: Bearer …`; it is kept nowhere.")
+    _say(bearer)
+    _say(f"Give it to {email} as `Authorization: Bearer …`; it is kept nowhere.")
 
 
 @app.command()
@@ -199,10 +201,10 @@ def forget(
     db: Database = NO_ADDRESS,
 ) -> None:
     """Drop the identity of a person; the labels stay."""
-    with opened(db) as store:
+    with _opened(db) as store:
         from kedge.label.accounts import forget as forget_person
         from kedge.label.projects import find_project
 
         find_project(store, name)
         stay = forget_person(store, person)
-    say(f"{person} is forgotten; {stay:,} judgments stay, under a name that leads nowhere")
+    _say(f"{person} is forgotten; {stay:,} judgments stay, under a name that leads nowhere")
