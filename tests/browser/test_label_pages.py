@@ -30,6 +30,8 @@ from kedge.label.questions import Decision
 from kedge.label.status import status
 from kedge.label.team.members import add_member
 from kedge.label.work import next_task
+from kedge.recipe.runner import run_recipe
+from kedge.recipe.schema import load_recipe
 
 OpenPage = Callable[..., Page]
 pytestmark = pytest.mark.browser
@@ -365,6 +367,18 @@ def test_a_whole_day(store: Store, browser: Browser, tmp_path: Path) -> None:
     assert tampered(store) == []
     count = store.read(lambda connection: connection.scalar(select(func.count()).select_from(tables.judgment)))
     assert count == 202
+    train_on(tmp_path, pairs)
+
+
+def train_on(folder: Path, pairs: list[dict]) -> None:
+    """The reward stage takes the export as it is."""
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    reward = {"kind": "reward", "data": "pairs.jsonl", "batch": 8, "max_length": 96, "if_unfit": "go_on"}
+    stage = {**reward, "loss": {"margin": True}, "labels": "soft"}
+    recipe = {"kedge": 1, "name": "day", "model": "tiny", "device": "cpu", "stages": {"reward": stage}}
+    (folder / "day.yaml").write_text(json.dumps(recipe))
+    run_recipe(load_recipe(folder / "day.yaml"), folder / "runs", is_resumed=False, say=lambda line: None)
+    assert (folder / "runs/day/reward/model").is_dir()
 
 
 def begin(page: Page, link: str) -> None:

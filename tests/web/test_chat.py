@@ -70,6 +70,17 @@ def test_an_arena_hides_names_until_the_end_and_votes_are_pairs(talking, tmp_pat
     assert [len(row["prompt"]) for row in pairs] == [1, 3, 5]
 
 
+def test_sides_are_drawn_for_every_turn(talking) -> None:
+    site, _ = talking
+    ann = site.person("annotator", projects=[new_shop(site.store)])
+    left = set()
+    for number in range(10):
+        html = ann.post("/chat/say", {"text": f"question {number}"}).json()["html"]
+        left.add(html.rindex("loud") < html.rindex("soft"))
+        ann.post("/chat/vote", {"step": "0"})
+    assert left == {True, False}
+
+
 def test_nobody_sees_anothers_chat(talking) -> None:
     site, _ = talking
     project = new_shop(site.store)
