@@ -286,3 +286,19 @@ def test_generator_and_trainer_agree_in_bfloat16(ranks: dict[str, int]) -> None:
     hidden_ND = hidden_BTD[mask_BT.roll(-1, dims=1)]
     logp_N = token_logprobs(hidden_ND, model.lm_head.weight, rollouts.tokens_BT[mask_BT])
     assert (rollouts.behaviour_logp_BT[mask_BT] - logp_N).abs().mean().item() <= 0.012
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter compiles nothing")
+def test_kernels_that_are_only_compiled_do_not_run_and_are_found_later() -> None:
+    from kedge.rollout.kernels.launch import compiling
+    from kedge.rollout.kernels.stream import embed
+
+    table_VW, norm_W = _random(40, 64).bfloat16(), _random(64, seed=1).bfloat16()
+    token_R = torch.tensor([3, 7, 11, 39], device=DEVICE)
+    expected = embed(token_R, table_VW, norm_W)
+    wide_VW, wide_W = _random(40, 128).bfloat16(), _random(128, seed=1).bfloat16()
+    with compiling():
+        embed(torch.full_like(token_R, 2**40), wide_VW, wide_W)  # such a token would be an illegal address
+    torch.cuda.synchronize()
+    assert torch.equal(embed(token_R, table_VW, norm_W).weighted_RW, expected.weighted_RW)
+    assert embed(token_R, wide_VW, wide_W).weighted_RW.isfinite().all()

@@ -187,7 +187,8 @@ def _refuse_older_layout(folder: Path) -> None:
 
 
 def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Around) -> None:
-    from kedge.stages.shared.peak_memory import report_peak_memory  # torch: late, for a recipe that cannot run
+    from kedge.stages.shared.device import few_host_threads  # torch: late, for a recipe that cannot run
+    from kedge.stages.shared.peak_memory import report_peak_memory
 
     stage, home = recipe.kinds[name], folder / name
     run_stage = stage.load_run()
@@ -215,7 +216,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
             stop=around.stop,
             world=world,
         )
-        with report_peak_memory(tracker, context.device):
+        with report_peak_memory(tracker, context.device), few_host_threads(context.device):
             made = run_stage(context, recipe.stages[name])
         outputs.extend(once(world, lambda: _describe_outputs(run, stage, made)))
 

@@ -8,7 +8,7 @@ adapters, which are small, the kernels have copies (see `adapters`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -36,7 +36,10 @@ class GraphSteps:
         columns: int,
         window: int,
         is_fused: bool,
+        sizes: Sequence[int] = (),
     ) -> None:
+        """`sizes` are numbers of rows that will be decoded at once: their kernels are compiled together."""
+        self._sizes = tuple(size for size in sizes if size <= places)
         self._model, self._sampler, self._is_fused = model, sampler, is_fused
         self.cache = RowCache(places, columns)
         self.slots = empty_slots(places, window, model.device)
@@ -78,8 +81,19 @@ class GraphSteps:
     def relocate(self, state_FR: State, source: list[int], target: list[int]) -> None:
         state_FR[PLACE, source + target] = state_FR[PLACE, target + source]
 
+    def _compile(self) -> None:
+        """Compile the kernels of all sizes at once; after that each is found."""
+        from kedge.rollout.kernels.launch import compiling
+
+        with compiling():
+            for rows in self._sizes:
+                self._until_drawn(rows)
+        self._sizes = ()
+
     def _capture(self, rows: int) -> None:
         """Run the step once to compile it, undo what it wrote, and capture it."""
+        if self._is_fused and self._sizes:
+            self._compile()
         state_FR = self.slots.state_FR.clone()
         warm_up = torch.cuda.Stream()
         warm_up.wait_stream(torch.cuda.current_stream())

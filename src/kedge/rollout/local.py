@@ -152,7 +152,13 @@ class LocalGenerator:
             self._graphs = graphs = None  # its memory is free before the next is allocated
             is_fused = self.path == "fused"
             self._graphs = graphs = GraphSteps(
-                self._model, sampler, places=places, columns=columns, window=self._window, is_fused=is_fused
+                self._model,
+                sampler,
+                places=places,
+                columns=columns,
+                window=self._window,
+                is_fused=is_fused,
+                sizes=self._buckets,
             )
         graphs.refresh()
         return graphs

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kedge.models.forward import capture
 from kedge.models.forward.backbones import FullBackbone, LoraBackbone
-from kedge.models.forward.capture import bucket_of, nearest
 from kedge.models.forward.lora import with_lora
+from kedge.models.forward.packing import bucket_of, nearest
 from kedge.models.forward.reader import compile_layers
 from kedge.models.settings import LoraSettings
 
@@ -133,6 +133,17 @@ def test_graphs_are_captured_anew_after_all_others_are_gone(backbone: FullBackbo
     assert not capture._pool(backbone.model.device).graphs
     assert_same(gradients(backbone, BATCHES[0], 0), first)
     assert None not in graphs_of(backbone)
+
+
+@pytest.mark.gpu
+def test_graphs_that_are_released_give_their_memory_back(backbone: FullBackbone) -> None:
+    first = gradients(backbone, BATCHES[2], 2)
+    torch.cuda.empty_cache()
+    with_graphs = torch.cuda.memory_reserved()
+    capture.release_graphs(backbone.model.device)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < with_graphs
+    assert_same(gradients(backbone, BATCHES[2], 2), first)
 
 
 @pytest.mark.gpu

@@ -15,6 +15,8 @@ from torch.testing import assert_close
 
 from kedge.core.errors import CheckpointError, ModelError
 from kedge.core.records import Rollouts, repeated, take
+from kedge.models.forward import backbones, reader
+from kedge.models.forward.reader import Reader
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.start import save_causal
@@ -158,6 +160,24 @@ def test_a_reward_model_that_shares_weights_scores_as_by_itself(
         update_critic(roles, rollouts)
     assert_close(member.score_tokens(rollouts.tokens_BT, rollouts.attention_mask_BT), expected_BK, rtol=1e-4, atol=1e-5)
     assert len({round(score, 3) for score in expected_BK[:, 0].tolist()}) == 6
+
+
+def test_layers_are_compiled_before_a_reward_model_on_them_reads_them(
+    spec: RoleSpec, lora_reward: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which path a reader takes (graphs, on a GPU) depends on it."""
+    were_compiled = dict[int, bool]()
+
+    def reader_of(decoder: Any, **options: Any) -> Reader:
+        chosen = reader.reader_of(decoder, **options)
+        were_compiled[id(chosen)] = all(layer._compiled_call_impl is not None for layer in decoder.layers)
+        return chosen
+
+    monkeypatch.setattr(backbones, "reader_of", reader_of)
+    roles = lora(replace(spec, reward=lora_reward, compile=True))
+    assert roles.shared_judge is not None
+    judge: Any = roles.shared_judge.members[0].backbone
+    assert were_compiled[id(judge._reader)]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from typing import Literal
 
 import pytest
 import torch
@@ -12,8 +15,14 @@ from torch import nn
 
 from kedge.core.errors import ModelError
 from kedge.core.optimiser import OptimiserSettings
+from kedge.data.batching import TokenSequence, padded_batches
+from kedge.models.forward.heads import language_model
+from kedge.models.forward.reader import compile_layers
+from kedge.models.loading.tiny import tiny_model
+from kedge.models.training.learner import Learner
+from kedge.models.training.objectives import imitation
 from kedge.models.training.passes import CPU_TOKENS, Gauge, InferenceSize, Passes, PassSize
-from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
+from kedge.models.training.train_step import Objective, Sums, Term, TrainStep, trained_weights
 from kedge.runs.state import load_state, save_state
 
 LENGTHS = [7, 900, 40, 350, 620, 5, 333, 81, 1200, 64, 512, 256]
@@ -309,3 +318,46 @@ def test_results_by_length_are_in_the_order_of_the_rows() -> None:
         1,
         2,
     ]
+
+
+def losses_on_a_gpu(asked: int | Literal["auto"], *, spare: float | None) -> tuple[list[float], PassSize | None]:
+    """The losses of four steps of 64 rows of a small Llama, where passes may take `spare` GiB beside weights and
+    moments; and the size of the passes at the end."""
+    model = tiny_model(hidden=512, layers=8).cuda()
+    trained = trained_weights(model, dtype=torch.bfloat16)
+    compile_layers(model)
+    policy = language_model(model)
+    passes = Passes(asked)
+    learner = Learner(
+        trained, policy.backbone, imitation(policy), OptimiserSettings(lr=1e-3), total_steps=4, passes=passes
+    )
+    rng = Random(0)
+    tokens = [[rng.randrange(256) for _ in range(256)] for _ in range(64)]
+    rows = [TokenSequence(tokens=row, counted=[True] * len(row)) for row in tokens]
+    if spare is not None:
+        torch.cuda.empty_cache()
+        moments = sum(8 * master.numel() for master in trained.masters)
+        held = torch.cuda.memory_reserved() + moments + spare * 2**30
+        torch.cuda.set_per_process_memory_fraction(held / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        losses = [
+            learner.update(lambda size: padded_batches(rows, rows=size.rows, tokens=size.tokens, pad=256))["loss"]
+            for _ in range(4)
+        ]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return losses, passes.size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("asked", ["auto", 64])
+def test_a_step_that_does_not_fit_on_a_gpu_is_done_in_smaller_passes(asked: int | Literal["auto"]) -> None:
+    plenty, all_rows = losses_on_a_gpu(asked, spare=None)
+    gc.collect()
+    torch.cuda.empty_cache()
+    little, fewer = losses_on_a_gpu(asked, spare=0.8)
+    if asked == 64:
+        assert all_rows == PassSize(rows=64)
+        assert fewer is not None
+        assert (fewer.rows or 0) < 64
+    assert little == pytest.approx(plenty, rel=1e-2)  # both are rounded to bfloat16

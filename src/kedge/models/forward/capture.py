@@ -11,12 +11,12 @@ Shape letters: N tokens of packed rows, D width, S sequences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch._utils import _unflatten_dense_tensors  # pyright: ignore[reportPriva
 
 from kedge.models.forward.layers import PackedLayer
 from kedge.models.forward.lora import LoraLinear
-from kedge.models.forward.packing import Layout, Spans
+from kedge.models.forward.packing import Bucket, Layout, Spans, bucket_of, nearest
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the positions."""
@@ -37,53 +37,8 @@ _WORTH_CAPTURING = 5e12
 _WITHOUT_GRADIENTS = 0.6
 """Tokens times weights of a pass, above which the GPU is slower than the host (on an H200 the host takes 100 ms for 30
 layers and back, a fifth without gradients, the GPU then a third): there graphs would only hold memory."""
-_FEWEST_TOKENS, _FEWEST_SEQUENCES, _SHORTEST = 512, 128, 1024
-"""Of a graph. To allow for more sequences and longer ones than there are costs the attention next to nothing."""
-_MOST_PADDING = 1.25
-"""So many times as many tokens a graph that is there may have as rows need, before another one is captured for them."""
-
-
-class Bucket(NamedTuple):
-    """The sizes of a graph. Rows that are smaller are padded with sequences that nobody reads."""
-
-    tokens: int
-    sequences: int
-    longest: int
-
-
-def bucket_of(tokens: int, sequences: int, longest: int) -> Bucket:
-    """The bucket for packed rows: eight token counts to a doubling, so that padding costs 6 % on average.
-
-    >>> bucket_of(12_181, 64, 768)
-    Bucket(tokens=12288, sequences=128, longest=1024)
-    >>> bucket_of(9, 2, 6), bucket_of(4097, 200, 1300)
-    (Bucket(tokens=512, sequences=128, longest=1024), Bucket(tokens=4608, sequences=256, longest=2048))
-    """
-    step = max(_FEWEST_TOKENS, 1 << max(0, (tokens - 1).bit_length() - 4))
-    padded = -(-tokens // step) * step
-    longest = max(_SHORTEST, _next_power_of_two(longest))
-    padding_sequences = -(-(padded - tokens) // longest)
-    return Bucket(padded, max(_FEWEST_SEQUENCES, _next_power_of_two(sequences + padding_sequences)), longest)
-
-
-def nearest(buckets: Iterable[Bucket], needed: Bucket) -> Bucket | None:
-    """The smallest bucket that the needed one fits into and that costs at most a quarter more; None if there is none.
-
-    >>> known = [Bucket(4096, 128, 1024), Bucket(8192, 128, 1024)]
-    >>> nearest(known, Bucket(3584, 128, 1024)), nearest(known, Bucket(5120, 128, 1024))
-    (Bucket(tokens=4096, sequences=128, longest=1024), None)
-    """
-    wide = [
-        bucket
-        for bucket in buckets
-        if all(has >= needs for has, needs in zip(bucket, needed, strict=True))
-        and bucket.tokens <= _MOST_PADDING * needed.tokens
-    ]
-    return min(wide, default=None)
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+_OFTEN_FULL = 2
+"""So many times memory may run out in a capture, which holds every gradient twice, before layers go on without."""
 
 
 class CapturedLayers(nn.Module):
@@ -99,6 +54,7 @@ class CapturedLayers(nn.Module):
         self._graphs: dict[Hashable, dict[Bucket, _Graphs | None]] = {}
         """By what they compute, then by size; None where that cannot be captured."""
         self._flat: dict[Hashable, _FlatGradients] = {}
+        self._num_full = 0
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: Rotation, layout: Layout | None = None, **others: Any
@@ -121,7 +77,8 @@ class CapturedLayers(nn.Module):
         most = _WORTH_CAPTURING * (1 if torch.is_grad_enabled() else _WITHOUT_GRADIENTS)
         is_large = hidden_states.shape[1] * self._num_weights > most
         pool = _pool(hidden_states.device)
-        if is_large or pool.is_kept_for_backward or pool.has_failed:
+        pool.users.add(self)
+        if is_large or pool.is_kept_for_backward or pool.has_failed or self._num_full >= _OFTEN_FULL:
             return None
         bucket = bucket_of(hidden_states.shape[1], len(layout.lengths), layout.rows.longest)
         same = self._graphs.setdefault((hidden_states.requires_grad, torch.is_grad_enabled(), self._identity()), {})
@@ -130,6 +87,16 @@ class CapturedLayers(nn.Module):
             other = next(iter(same.values()), None)
             near, same[bucket] = bucket, self._captured(bucket, hidden_states, rotation, layout, other)
         return same[near]
+
+    def _note_full(self) -> None:
+        self._num_full += 1
+        if self._num_full == _OFTEN_FULL:
+            _log.warning("layers run without CUDA graphs, which is slow: there is not enough memory for them")
+
+    def drop_graphs(self) -> None:
+        """Give their memory back; they are captured again when they are needed."""
+        self._graphs.clear()
+        self._flat.clear()
 
     def _identity(self) -> Hashable:
         """Where the weights are, which of them learn, which adapters are added and whether something is dropped or
@@ -151,7 +118,7 @@ class CapturedLayers(nn.Module):
             inputs = _inputs(bucket, hidden_states, rotation, layout)
             return self._capture(inputs, layout, pool, other)
         except torch.OutOfMemoryError:
-            self._graphs.clear()  # whoever cuts the pass smaller needs their memory
+            self._note_full()
             raise
         except RuntimeError as error:  # a module that asks the host something
             pool.has_failed = True  # what was captured half-way is still in the pool
@@ -179,6 +146,7 @@ class CapturedLayers(nn.Module):
             else:
                 known = {id(weight) for weight in other.backward.weights} if other.backward else set[int]()
                 reached = [x for x in learning if x is inputs.hidden_ND or id(twins[x]) in known]
+            torch.cuda.empty_cache()  # a capture cannot take what is cached
             with _capturing(forward, pool):
                 output_ND = run()
             weights: list[Tensor] = [twins[x] for x in reached if x is not inputs.hidden_ND]
@@ -321,6 +289,7 @@ class _Pool:
     has_failed: bool = False
     """Whether a capture ended half-way: there are no more of them then."""
     kept: weakref.ref[_Kept] | None = None
+    users: weakref.WeakSet[CapturedLayers] = field(default_factory=lambda: weakref.WeakSet[CapturedLayers]())
 
     @property
     def handle(self) -> Any:
@@ -340,6 +309,14 @@ def _pool(device: torch.device) -> _Pool:
     if device not in _POOLS:
         _POOLS[device] = _Pool(stream=torch.cuda.Stream(device))
     return _POOLS[device]
+
+
+def release_graphs(device: torch.device) -> None:
+    """Drop all graphs of a device. What a pass computes outside of them cannot have their memory, and those of large
+    passes would keep it while passes are made smaller."""
+    if device in _POOLS:
+        for layers in list(_POOLS[device].users):
+            layers.drop_graphs()
 
 
 @contextmanager

@@ -43,9 +43,10 @@ def lora(spec: RoleSpec) -> RoleSet:
     members = _shared_members(spec)
     model = with_lora(base, spec.lora, name=POLICY, seed=seed_for(spec.seed, POLICY))
     critic_head = _add_critic(spec, model, members) if spec.critic else None
-    judge = _judge(spec, model, members)
+    _add_members(model, members)
     activate(model, POLICY)  # the one that samples
     prepare(spec, model, learns=False, recomputes=True)
+    judge = _judge(spec, model, members)  # from here on: who reads the layers looks whether they are prepared
     policy = make_policy(spec, _trainable(model, POLICY), output_head(base))
     critic = (
         make_critic(spec, spec.critic, _trainable(model, CRITIC), critic_head)
@@ -93,18 +94,31 @@ def _trainable(model: PreTrainedModel, adapter: str) -> LoraBackbone:
     return backbone
 
 
+def _add_members(model: PreTrainedModel, members: SharedMembers | None) -> None:
+    """Add the adapters of the reward model to the model."""
+    for index, folder in enumerate(members.folders if members else ()):
+        load_backbone_adapter(model, folder, name=_reward_name(index))
+
+
 def _judge(spec: RoleSpec, model: PreTrainedModel, members: SharedMembers | None) -> SharedJudge | None:
     if members is None:
         return None
     assert spec.reward is not None
     tokenizer = tokenizer_of(spec.reward)
-    roles: list[RewardRole] = []
-    for index, (folder, facts) in enumerate(zip(members.folders, members.facts, strict=True)):
-        name = f"reward-{index}"
-        load_backbone_adapter(model, folder, name=name)
-        head_KD = load_head(folder).to(spec.device)
-        roles.append(RewardRole(backbone=LoraBackbone(model, name), head_KD=head_KD, tokenizer=tokenizer, facts=facts))
+    roles = [
+        RewardRole(
+            backbone=LoraBackbone(model, _reward_name(index)),
+            head_KD=load_head(folder).to(spec.device),
+            tokenizer=tokenizer,
+            facts=facts,
+        )
+        for index, (folder, facts) in enumerate(zip(members.folders, members.facts, strict=True))
+    ]
     return SharedJudge(members=tuple(roles), combine=members.combine)
+
+
+def _reward_name(index: int) -> str:
+    return f"reward-{index}"
 
 
 def _memory(

@@ -215,8 +215,10 @@ class FusedAdamW:
     ) -> None:
         self._weights, self._masters, self._optimiser = list(weights), list(masters), optimiser
         self._sums: list[Tensor | None] = []
-        self._counted: list[Tensor] = []
-        self._moments: list[list[tuple[int, Tensor, Tensor, Tensor]]] = []
+        self._counts = torch.zeros(0)
+        self._counted_N = torch.zeros(0, dtype=torch.bool)
+        """The weights that the last step changed."""
+        self._moments: list[list[tuple[int, Tensor, Tensor]]] = []
         self._state_of_moments: object = None
         self.clear()
 
@@ -262,39 +264,43 @@ class FusedAdamW:
     def step(self, *, rate: float, scale: Tensor) -> None:
         from kedge.models.training.kernels.adamw import apply_updates
 
-        self._counted = []
-        for group, rows in zip(self._optimiser.param_groups, self._moments_of_groups(), strict=True):
+        groups = self._moments_of_groups()
+        steps: list[float] = (self._counts + 1).tolist()
+        for group, rows in zip(self._optimiser.param_groups, groups, strict=True):
             group["lr"] = rate
             kinds: dict[tuple[bool, torch.dtype, float], list[tuple[Tensor, ...]]] = {}
-            for index, mean, square, count in rows:
+            for index, mean, square in rows:
                 weight, master, gradient = self._weights[index], self._masters[index], self._sums[index]
                 if gradient is None:
                     continue
-                self._counted.append(count)
                 row = weight, master, gradient, mean, square
-                kinds.setdefault((weight is master, gradient.dtype, count.item() + 1), []).append(row)
+                kinds.setdefault((weight is master, gradient.dtype, steps[index]), []).append(row)
             for (_, _, step), tensors in kinds.items():
                 weights, masters, gradients, means, squares = zip(*tensors, strict=True)
                 apply_updates(weights, masters, gradients, means, squares, group, scale=scale, step=step)
-        if self._counted:
-            _torch._foreach_add_(self._counted, 1)
+        self._counted_N = torch.tensor([gradient is not None for gradient in self._sums])
+        self._counts += self._counted_N
 
     def settle(self, *, is_taken: bool) -> None:
         if is_taken:
             self.clear()  # frees the memory of the gradients for the next role
-        elif self._counted:
-            _torch._foreach_sub_(self._counted, 1)
+        else:
+            self._counts -= self._counted_N.float()
 
-    def _moments_of_groups(self) -> list[list[tuple[int, Tensor, Tensor, Tensor]]]:
-        """Of the weights of each group: index, moments and the count of steps. torch's optimiser makes itself a new
-        state when one is loaded, and as long as it has the same they are the same tensors."""
+    def _moments_of_groups(self) -> list[list[tuple[int, Tensor, Tensor]]]:
+        """Of the weights of each group: index and moments. Their counts of steps become entries of one tensor, for
+        hundreds of tensors of one number take longer than the rest of a step. torch's optimiser makes itself a new state
+        when one is loaded, and as long as it has the same they are the same tensors."""
         if self._state_of_moments is not self._optimiser.state:
+            states = [self._state(master) for master in self._masters]
+            self._counts = torch.stack([state["step"] for state in states])
+            for index, state in enumerate(states):
+                state["step"] = self._counts[index]
             place = {id(master): index for index, master in enumerate(self._masters)}
             self._moments = [
                 [
-                    (place[id(master)], state["exp_avg"], state["exp_avg_sq"], state["step"])
-                    for master in group["params"]
-                    for state in (self._state(master),)
+                    (index, states[index]["exp_avg"], states[index]["exp_avg_sq"])
+                    for index in (place[id(master)] for master in group["params"])
                 ]
                 for group in self._optimiser.param_groups
             ]

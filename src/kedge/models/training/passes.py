@@ -11,6 +11,7 @@ where it did not fit on one of them, all do it again in smaller passes.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from kedge.core.errors import ModelError
 from kedge.core.records import cut, send
 from kedge.core.seeds import seed_for
 from kedge.core.world import ALONE, World, together
+from kedge.models.forward.capture import release_graphs
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT")
@@ -158,7 +160,7 @@ class Passes:
             self._report("info", "micro_batch.chosen", f"{self._owner}{self.size}")
             return
         whole = -(-step_tokens() // self.world.size)
-        trials = list(_trials(gauge, whole, trial, reserved_bytes))
+        trials = list(_trials(gauge, whole, trial, reserved_bytes, on_full=partial(_release, device)))
         if trials:
             best = max(trial.rate for trial in trials)
             chosen = next(trial for trial in trials if trial.rate >= GOOD_ENOUGH * best)
@@ -304,12 +306,19 @@ class _Trial:
     """Those that would fit, from the memory that these took."""
 
 
-def _trials(gauge: Gauge, step_tokens: int, trial: Callable[[PassSize], int], reserved_bytes: int) -> Iterator[_Trial]:
-    """Passes of twice as many tokens each time, while that pays and fits."""
+def _trials(
+    gauge: Gauge,
+    step_tokens: int,
+    trial: Callable[[PassSize], int],
+    reserved_bytes: int,
+    *,
+    on_full: Callable[[], None],
+) -> Iterator[_Trial]:
+    """Passes of twice as many tokens each time, while that pays and fits; `on_full` is called where one does not."""
     gauge.release()
     free = gauge.free_bytes()
     room = SHARE_OF_FREE * (free - reserved_bytes)
-    tokens, last_rate = min(max(step_tokens // 8, LEAST_TOKENS), step_tokens), 0.0
+    tokens, last_rate, is_full = min(max(step_tokens // 8, LEAST_TOKENS), step_tokens), 0.0, False
     while True:
         try:
             trial(PassSize(tokens=tokens))  # compiles, captures, allocates
@@ -317,6 +326,7 @@ def _trials(gauge: Gauge, step_tokens: int, trial: Callable[[PassSize], int], re
             num_tokens = trial(PassSize(tokens=tokens))
             seconds = gauge.seconds() - start
         except torch.OutOfMemoryError:
+            is_full = True
             break
         rate = num_tokens / max(seconds, 1e-9)
         most_tokens = int(room * num_tokens / max(free - gauge.free_bytes(), 1))
@@ -325,6 +335,8 @@ def _trials(gauge: Gauge, step_tokens: int, trial: Callable[[PassSize], int], re
         if tokens >= step_tokens or rate <= WORTHWHILE * last_rate or larger > most_tokens:
             break
         tokens, last_rate = larger, rate
+    if is_full:
+        on_full()
     gauge.release()
 
 
@@ -363,5 +375,8 @@ def _restore(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.devi
 
 
 def _release(device: torch.device) -> None:
+    """After a pass that did not fit: give back what it held, and the graphs of large passes."""
+    release_graphs(device)
+    gc.collect()  # the error and the frames that it came through may hold each other, and so the tensors
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kedge.rollout.adapters import LowRank
 from kedge.rollout.kernels.chain import fetch_rows, follow
+from kedge.rollout.kernels.launch import launch
 from kedge.rollout.kernels.low_rank import load_up, product_beside, with_low_rank
 from kedge.rollout.kernels.product import product, tiled
 from kedge.rollout.kernels.stream import Stream
@@ -39,7 +40,7 @@ def added(
     tiles = width // tile.columns
     squares_RN = stream.squares_RN.new_empty(rows, tiles)
     parts = squares_RN.new_empty(tile.splits, rows, width) if tile.splits > 1 else None
-    _added[(triton.cdiv(rows, tile.rows), tiles, tile.splits)](
+    launch(_added, (triton.cdiv(rows, tile.rows), tiles, tile.splits))(
         tiled(input_RK, tile.rows, tile.depth),
         tiled(weight_WK, tile.columns, tile.depth),
         weight_WK,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kedge.rollout.kernels.chain import fetch, follow
+from kedge.rollout.kernels.launch import launch
 from kedge.rollout.tiles import Reading, reading_for
 
 LOG2_E = 1.4426950408889634
@@ -43,7 +44,7 @@ def decode_attention(
     if splits > 1:
         parts = q_RHGD.new_empty(rows, heads, splits, group, width, dtype=torch.float32)
         weights_RHCG = q_RHGD.new_empty(rows, heads, splits, group, dtype=torch.float32)
-    _attend[(heads, rows, splits)](
+    launch(_attend, (heads, rows, splits))(
         q_RHGD,
         keys_PHSD,
         values_PHSD,
@@ -61,7 +62,7 @@ def decode_attention(
         **flags,
     )
     if splits > 1:
-        _combine[(heads, rows)](parts, weights_RHCG, out_RHGD, **sizes, **flags)
+        launch(_combine, (heads, rows))(parts, weights_RHCG, out_RHGD, **sizes, **flags)
     return out_RHGD
 
 

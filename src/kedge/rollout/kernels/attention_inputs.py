@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kedge.rollout.adapters import LowRank
 from kedge.rollout.kernels.chain import fetch_rows, follow
+from kedge.rollout.kernels.launch import launch
 from kedge.rollout.kernels.low_rank import load_up, with_low_rank
 from kedge.rollout.kernels.stream import Stream, inverse_root, load_squares
 from kedge.rollout.tiles import Tile, beside
@@ -42,7 +43,7 @@ def attention_inputs(
     query_heads = weights[0].shape[0] // head_width
     q_RHGD = stream.weighted_RW.new_empty(rows, heads, query_heads // heads, head_width)
     tiles = stream.squares_RN.shape[1]
-    _attention_inputs[(triton.cdiv(rows, tile.rows), query_heads + 2 * heads)](
+    launch(_attention_inputs, (triton.cdiv(rows, tile.rows), query_heads + 2 * heads))(
         stream.weighted_RW,
         stream.squares_RN,
         *weights,

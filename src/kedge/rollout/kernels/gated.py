@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kedge.rollout.adapters import LowRank
 from kedge.rollout.kernels.chain import follow
+from kedge.rollout.kernels.launch import launch
 from kedge.rollout.kernels.low_rank import load_up, two_products_beside, with_low_rank
 from kedge.rollout.kernels.product import paired, tiled, two_products
 from kedge.rollout.kernels.stream import Stream, inverse_root, load_squares
@@ -35,7 +36,7 @@ def gated(
     tiles = stream.squares_RN.shape[1]
     up_is_first = up_FW.data_ptr() < gate_FW.data_ptr()
     first_FW, second_FW = (up_FW, gate_FW) if up_is_first else (gate_FW, up_FW)
-    _gated[(triton.cdiv(rows, tile.rows), inner // tile.columns)](
+    launch(_gated, (triton.cdiv(rows, tile.rows), inner // tile.columns))(
         tiled(stream.weighted_RW, tile.rows, tile.depth),
         paired(first_FW, second_FW, tile.columns, tile.depth),
         None if low is None else paired(low.a_MZK[0], low.a_MZK[1], low.block, tile.depth),

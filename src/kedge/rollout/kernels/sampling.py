@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kedge.rollout.kernels.chain import follow
+from kedge.rollout.kernels.launch import launch
 from kedge.rollout.kernels.product import product, tiled
 from kedge.rollout.steps import Slots
 from kedge.rollout.tiles import Tile
@@ -40,7 +41,7 @@ def draw_and_advance(
     token_RN = hidden_RD.new_empty(rows, tiles, dtype=torch.int32)
     tile_bests = (score_RN, token_RN, logit_RN, top_RN, sum_RN)
     units = triton.cdiv(rows, tile.rows) * tiles
-    _best_of_tile[(min(units, tile.programs * _processors(head_VD)),)](
+    launch(_best_of_tile, (min(units, tile.programs * _processors(head_VD)),))(
         tiled(hidden_RD, tile.rows, tile.depth),
         tiled(head_VD, tile.columns, tile.depth),
         stop_V,
@@ -61,7 +62,7 @@ def draw_and_advance(
         num_stages=tile.stages,
         launch_pdl=chained,
     )
-    _best_of_row[(rows,)](
+    launch(_best_of_row, (rows,))(
         *tile_bests,
         stop_V,
         slots.token_R,

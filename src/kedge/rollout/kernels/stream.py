@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kedge.rollout.kernels.chain import follow
+from kedge.rollout.kernels.launch import launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ def embed(token_R: Tensor, table_VW: Tensor, norm_W: Tensor, *, chained: bool = 
         weighted_RW=table_VW.new_empty(rows, width),
         squares_RN=table_VW.new_empty(rows, 1, dtype=torch.float32),
     )
-    _embed[(rows,)](
+    launch(_embed, (rows,))(
         token_R,
         table_VW,
         norm_W,
@@ -58,7 +59,7 @@ def normed(stream: Stream, eps: float, *, chained: bool = False) -> Tensor:
     rows, width = stream.weighted_RW.shape
     out_RW = torch.empty_like(stream.weighted_RW)
     tiles = stream.squares_RN.shape[1]
-    _normed[(rows,)](
+    launch(_normed, (rows,))(
         stream.weighted_RW,
         stream.squares_RN,
         out_RW,

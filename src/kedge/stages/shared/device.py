@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -23,6 +24,19 @@ def checked_device(name: str) -> str:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: torch finds no GPU here; use cpu")
     return str(device)
+
+
+@contextmanager
+def few_host_threads(name: str) -> Generator[None]:
+    """Where a GPU computes, the host has one thread within the block: its own tensors are small, and to wake all cores
+    for them takes longer than they do (an iteration of PPO on an H200: 1.37 s with sixteen threads, 0.95 with one)."""
+    before = torch.get_num_threads()
+    if pick_device(name).startswith("cuda"):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class CostMeter:
