@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up import gold_pair, pair, people, project_with, ranked, step
+from sqlalchemy import select
 
 from kedge.data.examples import Pair
 from kedge.data.reading import load
 from kedge.feedback import dawid_skene
-from kedge.label.accounts import Person
+from kedge.label import tables
+from kedge.label.accounts import Person, add_person
 from kedge.label.database import Store
 from kedge.label.export import Settling, export_labels
 from kedge.label.items import Draft
@@ -23,6 +25,7 @@ from kedge.label.judging import judge
 from kedge.label.projects import Project, Settings
 from kedge.label.questions import Decision
 from kedge.label.settle import MIRROR
+from kedge.label.team.review import decide
 from kedge.label.work import next_task
 
 ALL = Settings(wanted=5, overlap_share=0, gold_share=0)
@@ -137,6 +140,18 @@ def test_both_bad_never_makes_a_chosen_answer(store: Store, tmp_path: Path, sett
         exported = rows(store, project, tmp_path / f"{kind}.jsonl", kind, settle=settle, ties="half")
         asked = {int(row["prompt"][0]["content"].split()[1]) for row in exported}
         assert asked == {number for number in range(30) if number % 3}
+
+
+@pytest.mark.parametrize("settle", ["majority", "dawid_skene", "weighted"])
+def test_what_a_reviewer_decided_stands_whoever_is_believed(store: Store, tmp_path: Path, settle: str) -> None:
+    project, truth = labelled_by(store, (0.95, 0.95, 0.95), [pair(n) for n in range(10)])
+    reviewer = add_person(store, "chief@example.org", "manager")
+    query = select(tables.item.c.key).order_by(tables.item.c.id).limit(1)
+    key = store.read(lambda connection: connection.execute(query).scalar_one())
+    decide(store, project, reviewer, key, step(3 if truth[0] == 0 else -3))
+    row = rows(store, project, tmp_path / "pairs.jsonl", settle=settle)[0]
+    assert row["chosen"][0]["content"] == ("second", "first")[truth[0]] + " of 0"
+    assert (row["decided"], row["certainty"], row["labels"]) == (True, 1.0, 1)
 
 
 def test_a_tie_is_a_pair_of_certainty_one_half_where_asked(store: Store, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ MOST_LABELS = 4_000
 """That a status reads: α is then known to about ±0.03."""
 _DRAWS = 1_000
 _LEVELS: dict[str, Level] = {"pair": "ordinal", "rank": "nominal", "thumb": "nominal"}
-_NOT_LABELS = ("skip", "undone", "written")
+_NOT_LABELS = ("skip", "undone", "written", "decided")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

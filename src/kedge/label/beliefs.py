@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, exists, select
+from sqlalchemy import Connection, Row, exists, select, text
 
 from kedge.feedback.ratings import Labels
 from kedge.feedback.reliability import DawidSkene, dawid_skene_of
@@ -35,6 +35,8 @@ from kedge.label.settle import (
 
 _PRIOR_GOLD = 2
 """So many gold questions, answered as people do on the whole, are added to those that a person had."""
+DECIDED = "decided"
+"""The verdict of a reviewer, which stands in place of votes."""
 _THUMB = (-1, -1)
 """In place of the two answers, for a thumb."""
 Compared = tuple[int, int, int]
@@ -52,15 +54,17 @@ class Beliefs:
     """By Dawid and Skene, of people by their number: the probability that they are right about a comparison."""
 
     def weights_of(self, judgments: Sequence[Row[Any]]) -> list[float] | None:
-        return [self.weights[row.person] for row in judgments] if self.weights else None
+        if not self.weights or _is_decided(judgments):
+            return None
+        return [self.weights[row.person] for row in judgments]
 
     def of_pair(self, judgments: Sequence[Row[Any]]) -> Settled | None:
         """What is settled on two answers; None where both are bad. Who calls them so, and is outvoted, prefers
         neither."""
-        both_bad = sum(row.verdict == "both_bad" for row in judgments)
+        both_bad = sum(row.outcome is None for row in judgments)
         if 2 * both_bad >= len(judgments):
             return None
-        steps = [0 if row.verdict == "both_bad" else row.outcome for row in judgments]
+        steps = [row.outcome or 0 for row in judgments]
         return self._settled((judgments[0].item, 0, 1), judgments, steps)
 
     def of_thumb(self, judgments: Sequence[Row[Any]]) -> Settled:
@@ -80,14 +84,19 @@ class Beliefs:
     def ranks_of(self, judgments: Sequence[Row[Any]]) -> tuple[int, ...]:
         """One ranking of several: by the mean place, people weighing as they are believed."""
         weights = self.weights_of(judgments)
-        if self.accuracy:
+        if self.accuracy and not _is_decided(judgments):
             weights = [_log_odds(self.accuracy[row.person]) for row in judgments]
         return settle_ranks([row.ranking for row in judgments], weights)
 
     def _settled(self, key: Compared, judgments: Sequence[Row[Any]], steps: Sequence[int]) -> Settled | None:
-        if self.kind == "dawid_skene":
+        if self.kind == "dawid_skene" and not _is_decided(judgments):
             return settle_posterior(self.posteriors[key], steps)
         return settle_steps(steps, self.weights_of(judgments))
+
+
+def _is_decided(judgments: Sequence[Row[Any]]) -> bool:
+    """Whether a reviewer has spoken, who is believed."""
+    return judgments[0].verdict == DECIDED
 
 
 def read_beliefs(connection: Connection, project: Project, as_of: int, kind: SettleKind) -> Beliefs:
@@ -104,7 +113,20 @@ def read_beliefs(connection: Connection, project: Project, as_of: int, kind: Set
 
 def effective(project: Project, as_of: int, *, gold: bool = False) -> Any:
     """The judgments of a project up to a number that nothing up to it supersedes, by item; skips are none, nor are
-    items that somebody was asked again. Those of `gold`, or all others."""
+    items that somebody was asked again. Those of `gold`, or all others. `decisions` has what a reviewer decided."""
+    return _standing(project, as_of, gold=gold).where(
+        tables.judgment.c.verdict.not_in(("skip", "undone", DECIDED)), tables.item.c.repeats.is_(None)
+    )
+
+
+def decisions(connection: Connection, project: Project, as_of: int) -> dict[int, Row[Any]]:
+    """What a reviewer has decided, by item; the last one counts."""
+    # As words and not as a value: an index of few rows is chosen by them.
+    query = _standing(project, as_of, gold=False).where(text("judgment.verdict = 'decided'"))
+    return {row.item: row for row in connection.execute(query)}
+
+
+def _standing(project: Project, as_of: int, *, gold: bool) -> Any:
     judgment, assignment, item, person = tables.judgment, tables.assignment, tables.item, tables.person
     later = judgment.alias("later")
     return (
@@ -115,9 +137,7 @@ def effective(project: Project, as_of: int, *, gold: bool = False) -> Any:
         .where(
             assignment.c.project == project.id,
             judgment.c.seq <= as_of,
-            judgment.c.verdict.not_in(("skip", "undone")),
             item.c.is_gold if gold else ~item.c.is_gold,
-            item.c.repeats.is_(None),
             ~exists().where(later.c.supersedes == judgment.c.seq, later.c.seq <= as_of),
         )
         .order_by(item.c.id, judgment.c.seq)

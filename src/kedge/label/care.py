@@ -146,7 +146,7 @@ def _latest(last: int) -> Any:
         .join(item, item.c.id == assignment.c.item)
         .where(
             judgment.c.seq > last - LATEST,
-            judgment.c.verdict.not_in(("skip", "undone")),
+            judgment.c.verdict.not_in(("skip", "undone", "decided")),
             ~exists().where(later.c.supersedes == judgment.c.seq),
         )
         .order_by(judgment.c.seq)

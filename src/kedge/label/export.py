@@ -22,7 +22,7 @@ from kedge.feedback.steps import Margins
 from kedge.label import tables
 from kedge.label.accounts import pseudonym
 from kedge.label.audit import last_seq, note
-from kedge.label.beliefs import Beliefs, effective, read_beliefs
+from kedge.label.beliefs import Beliefs, decisions, effective, read_beliefs
 from kedge.label.database import Store
 from kedge.label.projects import Project
 from kedge.label.settle import SETTLES, Settled, SettleKind
@@ -177,7 +177,15 @@ def _record(
 
 def _rows(connection: Connection, project: Project, asked: _Export) -> Iterator[dict[str, Any]]:
     make = _MAKERS[asked.kind]
-    for labelled in read_labelled(connection, project, asked.as_of, heldout=asked.heldout, items=asked.items):
+    labelled_items = read_labelled(
+        connection,
+        project,
+        asked.as_of,
+        heldout=asked.heldout,
+        items=asked.items,
+        is_decided=asked.kind != "demonstrations",
+    )
+    for labelled in labelled_items:
         for example, settled, judgments in make(labelled, asked):
             people = sorted({pseudonym(project, judgment.uid) for judgment in judgments})
             about = {
@@ -186,6 +194,7 @@ def _rows(connection: Connection, project: Project, asked: _Export) -> Iterator[
                 "people": people,
                 "round": labelled.item.round,
                 "as_of": asked.as_of,
+                **({"decided": True} if any(row.verdict == "decided" for row in judgments) else {}),
                 **({} if labelled.item.propensity is None else {"propensity": labelled.item.propensity}),
             }
             yield to_fields(example) | about
@@ -198,14 +207,17 @@ def read_labelled(
     *,
     heldout: bool | None = None,
     items: Collection[int] | None = None,
+    is_decided: bool = False,
 ) -> Iterator[Labelled]:
-    """The items that have judgments, with their texts, by number; held-out ones, the others, or both."""
+    """The items that have judgments, with their texts, by number; held-out ones, the others, or both. With
+    `is_decided`, what a reviewer decided stands in place of the votes."""
     query = effective(project, as_of)
+    decided = decisions(connection, project, as_of) if is_decided else {}
     if heldout is not None:
         query = query.where(tables.item.c.is_heldout == heldout)
     with connection.execute(query.execution_options(yield_per=10_000)) as judgments:
         groups = (
-            (number, list(group))
+            (number, [decided[number]] if number in decided else list(group))
             for number, group in groupby(judgments, key=lambda row: row.item)
             if items is None or number in items
         )

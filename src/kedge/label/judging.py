@@ -19,7 +19,7 @@ from kedge.label.database import Store
 from kedge.label.projects import Project
 from kedge.label.questions import Decision, ItemKind, check_decision, to_places
 from kedge.label.texts import put_messages
-from kedge.label.work import LEASE_MS, change_have, own_assignment
+from kedge.label.work import LEASE_MS, NoSuchAssignment, change_have, own_assignment
 
 UNDO_MS = 10 * 60 * 1000
 
@@ -50,7 +50,7 @@ def write_judgment(
     """The same inside of a transaction."""
     row = own_assignment(connection, person, assignment)
     if row.project != project.id:
-        raise DataError("there is no such assignment")
+        raise NoSuchAssignment("there is no such assignment")
     check_decision(decision, cast(ItemKind, row.kind), project.questions, len(row.order))
     values = _values(connection, row, decision)
     last = _last(connection, assignment)

@@ -23,11 +23,15 @@ _MOST = 5_000
 """Repeated items that are compared, those that were added last."""
 
 
-def lease_again(store: Store, connection: Connection, project: Project, person: Person, *, until: int) -> str | None:
+def lease_again(
+    store: Store, connection: Connection, project: Project, person: Person, *, until: int, kind: str | None = None
+) -> str | None:
     """Now and then, by the project's share: an item that the person has judged, leased once more; else None."""
     if store.randomness.random() >= project.settings.repeat_share:
         return None
     query = _judged(project, person, before=store.now() - AFTER_MS)
+    if kind is not None:
+        query = query.where(tables.item.c.kind == kind)
     # Ids are random, so that the first one after a random place is a random one.
     after = query.where(tables.assignment.c.id > store.token())
     earlier = connection.execute(after).first() or connection.execute(query).first()

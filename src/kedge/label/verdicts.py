@@ -38,7 +38,7 @@ def preferences(
         as_of = last_seq(connection, tables.judgment)
         beliefs = read_beliefs(connection, project, as_of, settle)
         preferred: dict[_Pair, Preference] = {}
-        for labelled in read_labelled(connection, project, as_of, items=progress.items):
+        for labelled in read_labelled(connection, project, as_of, items=progress.items, is_decided=True):
             settled = beliefs.of_pair(labelled.judgments)
             first, second = labelled.answers
             if settled is None or settled.better is None:

@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from kedge.cli.screen import out, print_json, writing
-from kedge.core.errors import ConfigError, PluginError
-
-if TYPE_CHECKING:
-    from kedge.label.database import Store
+from kedge.cli.label.opening import NO_ADDRESS, Database
+from kedge.cli.label.opening import opened as _opened
+from kedge.cli.label.opening import say as _say
+from kedge.cli.label.serve import serve
+from kedge.cli.screen import print_json, writing
+from kedge.core.errors import ConfigError
 
 app = typer.Typer(
     name="label",
     help="People's labels: projects, what is asked, how they stand, exports.",
     no_args_is_help=True,
 )
-DATABASE = "KEDGE_LABEL_DB"
+app.command()(serve)
 Name = Annotated[str, typer.Argument(help="The project.")]
-Database = Annotated[
-    str, typer.Option("--db", help=f"The store: a file, or postgresql://…; else ${DATABASE}, else labels.db here.")
-]
-NO_ADDRESS = ""
-
-
-@contextmanager
-def _opened(address: str, *, create: bool = False) -> Generator[Store]:
-    try:
-        from kedge.label.database import open_store
-    except ModuleNotFoundError as error:
-        raise PluginError(f"labels need {error.name}: pip install 'kedge[label]'") from error
-    place = address or os.environ.get(DATABASE) or "labels.db"
-    with writing(Path(place)):
-        store = open_store(place, create=create)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def _say(line: str) -> None:
-    out().print(line, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -58,6 +33,8 @@ def new(
     overlap_wanted: Annotated[int, typer.Option(min=1, help="Labels of those items.")] = 3,
     gold: Annotated[float, typer.Option(min=0, max=0.5, help="The share of gold items in the queue.")] = 0.08,
     repeats: Annotated[float, typer.Option(min=0, max=0.5, help="The share of items that come again.")] = 0.03,
+    practice: Annotated[int, typer.Option(min=0, max=100, help="Gold items to practise on before the first.")] = 5,
+    harm: Annotated[int, typer.Option(min=0, help="Harmful items an hour, for those who take them.")] = 20,
     pay: Annotated[float, typer.Option(min=0, help="What an hour is paid.")] = 0.0,
     currency: Annotated[str, typer.Option(help="Of the pay.")] = "",
     db: Database = NO_ADDRESS,
@@ -73,6 +50,8 @@ def new(
             overlap_wanted=overlap_wanted,
             gold_share=gold,
             repeat_share=repeats,
+            practice=practice,
+            harm_an_hour=harm,
             pay=pay,
             currency=currency,
         )
@@ -269,7 +248,8 @@ def rates(
 def invite(
     name: Name,
     email: Annotated[str, typer.Argument(help="Whom to invite.")],
-    role: Annotated[str, typer.Option(help="owner, manager, annotator, auditor or machine.")] = "annotator",
+    role: Annotated[str, typer.Option(help="owner, manager, annotator or auditor.")] = "annotator",
+    url: Annotated[str, typer.Option(help="The public address of the pages, which the link begins with.")] = "",
     db: Database = NO_ADDRESS,
 ) -> None:
     """Make a link that works once, for 72 hours."""
@@ -278,8 +258,24 @@ def invite(
         from kedge.label.projects import find_project
 
         token = make_invite(store, find_project(store, name), email, role)
-    _say(f"/join#{token}")
+    _say(f"{url.rstrip('/')}/join#{token}")
     _say(f"Give this to {email}: it works once, for 72 hours, and is kept nowhere.")
+
+
+@app.command()
+def token(
+    name: Name,
+    email: Annotated[str, typer.Argument(help="What the machine is called, in the form of an address.")],
+    db: Database = NO_ADDRESS,
+) -> None:
+    """Make a bearer token with which a machine labels; an earlier one of it stops working."""
+    with _opened(db) as store:
+        from kedge.label.projects import find_project
+        from kedge.label.team.members import machine_token
+
+        bearer = machine_token(store, find_project(store, name), email)
+    _say(bearer)
+    _say(f"Give it to {email} as `Authorization: Bearer …`; it is kept nowhere.")
 
 
 @app.command()
