@@ -8,7 +8,8 @@
 - processes: runs of several processes of which one raises, hangs, is stopped or killed; and kills of one or all of them
   at random moments, resumed on one, two or three.
 - attacks: programs that try to leave the sandbox or to harm the machine.
-- pages: texts of models that would run as code in a careless page, on a board.
+- pages: texts of models that would run as code in a careless page, on a board and where people label; requests that
+  another site or an outsider would send.
 - injections: answers that try to talk a judge into a good score.
 - overoptimisation: the curves of ten seeds that were driven past their peak, and synthetic ones that bend, collapse,
   rise, fall or stay; what is said of them must be true.
@@ -170,7 +171,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     ),
     "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
-    "pages": lambda _: cases("board/board_attacks.py"),
+    "pages": lambda _: cases("board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py"),
     "injections": lambda _: cases("rewards/injections.py"),
     "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py", "monitor/gold_curves.py"),
     "faults": lambda options: unseen_faults(options.seed),

@@ -28,6 +28,8 @@ Role = Literal["owner", "manager", "annotator", "auditor", "machine"]
 ROLES: tuple[Role, ...] = get_args(Role)
 INVITE_MS = 72 * 3600 * 1000
 IDLE_MS = 12 * 3600 * 1000
+_SEEN_MS = 60 * 1000
+"""How exactly it is kept when a session was last used: not every request need write."""
 LEAST_PASSWORD = 10
 _EMAIL = re.compile(r"[^@\s\x00-\x1f]{1,64}@[^@\s\x00-\x1f]{1,255}")
 _HASHER = PasswordHasher()  # argon2id
@@ -47,6 +49,14 @@ class Person:
 def pseudonym(project: Project, uid: str) -> str:
     """Who a person is in exports of this project: an HMAC, which says nothing of other projects, nor of the address."""
     return hmac.new(bytes.fromhex(project.secret), uid.encode(), sha256).hexdigest()[:32]
+
+
+def pseudonyms(store: Store, project: Project) -> dict[str, str]:
+    """By address, who people are in exports of this project."""
+    table = tables.person
+    query = select(table.c.email, table.c.uid).where(table.c.email.is_not(None))
+    rows = store.read(lambda connection: connection.execute(query).all())
+    return {row.email: pseudonym(project, row.uid) for row in rows}
 
 
 def add_person(
@@ -108,13 +118,21 @@ def check_role(role: str) -> Role:
     raise ConfigError(f"--role {role}: there is no such role{did_you_mean(role, ROLES)}; one of {', '.join(ROLES)}")
 
 
-def make_invite(store: Store, project: Project, email: str, role: str) -> str:
-    """The token of a link that works once, for 72 hours; only its hash is kept. An earlier one stops working."""
+def make_invite(store: Store, project: Project, email: str, role: str, *, again: bool = False) -> str:
+    """The token of a link that works once, for 72 hours; only its hash is kept. An earlier one stops working.
+
+    With `again` who has an account may be invited too: to another project, or to a new password.
+    """
     address, checked = check_email(email), check_role(role)
+    if checked == "machine":
+        raise ConfigError("--role machine: a machine has no password; `kedge label token` gives it a token")
 
     def work(connection: Connection) -> str:
-        if _by_email(connection, address) is not None:
+        known = _by_email(connection, address)
+        if known is not None and not again:
             raise DataError(f"{address}: this person has an account already")
+        if known is not None and known.role != checked:
+            raise DataError(f"{address}: this person has an account already, as {known.role}; --role {known.role}")
         table, token, now = tables.invite, store.token(256), store.now()
         connection.execute(delete(table).where(table.c.email == address, table.c.used.is_(None)))
         values = {"project": project.id, "email": address, "role": checked, "at": now, "expires": now + INVITE_MS}
@@ -136,13 +154,68 @@ def accept_invite(store: Store, token: str, password: str) -> Person:
             update(table)
             .where(table.c.hash == _hashed(token), table.c.used.is_(None), table.c.expires > now)
             .values(used=now)
-            .returning(table.c.email, table.c.role)
+            .returning(table.c.project, table.c.email, table.c.role)
         ).first()
         if used is None:
             raise DataError("this invitation is unknown, used or older than 72 hours; ask for a new one")
-        return _add_person(store, connection, used.email, check_role(used.role), password=password)
+        known = _by_email(connection, used.email)
+        if known is None:
+            person = _add_person(store, connection, used.email, check_role(used.role), password=password)
+        else:
+            person = _person(known)
+            _set_password(store, connection, person, password)
+        put_member(store, connection, used.project, person.id)
+        return person
 
     return store.write(work)
+
+
+def _set_password(store: Store, connection: Connection, person: Person, password: str) -> None:
+    """A new password, which ends all sessions."""
+    table = tables.person
+    connection.execute(update(table).where(table.c.id == person.id).values(password=_HASHER.hash(password)))
+    connection.execute(delete(tables.session).where(tables.session.c.person == person.id))
+    note(store, connection, "password.new", {"person": person.id})
+
+
+def put_member(store: Store, connection: Connection, project: int, person: int) -> None:
+    """Let a person work in a project; who does so already stays as they are."""
+    table = tables.member
+    mine = select(table.c.person).where(table.c.project == project, table.c.person == person)
+    if connection.execute(mine).first() is None:
+        values = {"project": project, "person": person, "quiz_tries": 0, "gold_seen": 0, "gold_right": 0}
+        connection.execute(insert(table).values(**values, at=store.now()))
+        note(store, connection, "member.new", {"project": project, "person": person})
+
+
+def new_bearer(store: Store, machine: Person) -> str:
+    """A token with which a machine works, shown once; only its hash is kept. Earlier ones stop working."""
+    if machine.role != "machine":
+        raise DataError(f"{machine.email}: tokens are for machines; this is an account with role '{machine.role}'")
+    token = store.token(256)
+
+    def work(connection: Connection) -> str:
+        table, now = tables.bearer, store.now()
+        connection.execute(
+            update(table).where(table.c.person == machine.id, table.c.revoked.is_(None)).values(revoked=now)
+        )
+        connection.execute(insert(table).values(hash=_hashed(token), person=machine.id, at=now))
+        note(store, connection, "bearer.new", {"person": machine.id})
+        return token
+
+    return store.write(work)
+
+
+def find_bearer(store: Store, token: str) -> Person | None:
+    """The machine whose token it is; None where it is unknown or revoked."""
+    table, person = tables.bearer, tables.person
+    query = (
+        select(person)
+        .join(table, table.c.person == person.c.id)
+        .where(table.c.hash == _hashed(token), table.c.revoked.is_(None), person.c.forgotten.is_(None))
+    )
+    row = store.read(lambda connection: connection.execute(query).first())
+    return None if row is None or row.role != "machine" else _person(row)
 
 
 def check_password(store: Store, email: str, password: str) -> Person | None:
@@ -178,22 +251,21 @@ def open_session(store: Store, person: Person) -> tuple[str, str]:
 
 def find_session(store: Store, identity: str) -> tuple[Person, str] | None:
     """Whose session it is, with its CSRF token; None where it ended, or was idle for 12 hours."""
-    table = tables.session
+    table, digest = tables.session, _hashed(identity)
 
-    def work(connection: Connection) -> tuple[Person, str] | None:
-        now = store.now()
-        alive = connection.execute(
-            update(table)
-            .where(table.c.hash == _hashed(identity), table.c.last_seen > now - IDLE_MS)
-            .values(last_seen=now)
-            .returning(table.c.person, table.c.csrf)
-        ).first()
-        if alive is None:
-            return None
-        row = connection.execute(select(tables.person).where(tables.person.c.id == alive.person)).one()
-        return _person(row), alive.csrf
+    def look(connection: Connection) -> Row[tuple[object, ...]] | None:
+        return connection.execute(select(table).where(table.c.hash == digest)).first()
 
-    return store.write(work)
+    def person_of(connection: Connection, number: int) -> Person:
+        return _person(connection.execute(select(tables.person).where(tables.person.c.id == number)).one())
+
+    now, session = store.now(), store.read(look)
+    if session is None or session.last_seen <= now - IDLE_MS:
+        return None
+    if session.last_seen < now - _SEEN_MS:
+        seen = update(table).where(table.c.hash == digest).values(last_seen=now)
+        store.write(lambda connection: connection.execute(seen))
+    return store.read(lambda connection: person_of(connection, session.person)), session.csrf
 
 
 def close_session(store: Store, identity: str) -> None:
@@ -212,6 +284,7 @@ def forget(store: Store, email: str) -> int:
         gone = {"email": None, "password": None, "languages": [], "takes_harm": False, "forgotten": store.now()}
         connection.execute(update(tables.person).where(tables.person.c.id == person.id).values(**gone))
         connection.execute(delete(tables.session).where(tables.session.c.person == person.id))
+        connection.execute(delete(tables.bearer).where(tables.bearer.c.person == person.id))
         connection.execute(delete(tables.invite).where(tables.invite.c.email == person.email))
         note(store, connection, "person.forget", {"person": person.id})
         judgments = select(tables.judgment.c.seq).join(tables.assignment).where(tables.assignment.c.person == person.id)

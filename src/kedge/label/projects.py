@@ -16,6 +16,7 @@ from kedge.label import tables
 from kedge.label.audit import note
 from kedge.label.database import Store
 from kedge.label.questions import parse_questions
+from kedge.label.team.quiz import split_quiz
 from kedge.label.texts import check_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -23,19 +24,31 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How many people label an item, and how often gold comes."""
+    """How many people label an item, how often gold comes and an item again, and what people are promised."""
 
     wanted: int = 1
     overlap_share: float = 0.2
     overlap_wanted: int = 3
     gold_share: float = 0.08
+    repeat_share: float = 0.03
+    """Items that a person is asked again, with sides swapped, to see whether they say the same."""
+    practice: int = 5
+    """Gold items that a person is shown with their explanation before the first real one."""
+    harm_an_hour: int = 20
+    """Harmful items an hour, at most, for those who take them."""
+    pay: float = 0.0
+    """For an hour, in `currency`."""
+    currency: str = ""
 
     def __post_init__(self) -> None:
         if self.wanted < 1 or self.overlap_wanted < 1:
             raise ConfigError(f"wanted is {self.wanted}, overlap {self.overlap_wanted}: at least 1 label an item")
-        for name in ("overlap_share", "gold_share"):
+        for name in ("overlap_share", "gold_share", "repeat_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it is a share from 0 to below 1")
+        for name in ("practice", "harm_an_hour", "pay"):
+            if not 0 <= getattr(self, name) < 1e6:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is 0 or more, below a million")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +106,7 @@ def add_guideline(store: Store, project: Project, guideline: str) -> int:
 def _add_guideline(store: Store, connection: Connection, project: int, guideline: str) -> int:
     table = tables.guideline
     digest = hash_bytes(check_text(guideline, "the guideline").encode())
+    split_quiz(guideline)  # a quiz that cannot be read is refused before anybody takes it
     last = connection.execute(
         select(table.c.id, table.c.version, table.c.hash)
         .where(table.c.project == project)
@@ -114,9 +128,19 @@ def read_guideline(store: Store, number: int) -> str:
     return store.read(lambda connection: connection.execute(query).scalar_one())
 
 
+def all_projects(store: Store) -> list[Project]:
+    """Every project, by name."""
+    return store.read(lambda connection: [_find(connection, name) for name in _names(connection)])
+
+
 def find_project(store: Store, name: str) -> Project:
     """The project of this name, or an error with the nearest one."""
     return store.read(lambda connection: _find(connection, name))
+
+
+def all_names(store: Store) -> list[str]:
+    """The names of the projects."""
+    return store.read(_names)
 
 
 def _find(connection: Connection, name: str) -> Project:

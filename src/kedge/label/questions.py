@@ -12,7 +12,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.label.texts import check_text
 
 ItemKind = Literal["pair", "rank", "thumb", "write"]
-Verdict = Literal["step", "both_bad", "ranking", "thumb", "written", "skip", "undone"]
+Verdict = Literal["step", "both_bad", "ranking", "thumb", "written", "skip", "undone", "decided"]
 KINDS: tuple[ItemKind, ...] = ("pair", "rank", "thumb", "write")
 QUESTIONS = (*KINDS, "axes", "edit")
 AXES = ("helpful", "honest", "harmless")

@@ -133,6 +133,28 @@ invite = Table(
     Column("used", _Millis),
     Index("ix_invite_email", "email"),
 )
+member = Table(
+    "member",
+    METADATA,
+    Column("project", _Id, ForeignKey("project.id"), primary_key=True, autoincrement=False),
+    Column("person", _Id, ForeignKey("person.id"), primary_key=True, autoincrement=False),
+    _need("quiz_tries", Integer),
+    Column("passed", _Millis),
+    Column("paused", _Millis),
+    _need("gold_seen", Integer),
+    _need("gold_right", Integer),
+    _need("at", _Millis),
+)
+"""Who works in a project. Gold up to the last pause that a manager ended counts no more: `gold_seen`, `gold_right`."""
+bearer = Table(
+    "bearer",
+    METADATA,
+    Column("hash", _Hash, primary_key=True),
+    _to("person", "person.id"),
+    _need("at", _Millis),
+    Column("revoked", _Millis),
+    Index("ix_bearer_person", "person"),
+)
 body = Table("text", METADATA, Column("hash", _Hash, primary_key=True), _need("body", Text))
 item = Table(
     "item",
@@ -152,8 +174,12 @@ item = Table(
     _need("is_harmful", Boolean),
     Column("language", String(40)),
     Column("origin", String(2000)),
+    Column("words", Integer),
+    Column("repeats", _Id, ForeignKey("item.id")),
     UniqueConstraint("project", "key"),
+    Index("ix_item_tally", "project", "is_gold", "repeats", "wanted"),
 )
+"""`words` are those of prompt and answers; `repeats` is the item that somebody is asked again, for that one alone."""
 Index(
     "ix_item_open",
     item.c.project,
@@ -163,6 +189,12 @@ Index(
     postgresql_where=text("have < wanted"),
 )
 Index("ix_item_gold", item.c.project, item.c.key, sqlite_where=text("is_gold"), postgresql_where=text("is_gold"))
+Index(
+    "ix_item_repeats",
+    item.c.repeats,
+    sqlite_where=text("repeats IS NOT NULL"),
+    postgresql_where=text("repeats IS NOT NULL"),
+)
 answer = Table(
     "answer",
     METADATA,
@@ -220,6 +252,12 @@ Index(
     unique=True,
     sqlite_where=text("supersedes IS NULL"),
     postgresql_where=text("supersedes IS NULL"),
+)
+Index(
+    "ix_judgment_decided",
+    judgment.c.assignment,
+    sqlite_where=text("verdict = 'decided'"),
+    postgresql_where=text("verdict = 'decided'"),
 )
 flag = Table(
     "flag",

@@ -6,7 +6,7 @@ like them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,15 @@ from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.database import Store
 from kedge.label.projects import Project
+from kedge.label.repeats import lease_again
 from kedge.label.texts import read_texts
 
 LEASE_MS = 30 * 60 * 1000
 _EXPIRED_AT_ONCE = 100
+
+
+class NoSuchAssignment(DataError):
+    """Nothing by this name, or another person's: which of the two is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +43,31 @@ class Task:
     leased_until: int
 
 
-def next_task(store: Store, project: Project, person: Person) -> Task | None:
-    """Lease an item to a person; the one that the person holds already comes again. None: nothing is left to do."""
+def next_task(store: Store, project: Project, person: Person, kind: str | None = None) -> Task | None:
+    """Lease an item to a person; the one that the person holds already comes again. None: nothing is left to do.
+
+    With `kind` only items of this kind are looked at.
+    """
 
     def work(connection: Connection) -> Task | None:
         _lock_person(store, connection, person)
         now = store.now()
         expire(store, connection, now)
         table = tables.assignment
-        open_lease = connection.execute(
-            select(table.c.id).where(
-                table.c.project == project.id, table.c.person == person.id, table.c.state == "leased"
-            )
-        ).first()
+        held = select(table.c.id).where(
+            table.c.project == project.id, table.c.person == person.id, table.c.state == "leased"
+        )
+        if kind is not None:
+            held = held.join(_ITEM, _ITEM.c.id == table.c.item).where(_ITEM.c.kind == kind)
+        open_lease = connection.execute(held).first()
         if open_lease is not None:
             connection.execute(update(table).where(table.c.id == open_lease.id).values(leased_until=now + LEASE_MS))
-            return _task(connection, project, open_lease.id)
-        item = _choose(store, connection, project, person)
-        return None if item is None else _task(connection, project, _lease(store, connection, project, person, item))
+            return read_task(connection, project, open_lease.id)
+        again = lease_again(store, connection, project, person, until=now + LEASE_MS, kind=kind)
+        if again is not None:
+            return read_task(connection, project, again)
+        item = _choose(store, connection, project, person, kind)
+        return None if item is None else read_task(connection, project, lease(store, connection, project, person, item))
 
     return store.write(work)
 
@@ -102,7 +114,7 @@ def own_assignment(connection: Connection, person: Person, assignment: str) -> A
     """The assignment with its item's kind, locked; the error is the same whether it is unknown or another's."""
     row = connection.execute(_OWN, {"assignment": assignment, "person": person.id}).first()
     if row is None:
-        raise DataError("there is no such assignment")
+        raise NoSuchAssignment("there is no such assignment")
     return row
 
 
@@ -145,11 +157,11 @@ def _lock_person(store: Store, connection: Connection, person: Person) -> None:
         raise DataError("this person has no account any more")
 
 
-def _choose(store: Store, connection: Connection, project: Project, person: Person) -> Any:
+def _choose(store: Store, connection: Connection, project: Project, person: Person, kind: str | None) -> Any:
     """An item that lacks labels, or now and then a gold one in its place."""
     item = tables.item
     query = (
-        _suitable(person, project)
+        _suitable(person, project, kind)
         .where(item.c.have < item.c.wanted)
         .order_by(item.c.priority.desc(), item.c.id)
         .limit(1)
@@ -160,37 +172,57 @@ def _choose(store: Store, connection: Connection, project: Project, person: Pers
         ordinary = connection.execute(query.with_for_update(of=item)).first()
     # Gold is looked for every time, so that an answer takes as long with it as without; it is not handed out once
     # there is nothing else, which would give it away.
-    gold = _gold_from(connection, project, person, store.token())
+    gold = gold_from(connection, project, person, store.token(), kind)
     is_golden = store.randomness.random() < project.settings.gold_share
     return gold if gold is not None and ordinary is not None and is_golden else ordinary
 
 
-def _gold_from(connection: Connection, project: Project, person: Person, start: str) -> Any:
+def gold_from(connection: Connection, project: Project, person: Person, start: str, kind: str | None = None) -> Any:
     """The first gold item, by hash, after a random place that this person has not had; else from the beginning."""
     item = tables.item
-    query = _suitable(person, project).where(item.c.is_gold).order_by(item.c.key).limit(1)
+    query = _suitable(person, project, kind).where(item.c.is_gold).order_by(item.c.key).limit(1)
     return connection.execute(query.where(item.c.key > start)).first() or connection.execute(query).first()
 
 
-def _suitable(person: Person, project: Project) -> Select[Any, Any]:
+def _suitable(person: Person, project: Project, kind: str | None) -> Select[Any, Any]:
     item, had = tables.item, tables.assignment
     conditions: list[ColumnElement[bool]] = [
         item.c.project == project.id,
         ~exists().where(had.c.item == item.c.id, had.c.person == person.id, had.c.state != "returned"),
+        *fits(person),
     ]
+    if kind is not None:
+        conditions.append(item.c.kind == kind)
+    return select(item.c.id, item.c.is_gold).where(*conditions)
+
+
+def fits(person: Person) -> list[ColumnElement[bool]]:
+    """Items in a language that the person knows, and no harm for those who do not take it."""
+    item = tables.item
+    conditions: list[ColumnElement[bool]] = []
     if person.languages:
         conditions.append(or_(item.c.language.is_(None), item.c.language.in_(person.languages)))
     if not person.takes_harm:
         conditions.append(~item.c.is_harmful)
-    return select(item.c.id, item.c.is_gold).where(*conditions)
+    return conditions
 
 
-def _lease(store: Store, connection: Connection, project: Project, person: Person, item: Any) -> str:
+def lease(
+    store: Store,
+    connection: Connection,
+    project: Project,
+    person: Person,
+    item: Any,
+    state: str = "leased",
+    *,
+    shown: Sequence[int] | None = None,
+) -> str:
+    """Give an item to a person, with the sides drawn for them (or as they were `shown`), and tell the assignment."""
     table, until = tables.assignment, store.now() + LEASE_MS
     returned = connection.execute(
         update(table)
         .where(table.c.item == item.id, table.c.person == person.id)
-        .values(state="leased", leased_until=until, guideline=project.guideline)
+        .values(state=state, leased_until=until, guideline=project.guideline)
         .returning(table.c.id)
     ).first()
     if not item.is_gold:
@@ -198,8 +230,9 @@ def _lease(store: Store, connection: Connection, project: Project, person: Perso
     if returned is not None:
         return returned.id
     places = select(func.count()).select_from(tables.answer).where(tables.answer.c.item == item.id)
-    order = list(range(connection.scalar(places) or 0))
-    store.randomness.shuffle(order)
+    order = list(range(connection.scalar(places) or 0)) if shown is None else list(shown)
+    if shown is None:
+        store.randomness.shuffle(order)
     number = store.token()
     connection.execute(
         insert(table),
@@ -210,7 +243,7 @@ def _lease(store: Store, connection: Connection, project: Project, person: Perso
             "person": person.id,
             "guideline": project.guideline,
             "order": order,
-            "state": "leased",
+            "state": state,
             "leased_until": until,
             "seconds": 0.0,
             "is_right": None,
@@ -219,7 +252,8 @@ def _lease(store: Store, connection: Connection, project: Project, person: Perso
     return number
 
 
-def _task(connection: Connection, project: Project, assignment: str) -> Task:
+def read_task(connection: Connection, project: Project, assignment: str) -> Task:
+    """What an assignment shows."""
     row = connection.execute(_SHOWN, {"assignment": assignment}).one()
     rows = connection.execute(_ANSWERS, {"item": row.id})
     hashes = dict(rows.all())

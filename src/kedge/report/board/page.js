@@ -38,6 +38,21 @@
       say(document.execCommand("copy") ? "copied: fill in --why and --check" : "selected: copy it yourself");
     }
   };
+  // Where an application serves this page, what was lost can be put before people.
+  const csrf = document.querySelector("meta[name=csrf]")?.content;
+  const send = async (item) => {
+    if (!item?.dataset.item) return;
+    const token = new URLSearchParams(location.search).get("token");
+    const headers = { "Content-Type": "application/json", "X-CSRF-Token": csrf, ...(token ? { "X-Kedge-Token": token } : {}) };
+    try {
+      const body = JSON.stringify({ ...item.dataset });
+      const answer = await fetch("/board/send", { method: "POST", headers, body });
+      const told = await answer.json();
+      say(told.say ?? told.error);
+    } catch {
+      say("the server cannot be reached");
+    }
+  };
   form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("focusin", (event) => {
@@ -46,6 +61,7 @@
   });
   document.addEventListener("click", (event) => {
     if (event.target.matches?.(".command button")) copy(event.target.closest("article"));
+    if (event.target.closest?.("[data-send]")) send(event.target.closest("article"));
   });
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -53,7 +69,7 @@
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    const act = { j: () => move(1), k: () => move(-1), b: () => copy(items[at]), "/": () => form.elements.q.focus() }[event.key];
+    const act = { j: () => move(1), k: () => move(-1), b: () => copy(items[at]), l: () => send(items[at]), "/": () => form.elements.q.focus() }[event.key];
     if (!act) return;
     event.preventDefault();
     act();

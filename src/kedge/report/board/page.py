@@ -28,7 +28,18 @@ class ShownCell:
     title: str
 
 
-def render_board(board: Board) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedBoard:
+    """What a board knows of the application that serves it: lost items can be sent to people."""
+
+    nonce: str
+    csrf: str
+    project: str
+    """Where they are sent."""
+
+
+def render_board(board: Board, hosted: HostedBoard | None = None) -> str:
+    """The page; `hosted` where it is served and not a file."""
     main = [place for place, column in enumerate(board.columns) if column.is_main]
     others = [place for place, column in enumerate(board.columns) if not column.is_main]
     tax = tax_plot(board)
@@ -51,7 +62,8 @@ def render_board(board: Board) -> str:
         number=number,
         lost_models=list(dict.fromkeys(item.model for item in board.lost.items)),
         lost_columns=list(dict.fromkeys(item.column for item in board.lost.items)),
-        nonce=secrets.token_urlsafe(16),
+        nonce=secrets.token_urlsafe(16) if hosted is None else hosted.nonce,
+        hosted=hosted,
         own_style=asset("kedge.report.board", "page.css"),
         script=asset("kedge.report.charts", "chart.js") + asset("kedge.report.board", "page.js"),
     )

@@ -1,0 +1,92 @@
+"""`/board`: the board of models, read anew, with what was lost sent to people on a key."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from kedge.core.errors import DataError
+from kedge.data.examples import Message
+from kedge.data.messages import as_messages
+from kedge.label.items import Draft, DraftAnswer, add_items
+from kedge.report.board.page import HostedBoard, render_board
+from kedge.report.board.records import Board, LostItem
+from kedge.web.pages import Site, project_for, visitor_of
+
+_FRESH_S = 30.0
+Words = Annotated[str, Field(max_length=10_000)]
+
+
+class Sending(BaseModel):
+    """A lost item, by what the page knows of it."""
+
+    model_config = ConfigDict(extra="forbid")
+    project: str
+    model: Words
+    column: Words
+    item: Words
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The board of the last half minute: reading all files takes a while."""
+
+    read: Callable[[], Board]
+    board: Board | None = None
+    at: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def now(self) -> Board:
+        with self.lock:
+            if self.board is None or time.monotonic() - self.at > _FRESH_S:
+                self.board, self.at = self.read(), time.monotonic()
+            return self.board
+
+
+def add_board(app: FastAPI, site: Site, read: Callable[[], Board]) -> None:
+    kept = _Kept(read)
+
+    @app.get("/board")
+    def board(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
+        project = project_for(site, request)
+        csrf = visitor_of(request).csrf or ""
+        hosted = HostedBoard(nonce=request.state.nonce, csrf=csrf, project=project.name)
+        return HTMLResponse(render_board(kept.now(), hosted))
+
+    @app.post("/board/send")
+    def send(request: Request, body: Sending) -> Response:  # pyright: ignore[reportUnusedFunction]
+        project = project_for(site, request, body.project)
+        lost = _find(kept.now(), body)
+        added = add_items(site.store, project, [draft_of(lost, kept.now().baseline or "")], origin="board")
+        return JSONResponse({"say": f"sent to {project.name}" if added.items else f"{project.name} has it already"})
+
+
+def _find(board: Board, body: Sending) -> LostItem:
+    for lost in board.lost.items:
+        if (lost.model, lost.column, lost.item) == (body.model, body.column, body.item):
+            return lost
+    raise HTTPException(404, "there is no such item")
+
+
+def draft_of(lost: LostItem, baseline: str) -> Draft:
+    """A lost item as a pair to compare: the model's answer and the baseline's, on sides that are drawn."""
+    if lost.answer == lost.baseline_answer:
+        raise DataError("both answers are the same; there is nothing to compare")
+    rows = [{"role": role, "content": text} for role, text in lost.prompt]
+    return Draft(
+        prompt=as_messages(rows, text_role="user", field="prompt"),
+        answers=(
+            DraftAnswer(text=(Message("assistant", lost.answer),), model=lost.model),
+            DraftAnswer(text=(Message("assistant", lost.baseline_answer),), model=baseline),
+        ),
+        priority=1.0,
+        origin=f"board: {lost.column}, {lost.item}"[:2000],
+    )
