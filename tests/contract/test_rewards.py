@@ -177,7 +177,7 @@ def _from_text() -> RewardSource:
 def _mix() -> RewardSource:
     parts = {"model": _on_tokens(), "right": _from_text()}
     settings = {"kind": "mix", "weights": {"right": 0.5}, "parts": {name: {"kind": "exact"} for name in parts}}
-    return Mix(parts, MixSource.model_validate(settings))
+    return Mix(parts, MixSource.model_validate(settings), lambda _: [])
 
 
 class TestRewardSources(RewardSourceContract):

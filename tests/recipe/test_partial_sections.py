@@ -14,13 +14,14 @@ from kedge.core.errors import ConfigError
 from kedge.core.settings import Section
 from kedge.recipe.schema import Recipe, load_recipe, recipe_of
 
+PRICED = {"length": {"price": 0.1, "most": 100}}
 MINIMAL: dict[str, dict[str, Any]] = {
     "sft": {"data": "d.jsonl"},
     "reward": {"data": "p.jsonl"},
     "preference": {"data": "p.jsonl", "lora": {}, "online": {"prompts": "p.jsonl", "reward": "r"}},
     "best_of_n": {"prompts": "p.jsonl", "reward": "r"},
-    "ppo": {"prompts": "p.jsonl", "reward": "r", "loss": {"imitate": {"data": "d.jsonl"}}},
-    "group": {"prompts": "p.jsonl", "reward": "r", "loss": {"imitate": {"data": "d.jsonl"}}},
+    "ppo": {"prompts": "p.jsonl", "reward": "r", "loss": {"imitate": {"data": "d.jsonl"}}, "scores": PRICED},
+    "group": {"prompts": "p.jsonl", "reward": "r", "loss": {"imitate": {"data": "d.jsonl"}}, "scores": PRICED},
     "evaluate": {"models": ["tiny"], "prompts": "p.jsonl"},
     "exam": {"models": ["tiny"], "exams": ["knowledge"]},
     "gate": {"candidate": "tiny", "baseline": "tiny", "from": ["eval"]},
