@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import gate_power
-from figures import Figure, Record, at_least, at_most, equal, read, same, told
+from figures import Figure, Record, at_least, at_most, equal, print_figures, read, same, told
 from kedge.core.errors import ContractStop, DataError
 from kedge.core.stats import cohen_kappa
 from kedge.evaluate import bradley_terry, holm, length_controlled, mcnemar, rogan_gladen, tango
@@ -360,12 +360,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         print(__doc__)
         return 2
-    words = {True: "ok", False: "MISS", None: ""}
-    misses = 0
-    print(f"{'figure':<74} {'accepted':<36} {'found':<36}")
-    for figure in figures(Path(arguments[0])):
-        print(f"{figure.what:<74} {figure.accepted:<36} {figure.found:<36} {words[figure.is_ok]}".rstrip(), flush=True)
-        misses += figure.is_ok is False
+    misses = print_figures(figures(Path(arguments[0])))
     print("IFEval beside Google's code: benchmarks/ifeval_against_google.py, in an environment of its own")
     print(f"{misses} missed" if misses else "all ok")
     return 1 if misses else 0

@@ -1,9 +1,10 @@
-"""Lines of `evaluation_truth.py`: what is accepted, what was found, and whether that is the same."""
+"""Lines of `evaluation_truth.py` and `label_truth.py`: what is accepted, what was found, and whether it is the same."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,14 @@ def told(what: str, found: str) -> Figure:
 def read(folder: Path, name: str) -> list[Record]:
     with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def print_figures(figures: Iterable[Figure]) -> int:
+    """A table of all of them; gives how many are missed."""
+    words = {True: "ok", False: "MISS", None: ""}
+    misses = 0
+    print(f"{'figure':<74} {'accepted':<36} {'found':<36}")
+    for figure in figures:
+        print(f"{figure.what:<74} {figure.accepted:<36} {figure.found:<36} {words[figure.is_ok]}".rstrip(), flush=True)
+        misses += figure.is_ok is False
+    return misses

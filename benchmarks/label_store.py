@@ -6,7 +6,8 @@
   is a lease and a write, both flushed to disk. Nothing may be lost, doubled, or give gold away.
 - kill: processes are killed with SIGKILL between a lease and its write, eight times; every judgment that was
   acknowledged must be there.
-- status: `kedge label status` of a million judgments over a third as many items must take at most a second.
+- status: `kedge label status` of a million judgments over a third as many items, with agreement and what is told of
+  people, must take at most a second.
 
 FOLDER is where the stores are made, to measure a certain disk. Exit code 1 where any of this does not hold.
 """
@@ -14,6 +15,7 @@ FOLDER is where the stores are made, to measure a certain disk. Exit code 1 wher
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +42,7 @@ KILLS, AFTER = 8, 5
 MOST_STATUS_SECONDS = 1.0
 _BATCH = 50_000
 _EACH_ITEM = 3
+_PROMPTS = 50_000
 
 
 def main() -> int:
@@ -111,7 +114,7 @@ def report_status(name: str, address: str, judgments: int) -> bool:
     now = status(store, project)
     print(
         f"{name}: {now.as_of:,} judgments over {now.items:,} items (filled in {filled:.0f} s): status in "
-        f"{', '.join(f'{value:.2f}' for value in seconds)} s",
+        f"{', '.join(f'{value:.2f}' for value in seconds)} s; {now.agreement['pair'].in_words()}",
         flush=True,
     )
     store.close()
@@ -127,17 +130,25 @@ def _timed(work: Callable[[], object]) -> float:
 def fill(store: Store, project: Project, judgments: int) -> None:
     """Items and judgments in bulk, without their chain: only reading them is measured."""
     count = -(-judgments // _EACH_ITEM)
-    store.write(lambda connection: connection.execute(insert(tables.body), [{"hash": "t", "body": "[]"}]))
+    prompts = [{"hash": _digest("prompt", number), "body": "[]"} for number in range(_PROMPTS)]
+    store.write(lambda connection: connection.execute(insert(tables.body), prompts))
     person = {"role": "annotator", "languages": [], "takes_harm": False, "at": 0}
     rows = [{"id": number, "uid": str(number), "email": f"p{number}@example.org", **person} for number in range(1, 201)]
     store.write(lambda connection: connection.execute(insert(tables.person), rows))
     item = {
-        "project": project.id, "round": 0, "kind": "pair", "prompt": "t", "wanted": _EACH_ITEM, "have": _EACH_ITEM,
+        "project": project.id, "round": 0, "kind": "pair", "wanted": _EACH_ITEM, "have": _EACH_ITEM, "words": 120,
         "priority": 0.0, "is_gold": False, "is_heldout": False, "is_harmful": False,
     }  # fmt: skip
-    _bulk(store, tables.item, ({"id": number, "key": str(number), **item} for number in range(1, count + 1)))
+    _bulk(
+        store,
+        tables.item,
+        (
+            {"id": number, "key": _digest("item", number), "prompt": _digest("prompt", number % _PROMPTS), **item}
+            for number in range(1, count + 1)
+        ),
+    )
     assignment = {
-        "project": project.id, "guideline": project.guideline, "order": [0, 1], "state": "done", "leased_until": 0,
+        "project": project.id, "guideline": project.guideline, "state": "done", "leased_until": 0,
         "seconds": 20.0, "is_right": None,
     }  # fmt: skip
     _bulk(
@@ -148,22 +159,36 @@ def fill(store: Store, project: Project, judgments: int) -> None:
                 "id": f"{number:032x}",
                 "item": 1 + number // _EACH_ITEM,
                 "person": 1 + (number * 7 + number // _EACH_ITEM) % 200,
+                "order": [number % 2, 1 - number % 2],
                 **assignment,
             }
             for number in range(judgments)
         ),
     )
     judgment = {
-        "verdict": "step", "outcome": -1, "seconds": 20.0, "idle_seconds": 0.0, "guideline": project.guideline,
+        "verdict": "step", "seconds": 20.0, "idle_seconds": 0.0, "guideline": project.guideline,
         "at": 0, "hash": "0",
     }  # fmt: skip
     _bulk(
         store,
         tables.judgment,
-        ({"seq": number + 1, "assignment": f"{number:032x}", **judgment} for number in range(judgments)),
+        (
+            {"seq": number + 1, "assignment": f"{number:032x}", "outcome": _outcome(number), **judgment}
+            for number in range(judgments)
+        ),
     )
     head = update(tables.chain).where(tables.chain.c.name == "judgment").values(seq=judgments)
     store.write(lambda connection: connection.execute(head))
+
+
+def _digest(what: str, number: int) -> str:
+    return hashlib.sha256(f"{what} {number}".encode()).hexdigest()
+
+
+def _outcome(number: int) -> int:
+    """A step that depends on the item, and in one of four cases on chance."""
+    own, item = _digest("label", number), _digest("truth", number // _EACH_ITEM)
+    return int(own if own[0] < "4" else item, 16) % 7 - 3
 
 
 def _bulk(store: Store, table: Any, rows: Iterator[dict[str, Any]]) -> None:

@@ -56,8 +56,11 @@ def test_from_pairs_to_labels_to_pairs(shop: Callable[..., Any], kedge: Callable
     assert "0 items added, 3 were there already" in shop("add", "shop", "pairs.jsonl").out
     label_everything(tmp_path)
     assert "3 items, 3 of 3 labels (100.0%)" in shop("status", "shop", "--verify").out
-    people = json.loads(shop("status", "shop", "--json").out)["people"]
-    assert people == [{"name": "ann@example.org", "labels": 3, "skipped": 0, "gold": 0, "gold_right": 0, "hours": 0.03}]
+    told = json.loads(shop("status", "shop", "--json").out)
+    (ann,) = told["people"]
+    assert (ann["name"], ann["labels"], ann["skipped"], ann["hours"]) == ("ann@example.org", 3, 0, 0.03)
+    assert ann["care"]["bias"]["value"] == 0.5, "always on the left"
+    assert told["next"][-1] == "all labels are there: `kedge label export shop --out labels.jsonl`"
     assert "3 pairs as of 3" in shop("export", "shop", "--out", "labels.jsonl").out
     assert "2 pairs as of 2" in shop("export", "shop", "--out", "earlier.jsonl", "--as-of", "2").out
     checked = kedge("data", "check", "labels.jsonl")
@@ -121,6 +124,60 @@ def test_what_is_wrong_is_said_and_changes_nothing(
     assert words in done.err
     assert "secret" not in done.err
     assert shop("status", "shop", "--json").out == before
+
+
+def test_people_compare_the_answers_of_an_evaluation(shop: Callable[..., Any], tmp_path: Path) -> None:
+    write(tmp_path / "answers.jsonl", ANSWERS)
+    shop("add", "shop", "answers.jsonl")
+    assert "have compared none of these answers" in shop("rates", "shop", "answers.jsonl").err
+    store = open_store(str(tmp_path / "labels.db"))
+    project, ann = find_project(store, "shop"), add_person(store, "ann@example.org")
+    while (task := next_task(store, project, ann)) is not None:  # "no" is better than "yes"
+        is_left = task.answers[0][0].content.startswith("no")
+        judge(store, project, ann, task.assignment, Decision(verdict="step", outcome=-1 if is_left else 1))
+    store.close()
+    assert "people: ppo over sft 100.0%" in shop("rates", "shop", "answers.jsonl").out
+    found = json.loads(shop("rates", "shop", "answers.jsonl", "--baseline", "ppo", "--json").out)
+    assert found["baseline"] == "ppo"
+    assert (found["rates"]["sft"]["people"]["rate"], found["rates"]["sft"]["people"]["prompts"]) == (0.0, 2)
+    assert "0 pairs" in shop("export", "shop", "--out", "train.jsonl").out, "what measures is not trained on"
+    assert "2 pairs" in shop("export", "shop", "--out", "heldout.jsonl", "--heldout").out
+
+
+def test_labels_of_another_tool_come_in_and_go_out(shop: Callable[..., Any], tmp_path: Path) -> None:
+    responses = {"q": [{"value": "a", "user_id": "u1"}, {"value": "b", "user_id": "u2"}]}
+    record = {"fields": {"prompt": "p", "a": "x", "b": "y"}, "responses": responses}
+    (tmp_path / "argilla.json").write_text(json.dumps([record]))
+    told = shop("add", "shop", "argilla.json").out
+    assert "argilla; 1 items added" in told
+    assert "2 labels of 2 people added" in told
+    told = shop("export", "shop", "--as", "label-studio", "--out", "studio.json").out
+    assert "label-studio cannot say: ties in rankings" in told
+    assert "label-studio; 0 items added, 1 were there already" in shop("add", "shop", "studio.json").out
+
+
+def test_a_session_of_disagreements_is_a_page(
+    shop: Callable[..., Any], kedge: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert kedge("label", "new", "two", "--questions", "pair", "--guideline", "guide.md", "--wanted", "2").code == 0
+    write(tmp_path / "pairs.jsonl", PAIRS)
+    shop("add", "two", "pairs.jsonl")
+    store = open_store(str(tmp_path / "labels.db"))
+    project = find_project(store, "two")
+    for number in range(2):
+        person = add_person(store, f"p{number}@example.org")
+        while (task := next_task(store, project, person)) is not None:
+            is_left = task.answers[0][0].content.startswith(("good", "bad")[number])
+            judge(store, project, person, task.assignment, Decision(verdict="step", outcome=-3 if is_left else 3))
+    store.close()
+    assert "3 items; 0 labels more" in shop("calibrate", "two", "--out", "session.md").out
+    assert "A is better by 3 of 3" in (tmp_path / "session.md").read_text()
+    again = shop("calibrate", "two", "--out", "session.md")
+    assert again.code == 2, "a page that is there is not overwritten"
+    settled = shop(
+        "export", "two", "--out", "ties.jsonl", "--settle", "dawid_skene", "--ties", "half", "--margins", "large"
+    )
+    assert "3 pairs as of 6" in settled.out
 
 
 def test_an_invitation_is_a_link_and_a_person_can_be_forgotten(shop: Callable[..., Any], tmp_path: Path) -> None:

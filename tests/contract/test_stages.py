@@ -26,6 +26,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "evaluate": {"models": ["sft"], "prompts": "prompts.jsonl"},
     "exam": {"models": ["sft"], "exams": ["knowledge"]},
     "gate": {"candidate": "ppo", "baseline": "sft", "from": ["exam"]},
+    "tasks": {"models": ["sft"], "prompts": "prompts.jsonl"},
+    "label": {"data": "tasks", "by": {"kind": "people", "project": "shop"}},
 }
 TESTS = [name for name in dir(StageContract) if name.startswith("test_")]
 

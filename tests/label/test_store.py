@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
-from made_up import pair, project_with, says
+from alembic.script import ScriptDirectory
+from made_up import pair, people, project_with, says
 from sqlalchemy import func, select, text
 
 from kedge.core.errors import ConfigError, DataError, KedgeError
+from kedge.core.files import hash_bytes
 from kedge.label import tables
-from kedge.label.database import Store, open_store
+from kedge.label.database import MIGRATIONS, Store, open_store
 from kedge.label.items import Draft, add_items
-from kedge.label.projects import new_project
+from kedge.label.judging import judge
+from kedge.label.projects import find_project, new_project
+from kedge.label.questions import Decision
+from kedge.label.status import status
 from kedge.label.texts import encode_messages, read_texts
+from kedge.label.work import next_task
 
 
 def test_migrations_make_the_tables_that_the_code_knows(store: Store) -> None:
@@ -51,8 +60,42 @@ def test_several_open_a_new_store_at_once(opened: Callable[[], Store], address: 
 
 def test_a_store_of_a_newer_version_is_refused_with_words(opened: Callable[[], Store], address: str) -> None:
     opened().write(lambda connection: connection.execute(text("UPDATE alembic_version SET version_num = '0999'")))
-    with pytest.raises(DataError, match=r"newer Kedge \(tables of version 0999; this one knows 0002\)"):
+    with pytest.raises(DataError, match=r"newer Kedge \(tables of version 0999; this one knows 0003\)"):
         open_store(address)
+
+
+def test_a_store_of_the_first_version_keeps_its_items(opened: Callable[[], Store], address: str) -> None:
+    """Its items have neither words nor repetitions, and are asked and counted like others."""
+    script = ScriptDirectory(MIGRATIONS)
+    engine = opened().engine  # for its settings alone: the tables of today are taken away
+    with engine.begin() as connection:
+        tables.METADATA.drop_all(connection)
+        connection.execute(text("DROP TABLE alembic_version"))
+        steps = partial(script._upgrade_revs, "0001")
+        with EnvironmentContext(Config(), script, fn=lambda revision, _: steps(revision)) as environment:
+            environment.configure(connection=connection, target_metadata=tables.METADATA)
+            environment.run_migrations()
+        for statement in OLD_ROWS:
+            connection.execute(text(statement))
+    store = opened()
+    project = find_project(store, "old")
+    (person,) = people(store, 1)
+    task = next_task(store, project, person)
+    assert task is not None
+    judge(store, project, person, task.assignment, Decision(verdict="thumb", outcome=1))
+    now = status(store, project)
+    assert (now.items, now.given, now.missing) == (1, 1, 0)
+
+
+OLD_ROWS = (
+    "INSERT INTO project VALUES (1, 'old', '{\"thumb\": {}}', '{\"wanted\": 1}', 'aa', 0)",
+    "INSERT INTO guideline VALUES (1, 1, 1, 'h', '\"Look.\"', 0)",
+    "INSERT INTO text VALUES ('" + hash_bytes(b"[]") + "', '[]')",
+    "INSERT INTO item VALUES (1, 1, 'k', 0, 'thumb', '"
+    + hash_bytes(b"[]")
+    + "', 1, 0, 0.0, NULL, FALSE, FALSE, FALSE, NULL, NULL)",
+    "INSERT INTO answer VALUES (1, 0, '" + hash_bytes(b"[]") + "', NULL, NULL, NULL)",
+)
 
 
 def test_what_is_no_store_is_refused_with_words(tmp_path: Path) -> None:

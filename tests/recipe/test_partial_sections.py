@@ -24,6 +24,8 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "evaluate": {"models": ["tiny"], "prompts": "p.jsonl"},
     "exam": {"models": ["tiny"], "exams": ["knowledge"]},
     "gate": {"candidate": "tiny", "baseline": "tiny", "from": ["eval"]},
+    "tasks": {"models": ["tiny"], "prompts": "p.jsonl"},
+    "label": {"data": "t.jsonl", "by": {"project": "shop"}},
     "data": {"files": ["d.jsonl"]},
 }
 """What each kind cannot do without; optional sections are given, so that their settings are tried too."""

@@ -33,7 +33,7 @@ class StageRun:
 
     @property
     def status(self) -> Status:
-        """`running`, `done`, `failed`, `stopped` by a contract of the recipe, or `interrupted`."""
+        """`running`, `done`, `failed`, `stopped` by a contract, `waiting` for people, or `interrupted`."""
         return folders.status_of(self.folder)
 
     @property
@@ -91,7 +91,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """`running`, `done`, `failed`, `stopped` by a contract of the recipe, or `interrupted`."""
+        """`running`, `done`, `failed`, `stopped` by a contract, `waiting` for people, or `interrupted`."""
         return folders.status_of(self.folder)
 
     @property

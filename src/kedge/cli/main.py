@@ -90,7 +90,8 @@ def _command() -> Any:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract, 130 interrupted."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a contract, 4 waiting for people,
+    130 interrupted."""
     # Libraries draw progress bars of their own, which no terminal and no log file needs between our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:

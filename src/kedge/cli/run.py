@@ -28,7 +28,8 @@ def run(
     """Run a recipe; everything it makes is in runs/NAME.
 
     Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 stopped by a contract of the recipe, everything is
-    saved; 130 interrupted (Ctrl-C, SIGTERM), everything is saved and --resume goes on.
+    saved; 4 waiting for people, --resume goes on when they are done; 130 interrupted (Ctrl-C, SIGTERM), everything is
+    saved and --resume goes on.
     """
     from kedge.commands.check import refuse_unfit
     from kedge.commands.run import run_placed

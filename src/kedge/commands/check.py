@@ -6,13 +6,14 @@ The recipe and its wiring are checked by loading it. Here the models, the data a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.commands.checks.data import DataFiles, check_data, check_prompts
+from kedge.commands.checks.labels import label_lines
 from kedge.commands.checks.machine import (
     device_findings,
     disk_bytes,
@@ -137,6 +138,7 @@ def check_recipe(
         if base.facts:
             bases[name] = base.facts
         report, rows = _check_stage(name, recipe, links, base, files, rewards)
+        report = replace(report, lines=(*report.lines, *label_lines(name, recipe, plan)))
         stages.append(report)
         checked.extend(rows)
     needed = disk_bytes(recipe, bases)

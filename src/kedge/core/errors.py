@@ -1,8 +1,8 @@
 """One tree of errors. A message says what was found, where, what was expected, and what to do.
 
 Each class also inherits the fitting built-in, can be pickled, and knows the exit code of the command line:
-1 failed, 2 bad input (nothing was changed), 3 stopped by a contract with everything saved. Ctrl-C ends with 130. A
-process that ends because another one is gone ends with 76.
+1 failed, 2 bad input (nothing was changed), 3 stopped by a contract with everything saved, 4 waiting for people.
+Ctrl-C ends with 130. A process that ends because another one is gone ends with 76.
 """
 
 from __future__ import annotations
@@ -81,6 +81,12 @@ class ContractStop(KedgeError, RuntimeError):
     """A contract of the recipe (a KL limit, a gate) stopped the run; everything is saved."""
 
     exit_code = 3
+
+
+class Waiting(KedgeError, RuntimeError):
+    """A run cannot go on before people have done their part; everything is saved, and it is resumed when they have."""
+
+    exit_code = 4
 
 
 class ProcessError(KedgeError, RuntimeError):

@@ -28,11 +28,12 @@ ArtifactKind = Literal[
     "thumbs",
     "prompts",
     "evaluation",
+    "tasks",
     "rules",
     "verdict",
 ]
-"""What flows between stages. `records` is a data file of any kind; what it holds is checked when it is read. `rules` is
-the file that a gate decides by."""
+"""What flows between stages. `records` is a data file of any kind; what it holds is checked when it is read. `tasks`
+are what people are asked, `rules` is the file that a gate decides by."""
 
 
 class DataFile(Section):

@@ -128,6 +128,35 @@ def agreement_interval(
     )
 
 
+def alpha_of_many(
+    labels: Labels, clusters: Sequence[Hashable], *, level: Level, seed: int = 0, draws: int = BOOTSTRAP_DRAWS
+) -> AgreementInterval:
+    """Krippendorff's α of many labels that are laid out already, with the interval of `agreement_interval`.
+
+    Clusters with the same labels have the same table: how often each table is drawn is one multinomial draw, so that
+    the interval takes no longer for a million labels than for a thousand.
+
+    >>> labels = labels_of([[0, 0], [0, 1], [1, 1], [1, 1]])
+    >>> interval = alpha_of_many(labels, ["p", "p", "q", "r"], level="nominal")
+    >>> round(interval.value, 4), interval.items, interval.clusters
+    (0.5333, 4, 3)
+    """
+    table_NKK, values = coincidences(labels)
+    alpha = _alpha(level, values)
+    has_pair_N = table_NKK.sum(axis=(1, 2)) > 0
+    group_N = places_of([name for name, has_pair in zip(clusters, has_pair_N, strict=True) if has_pair])
+    groups, size = int(group_N.max()) + 1, table_NKK.shape[1]
+    total_GKK = np.zeros((groups, size, size))
+    np.add.at(total_GKK, group_N, table_NKK[has_pair_N])
+    total_KK = total_GKK.sum(axis=0)
+    low = high = alpha(total_KK)
+    if groups >= _FEWEST_CLUSTERS:
+        different_UE, count_U = np.unique(total_GKK.reshape(groups, -1), axis=0, return_counts=True)
+        drawn_DU = np.random.default_rng(seed).multinomial(groups, count_U / groups, size=draws)
+        low, high = percentile_interval(np.array([alpha(row.reshape(size, size)) for row in drawn_DU @ different_UE]))
+    return AgreementInterval(value=alpha(total_KK), low=low, high=high, items=int(has_pair_N.sum()), clusters=groups)
+
+
 def coincidences(labels: Labels) -> tuple[Floats, tuple[float, ...]]:
     """For each item, how often two of its labels are c and k: Σ over ordered pairs of people / (labels − 1).
 

@@ -62,7 +62,13 @@ def dawid_skene(
     >>> result.labels, result.accuracy.round(2).tolist()
     ([0, 1, 0, 1], [1.0, 1.0, 0.5])
     """
-    labels = labels_of(ratings)
+    return dawid_skene_of(labels_of(ratings), classes=classes, smoothing=smoothing, mirrored=mirrored)
+
+
+def dawid_skene_of(
+    labels: Labels, *, classes: int, smoothing: float = 0.01, mirrored: bool | Sequence[int] = False
+) -> DawidSkene:
+    """The same from labels that are laid out already: a table of many items and people has few of its places filled."""
     class_M = _class_numbers(labels, classes)
     mirror_K = _mirror(mirrored, classes)
     if not smoothing >= 0 or smoothing == float("inf"):

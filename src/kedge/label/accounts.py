@@ -51,6 +51,14 @@ def pseudonym(project: Project, uid: str) -> str:
     return hmac.new(bytes.fromhex(project.secret), uid.encode(), sha256).hexdigest()[:32]
 
 
+def pseudonyms(store: Store, project: Project) -> dict[str, str]:
+    """By address, who people are in exports of this project."""
+    table = tables.person
+    query = select(table.c.email, table.c.uid).where(table.c.email.is_not(None))
+    rows = store.read(lambda connection: connection.execute(query).all())
+    return {row.email: pseudonym(project, row.uid) for row in rows}
+
+
 def add_person(
     store: Store,
     email: str | None,

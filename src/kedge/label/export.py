@@ -3,33 +3,64 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, Row, exists, insert, select, text
+from sqlalchemy import Connection, Row, insert, select
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.files import refuse_overwriting
+from kedge.core.files import hash_json, refuse_overwriting
 from kedge.core.suggest import did_you_mean
 from kedge.data.converting import to_fields
 from kedge.data.examples import Demonstration, Example, Messages, Origin, Pair, Ranking, Thumb
 from kedge.data.writing import encode, row_writer
+from kedge.feedback.steps import Margins
 from kedge.label import tables
 from kedge.label.accounts import pseudonym
 from kedge.label.audit import last_seq, note
+from kedge.label.beliefs import Beliefs, decisions, effective, read_beliefs
 from kedge.label.database import Store
 from kedge.label.projects import Project
-from kedge.label.settle import Settled, settle_pairs, settle_ranks, settle_steps
+from kedge.label.settle import SETTLES, Settled, SettleKind
 from kedge.label.texts import read_texts
 
 ExportKind = Literal["pairs", "rankings", "thumbs", "demonstrations"]
 EXPORTS: tuple[ExportKind, ...] = get_args(ExportKind)
+Ties = Literal["drop", "half"]
+TIES: tuple[Ties, ...] = get_args(Ties)
 _BATCH = 500
 _NOWHERE = Origin("", 0)
+_LARGE = 3
+"""Times a small margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settling:
+    """How labels become examples. `ties: half` writes a tie as a pair of certainty ½, which `drop` leaves out;
+    `margins: large` are 3, 2, 1 for the steps, small ones a third of that."""
+
+    settle: SettleKind = "majority"
+    ties: Ties = "drop"
+    margins: Margins = "small"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("settle", self.settle, SETTLES), ("ties", self.ties, TIES)):
+            if value not in known:
+                raise ConfigError(
+                    f"{name} {value}: there is no such way{did_you_mean(value, known)}; {', '.join(known)}"
+                )
+
+    def changed(self) -> dict[str, str]:
+        """What is not as by default."""
+        usual = Settling()
+        return {name: value for name, value in asdict(self).items() if value != getattr(usual, name)}
+
+
+USUAL = Settling()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +74,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class _Labelled:
+class Labelled:
     """An item with its judgments that count."""
 
     item: Row[Any]
@@ -52,6 +83,27 @@ class _Labelled:
     answers: Sequence[Messages] = ()
     models: Sequence[str | None] = ()
     edits: Mapping[str, Messages] = field(default_factory=dict[str, Messages])
+
+    @property
+    def is_decided(self) -> bool:
+        return any(row.verdict == "decided" for row in self.judgments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Export:
+    """What is exported: of these items alone where there are any, and how."""
+
+    kind: ExportKind
+    as_of: int
+    heldout: bool
+    items: frozenset[int] | None
+    settling: Settling
+    beliefs: Beliefs
+    left_out: Counter[str] = field(default_factory=Counter[str])
+
+    def beliefs_on(self, labelled: Labelled) -> Beliefs:
+        """What a reviewer decided is believed as it is."""
+        return Beliefs(kind="majority") if labelled.is_decided else self.beliefs
 
 
 def export_labels(
@@ -62,12 +114,15 @@ def export_labels(
     kind: str = "pairs",
     as_of: int | None = None,
     heldout: bool = False,
+    settling: Settling = USUAL,
+    items: Collection[int] | None = None,
     force: bool = False,
     who: int | None = None,
 ) -> Exported:
     """Write the labels of a project up to judgment `as_of` (else all) as examples of `kind`.
 
-    Gold is left out. Held-out items are written with `heldout` only, and then nothing else.
+    Gold is left out. Held-out items are written with `heldout` only, and then nothing else. `items` are the numbers of
+    those that are written, else all are.
     """
     if kind not in EXPORTS:
         raise ConfigError(f"--as {kind}: there is no such kind{did_you_mean(kind, EXPORTS)}; {', '.join(EXPORTS)}")
@@ -77,18 +132,30 @@ def export_labels(
     if not 0 <= number <= last:
         raise ConfigError(f"--as-of {number}: the last judgment has number {last}")
     digest, left_out, rows = blake2b(digest_size=16), Counter[str](), 0
+    chosen: dict[str, Any] = {"as": kind, "heldout": heldout, **settling.changed()}
+    if items is not None:
+        chosen["items"] = hash_json(sorted(items))
 
     def write_all(connection: Connection) -> None:
-        nonlocal rows
-        for row in _rows(connection, project, kind, number, heldout, left_out):
+        nonlocal rows, left_out
+        asked = _Export(
+            kind=kind,
+            as_of=number,
+            heldout=heldout,
+            items=None if items is None else frozenset(items),
+            settling=settling,
+            beliefs=read_beliefs(connection, project, number, settling.settle),
+        )
+        for row in _rows(connection, project, asked):
             write(row)
             digest.update(encode(row) + b"\n")
             rows += 1
+        left_out = asked.left_out
 
     with row_writer(out) as write:
         store.read(write_all)
         sealed = digest.hexdigest()
-        _record(store, project, sealed, number, {"as": kind, "heldout": heldout}, who)
+        _record(store, project, sealed, number, chosen, who)
     return Exported(rows=rows, as_of=number, hash=sealed, left_out=dict(left_out))
 
 
@@ -116,74 +183,53 @@ def _record(
     store.write(work)
 
 
-def _rows(
-    connection: Connection, project: Project, kind: ExportKind, as_of: int, heldout: bool, left_out: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    make = _MAKERS[kind]
-    for labelled in _labelled(connection, project, as_of, heldout, is_written=kind == "demonstrations"):
-        for example, settled, judgments in make(labelled, left_out):
+def _rows(connection: Connection, project: Project, asked: _Export) -> Iterator[dict[str, Any]]:
+    make = _MAKERS[asked.kind]
+    # A decision is no text: what people wrote is written whatever was decided.
+    decided = asked.kind != "demonstrations"
+    for labelled in read_labelled(
+        connection, project, asked.as_of, heldout=asked.heldout, items=asked.items, decided=decided
+    ):
+        for example, settled, judgments in make(labelled, asked):
             people = sorted({pseudonym(project, judgment.uid) for judgment in judgments})
             about = {
                 **({} if settled is None else {"certainty": settled.certainty, "consistent": settled.consistent}),
                 "labels": len(judgments),
                 "people": people,
                 "round": labelled.item.round,
-                "as_of": as_of,
-                **({"decided": True} if any(row.verdict == "decided" for row in judgments) else {}),
+                "as_of": asked.as_of,
+                **({"decided": True} if labelled.is_decided else {}),
                 **({} if labelled.item.propensity is None else {"propensity": labelled.item.propensity}),
             }
             yield to_fields(example) | about
 
 
-def effective(project: Project, as_of: int) -> Any:
-    """The judgments of a project up to a number that nothing up to it supersedes, by item; skips are none.
-
-    What a reviewer decided is not among them: `decisions` has it.
-    """
-    return _standing(project, as_of).where(tables.judgment.c.verdict.not_in(("skip", "undone", "decided")))
-
-
-def decisions(connection: Connection, project: Project, as_of: int) -> dict[int, Row[Any]]:
-    """What a reviewer has decided, by item; the last one counts."""
-    # As words and not as a value: an index of few rows is chosen by them.
-    query = _standing(project, as_of).where(text("judgment.verdict = 'decided'"))
-    return {row.item: row for row in connection.execute(query)}
-
-
-def _standing(project: Project, as_of: int) -> Any:
-    judgment, assignment, item, person = tables.judgment, tables.assignment, tables.item, tables.person
-    later = judgment.alias("later")
-    return (
-        select(judgment, assignment.c.item, assignment.c.order, assignment.c.person, person.c.uid)
-        .join(assignment, assignment.c.id == judgment.c.assignment)
-        .join(item, item.c.id == assignment.c.item)
-        .join(person, person.c.id == assignment.c.person)
-        .where(
-            assignment.c.project == project.id,
-            judgment.c.seq <= as_of,
-            ~item.c.is_gold,
-            ~exists().where(later.c.supersedes == judgment.c.seq, later.c.seq <= as_of),
-        )
-        .order_by(item.c.id, judgment.c.seq)
-    )
-
-
-def _labelled(
-    connection: Connection, project: Project, as_of: int, heldout: bool, *, is_written: bool
-) -> Iterator[_Labelled]:
-    """Items with the judgments that count: a reviewer's decision in place of votes, but not of what people wrote."""
-    query = effective(project, as_of).where(tables.item.c.is_heldout == heldout)
-    decided = {} if is_written else decisions(connection, project, as_of)
+def read_labelled(
+    connection: Connection,
+    project: Project,
+    as_of: int,
+    *,
+    heldout: bool | None = None,
+    items: Collection[int] | None = None,
+    decided: bool = False,
+) -> Iterator[Labelled]:
+    """The items that have judgments, with their texts, by number; held-out ones, the others, or both. With `decided` a
+    reviewer's decision stands in place of the votes."""
+    rulings = decisions(connection, project, as_of) if decided else {}
+    query = effective(project, as_of)
+    if heldout is not None:
+        query = query.where(tables.item.c.is_heldout == heldout)
     with connection.execute(query.execution_options(yield_per=10_000)) as judgments:
         groups = (
-            (number, [decided[number]] if number in decided else list(group))
+            (number, [rulings[number]] if number in rulings else list(group))
             for number, group in groupby(judgments, key=lambda row: row.item)
+            if items is None or number in items
         )
         while batch := list(islice(groups, _BATCH)):
             yield from _with_texts(connection, batch)
 
 
-def _with_texts(connection: Connection, batch: Sequence[tuple[int, Sequence[Row[Any]]]]) -> Iterator[_Labelled]:
+def _with_texts(connection: Connection, batch: Sequence[tuple[int, Sequence[Row[Any]]]]) -> Iterator[Labelled]:
     numbers = [number for number, _ in batch]
     items = {row.id: row for row in connection.execute(select(tables.item).where(tables.item.c.id.in_(numbers)))}
     answers: dict[int, list[Row[Any]]] = {number: [] for number in numbers}
@@ -198,7 +244,7 @@ def _with_texts(connection: Connection, batch: Sequence[tuple[int, Sequence[Row[
     ]
     texts = read_texts(connection, hashes)
     for number, judgments in batch:
-        yield _Labelled(
+        yield Labelled(
             items[number],
             judgments,
             prompt=texts[items[number].prompt],
@@ -212,56 +258,56 @@ _Made = Iterator[tuple[Example, Settled | None, Sequence[Row[Any]]]]
 """Each example with the vote on it, and the judgments that it comes from."""
 
 
-def _pairs(labelled: _Labelled, left_out: Counter[str]) -> _Made:
+def _pairs(labelled: Labelled, asked: _Export) -> _Made:
     if labelled.item.kind == "rank":
-        for first, second, settled in settle_pairs([row.ranking for row in labelled.judgments]):
-            yield from _pair(labelled, (first, second), settled, left_out, has_margin=False)
-    elif (steps := _steps(labelled, left_out)) is not None:
-        axes = _axes(labelled.judgments)
-        yield from _pair(labelled, (0, 1), settle_steps(steps), left_out, axes=axes)
+        for first, second, settled in asked.beliefs_on(labelled).of_ranking(labelled.judgments):
+            yield from _pair(labelled, (first, second), settled, asked, has_margin=False)
+    elif (settled := _settled_pair(labelled, asked)) is not None:
+        yield from _pair(labelled, (0, 1), settled, asked, axes=_axes(labelled.judgments))
 
 
 def _pair(
-    labelled: _Labelled,
+    labelled: Labelled,
     places: tuple[int, int],
     settled: Settled,
-    left_out: Counter[str],
+    asked: _Export,
     *,
     has_margin: bool = True,
     axes: Mapping[str, float] | None = None,
 ) -> _Made:
-    if settled.better is None:
-        left_out["ties"] += 1
+    is_tie = settled.better is None
+    if is_tie and asked.settling.ties == "drop":
+        asked.left_out["ties"] += 1
         return
-    better, worse = (places[settled.better], places[1 - settled.better])
+    chosen = settled.better or 0
+    better, worse = (places[chosen], places[1 - chosen])
     sides = {"chosen": better, "rejected": worse}
     extra: dict[str, Any] = {
         f"{side}_model": model for side, place in sides.items() if (model := labelled.models[place]) is not None
     }
     if axes:
-        extra["axes"] = {name: value if settled.better else -value for name, value in axes.items()}
+        extra["axes"] = {name: value if chosen else -value for name, value in axes.items()}
+    scale = _LARGE if asked.settling.margins == "large" else 1
     pair = Pair(
         prompt=labelled.prompt,
         chosen=labelled.answers[better],
         rejected=labelled.answers[worse],
-        margin=settled.margin if has_margin else None,
+        margin=scale * settled.margin if has_margin and not is_tie else None,
         origin=_NOWHERE,
         extra=extra,
     )
     yield pair, settled, labelled.judgments
 
 
-def _steps(labelled: _Labelled, left_out: Counter[str]) -> list[int] | None:
-    """The votes on a pair; None where it is none, or where at least half of the people call both answers bad. Who says
-    so, and is outvoted, prefers neither."""
+def _settled_pair(labelled: Labelled, asked: _Export) -> Settled | None:
+    """The vote on a pair; None where it is none, or where both answers are bad."""
     if labelled.item.kind != "pair":
-        left_out[f"of another kind ({labelled.item.kind})"] += 1
+        asked.left_out[f"of another kind ({labelled.item.kind})"] += 1
         return None
-    both_bad = sum(row.outcome is None for row in labelled.judgments)
-    if 2 * both_bad >= len(labelled.judgments):
-        left_out["both bad"] += 1
-        return None
-    return [0 if row.outcome is None else row.outcome for row in labelled.judgments]
+    settled = asked.beliefs_on(labelled).of_pair(labelled.judgments)
+    if settled is None:
+        asked.left_out["both bad"] += 1
+    return settled
 
 
 def _axes(judgments: Sequence[Row[Any]]) -> dict[str, float]:
@@ -271,28 +317,27 @@ def _axes(judgments: Sequence[Row[Any]]) -> dict[str, float]:
     return {name: sum(values) / (3 * len(values)) for name, values in steps.items()}
 
 
-def _rankings(labelled: _Labelled, left_out: Counter[str]) -> _Made:
+def _rankings(labelled: Labelled, asked: _Export) -> _Made:
     settled: Settled | None = None
     if labelled.item.kind == "rank":
-        rank = settle_ranks([row.ranking for row in labelled.judgments])
+        rank = asked.beliefs_on(labelled).ranks_of(labelled.judgments)
     else:
-        steps = _steps(labelled, left_out)
-        if steps is None:
+        settled = _settled_pair(labelled, asked)
+        if settled is None:
             return
-        settled = settle_steps(steps)
         rank = (1, 1) if settled.better is None else (1, 2) if settled.better == 0 else (2, 1)
     extra = {"models": list(labelled.models)} if any(labelled.models) else {}
     ranking = Ranking(prompt=labelled.prompt, answers=tuple(labelled.answers), rank=rank, origin=_NOWHERE, extra=extra)
     yield ranking, settled, labelled.judgments
 
 
-def _thumbs(labelled: _Labelled, left_out: Counter[str]) -> _Made:
+def _thumbs(labelled: Labelled, asked: _Export) -> _Made:
     if labelled.item.kind != "thumb":
-        left_out[f"of another kind ({labelled.item.kind})"] += 1
+        asked.left_out[f"of another kind ({labelled.item.kind})"] += 1
         return
-    settled = settle_steps([row.outcome for row in labelled.judgments])
+    settled = asked.beliefs_on(labelled).of_thumb(labelled.judgments)
     if settled.better is None:
-        left_out["as many up as down"] += 1
+        asked.left_out["as many up as down"] += 1
         return
     (answer,) = labelled.answers
     is_good = settled.better == 1
@@ -303,15 +348,15 @@ def _thumbs(labelled: _Labelled, left_out: Counter[str]) -> _Made:
     )
 
 
-def _demonstrations(labelled: _Labelled, left_out: Counter[str]) -> _Made:
+def _demonstrations(labelled: Labelled, asked: _Export) -> _Made:
     written = [row for row in labelled.judgments if row.edit is not None]
     if not written:
-        left_out["without a written answer"] += 1
+        asked.left_out["without a written answer"] += 1
     for row in written:
         yield Demonstration(messages=labelled.prompt + labelled.edits[row.edit], origin=_NOWHERE), None, [row]
 
 
-_MAKERS: Mapping[ExportKind, Callable[[_Labelled, Counter[str]], _Made]] = {
+_MAKERS: Mapping[ExportKind, Callable[[Labelled, _Export], _Made]] = {
     "pairs": _pairs,
     "rankings": _rankings,
     "thumbs": _thumbs,

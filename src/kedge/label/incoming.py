@@ -1,7 +1,8 @@
 """Files into items: Kedge's pairs, rankings, thumbs and prompts; the answers of `evaluate`; tasks.
 
 A task is a row with a `prompt` and `answers`, each a text or `{text, model, seed, scores}`; it may say `priority`,
-`propensity`, `round`, `language`, `heldout`, `harmful`, `origin`, and for gold `expected`, `tolerance`, `explanation`.
+`propensity` with its `reason`, `round`, `language`, `heldout`, `harmful`, `origin`, and for gold `expected`,
+`tolerance`, `explanation`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -45,6 +45,7 @@ class _Task(BaseModel):
     id: Any = None
     priority: float = 0.0
     propensity: float | None = None
+    reason: str | None = None
     round: int = 0
     language: str | None = None
     heldout: bool = False
@@ -179,8 +180,47 @@ def _task_gold(task: _Task, row: Row) -> Gold:
     )
 
 
-def _of_answers(source: str | Path, baseline: str | None, *, ranks: bool) -> Iterator[Draft]:
+def answer_pairs(source: str, baseline: str | None) -> tuple[str, list[tuple[str, Draft]]]:
+    """The baseline, by default the first model of the file; and every other model's answers beside it, as items."""
+    models, prompts = _answers(source)
+    first = _baseline(source, baseline, models)
+    if len(models) < 2:
+        raise DataError(f"{source}: answers of one model alone ({first}); a comparison needs two")
+    pairs = [
+        (model, _evaluated(prompt, pair, source))
+        for prompt, answers in prompts.items()
+        for model in models
+        if model != first
+        for pair in zip(answers.get(first, ()), answers.get(model, ()), strict=False)
+    ]
+    return first, pairs
+
+
+def _of_answers(source: str, baseline: str | None, *, ranks: bool) -> Iterator[Draft]:
     """Answers of models to the same prompts, as `evaluate` writes them: all of a prompt in one item, or two each."""
+    if not ranks:
+        yield from (draft for _, draft in answer_pairs(source, baseline)[1])
+        return
+    models, prompts = _answers(source)
+    _baseline(source, baseline, models)
+    for prompt, answers in prompts.items():
+        yield _evaluated(prompt, tuple(answer for group in answers.values() for answer in group), source)
+
+
+def _evaluated(prompt: Messages, answers: tuple[DraftAnswer, ...], source: str) -> Draft:
+    """Held out: nobody is to be trained on what models are measured by."""
+    return Draft(prompt=prompt, answers=answers, is_heldout=True, origin=source)
+
+
+def _baseline(source: str, baseline: str | None, models: Sequence[str]) -> str:
+    first = baseline or models[0]
+    if first not in models:
+        raise ConfigError(f"--baseline {first}: {source} has {', '.join(models)}{did_you_mean(first, models)}")
+    return first
+
+
+def _answers(source: str) -> tuple[list[str], dict[Messages, dict[str, list[DraftAnswer]]]]:
+    """The models, and by prompt the answers of each."""
     prompts: dict[Messages, dict[str, list[DraftAnswer]]] = {}
     models: dict[str, None] = {}
     for row in rows(source):
@@ -196,19 +236,7 @@ def _of_answers(source: str | Path, baseline: str | None, *, ranks: bool) -> Ite
         )
         models[model] = None
         prompts.setdefault(prompt, {}).setdefault(model, []).append(answer)
-    first = baseline or next(iter(models))
-    if first not in models:
-        raise ConfigError(f"--baseline {first}: {source} has {', '.join(models)}{did_you_mean(first, models)}")
-    if len(models) < 2 and not ranks:
-        raise DataError(f"{source}: answers of one model alone ({first}); a comparison needs two")
-    for prompt, answers in prompts.items():
-        if ranks:
-            together = tuple(answer for group in answers.values() for answer in group)
-            yield Draft(prompt=prompt, answers=together, origin=str(source))
-            continue
-        for model in models:
-            pairs = zip(answers.get(first, ()), answers.get(model, ()), strict=False) if model != first else ()
-            yield from (Draft(prompt=prompt, answers=pair, origin=str(source)) for pair in pairs)
+    return list(models), prompts
 
 
 def _answer_fields(row: Row) -> Mapping[str, Any]:

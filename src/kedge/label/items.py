@@ -70,6 +70,13 @@ def kind_of(draft: Draft) -> ItemKind:
     return _KINDS.get(len(draft.answers), "rank")
 
 
+def key_of(draft: Draft) -> str:
+    """The hash of an item. Which side an answer stands on is drawn for each person: the same answers in another order
+    are the same item."""
+    prompt, *answers = (encode_messages(text)[0] for text in _texts(draft))
+    return hash_json([prompt, sorted(answers), draft.round, draft.is_heldout, draft.gold is not None])
+
+
 def add_items(store: Store, project: Project, drafts: Iterable[Draft], *, origin: str = "") -> Added:
     """Add items, all or none; each draft must fit the questions of the project."""
 
@@ -134,7 +141,7 @@ def _row(
         }
         for place, answer in enumerate(draft.answers)
     ]
-    key = _key(draft, prompt, [str(answer["text"]) for answer in answers])
+    key = key_of(draft)
     item = {
         "project": project.id,
         "key": key,
@@ -150,19 +157,13 @@ def _row(
         "is_harmful": draft.is_harmful,
         "language": draft.language,
         "origin": draft.origin,
+        "words": sum(len(message.content.split()) for text in _texts(draft) for message in text),
     }
     return item, answers
 
 
-def _key(draft: Draft, prompt: str, answers: Sequence[str]) -> str:
-    """Which side an answer stands on is drawn for each person: the same answers in another order are the same item."""
-    return hash_json([prompt, sorted(answers), draft.round, draft.is_heldout, draft.gold is not None])
-
-
-def key_of(draft: Draft) -> str:
-    """The key under which an item is found in its project."""
-    answers = [encode_messages(answer.text)[0] for answer in draft.answers]
-    return _key(draft, encode_messages(draft.prompt)[0], answers)
+def _texts(draft: Draft) -> list[Messages]:
+    return [draft.prompt, *(answer.text for answer in draft.answers)]
 
 
 def _wanted(project: Project, key: str) -> int:

@@ -32,31 +32,44 @@ def judge(
     The same decision again gives the number of the first. Another one needs `corrects`.
     """
 
-    def work(connection: Connection) -> int:
-        row = own_assignment(connection, person, assignment)
-        if row.project != project.id:
-            raise NoSuchAssignment("there is no such assignment")
-        check_decision(decision, cast(ItemKind, row.kind), project.questions, len(row.order))
-        values = _values(connection, row, decision)
-        last = _last(connection, assignment)
-        if last is not None and last.verdict != "undone":
-            if all(getattr(last, name) == values[name] for name in _CONTENT):
-                return last.seq
-            if not corrects:
-                raise DataError(f"this assignment was judged already (number {last.seq}); say that it is a correction")
-        _settle_assignment(connection, row, decision)
-        # Last, for it holds up all others until the commit.
-        seq = append_row(
-            connection,
-            tables.judgment,
-            {**values, "supersedes": None if last is None else last.seq, "at": store.now()},
-        )
-        flags = [{"judgment": seq, "kind": kind, "text": words} for kind, words in decision.flags.items()]
-        if flags:
-            connection.execute(insert(tables.flag), flags)
-        return seq
+    return store.append(
+        lambda connection: write_judgment(store, connection, project, person, assignment, decision, corrects=corrects)
+    )
 
-    return store.append(work)
+
+def write_judgment(
+    store: Store,
+    connection: Connection,
+    project: Project,
+    person: Person,
+    assignment: str,
+    decision: Decision,
+    *,
+    corrects: bool = False,
+) -> int:
+    """The same inside of a transaction."""
+    row = own_assignment(connection, person, assignment)
+    if row.project != project.id:
+        raise NoSuchAssignment("there is no such assignment")
+    check_decision(decision, cast(ItemKind, row.kind), project.questions, len(row.order))
+    values = _values(connection, row, decision)
+    last = _last(connection, assignment)
+    if last is not None and last.verdict != "undone":
+        if all(getattr(last, name) == values[name] for name in _CONTENT):
+            return last.seq
+        if not corrects:
+            raise DataError(f"this assignment was judged already (number {last.seq}); say that it is a correction")
+    _settle_assignment(connection, row, decision)
+    # Last, for it holds up all others until the commit.
+    seq = append_row(
+        connection,
+        tables.judgment,
+        {**values, "supersedes": None if last is None else last.seq, "at": store.now()},
+    )
+    flags = [{"judgment": seq, "kind": kind, "text": words} for kind, words in decision.flags.items()]
+    if flags:
+        connection.execute(insert(tables.flag), flags)
+    return seq
 
 
 _CONTENT = ("verdict", "outcome", "ranking", "axes", "reason", "edit")

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How many people label an item, how often gold comes, and what people are promised."""
+    """How many people label an item, how often gold comes and an item again, and what people are promised."""
 
     wanted: int = 1
     overlap_share: float = 0.2
@@ -34,6 +34,8 @@ class Settings:
     """Gold items that a person is shown with their explanation before the first real one."""
     harm_an_hour: int = 20
     """Harmful items an hour, at most, for those who take them."""
+    repeat_share: float = 0.03
+    """Items that a person is asked again, with sides swapped, to see whether they say the same."""
     pay: float = 0.0
     """For an hour, in `currency`."""
     currency: str = ""
@@ -41,7 +43,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.wanted < 1 or self.overlap_wanted < 1:
             raise ConfigError(f"wanted is {self.wanted}, overlap {self.overlap_wanted}: at least 1 label an item")
-        for name in ("overlap_share", "gold_share"):
+        for name in ("overlap_share", "gold_share", "repeat_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it is a share from 0 to below 1")
         for name in ("practice", "harm_an_hour", "pay"):
@@ -134,6 +136,11 @@ def all_projects(store: Store) -> list[Project]:
 def find_project(store: Store, name: str) -> Project:
     """The project of this name, or an error with the nearest one."""
     return store.read(lambda connection: _find(connection, name))
+
+
+def all_names(store: Store) -> list[str]:
+    """The names of the projects."""
+    return store.read(_names)
 
 
 def _find(connection: Connection, name: str) -> Project:

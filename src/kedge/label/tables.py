@@ -174,8 +174,12 @@ item = Table(
     _need("is_harmful", Boolean),
     Column("language", String(40)),
     Column("origin", String(2000)),
+    Column("words", Integer),
+    Column("repeats", _Id, ForeignKey("item.id")),
     UniqueConstraint("project", "key"),
+    Index("ix_item_tally", "project", "is_gold", "repeats", "wanted"),
 )
+"""`words` are those of prompt and answers; `repeats` is the item that somebody is asked again, for that one alone."""
 Index(
     "ix_item_open",
     item.c.project,
@@ -185,6 +189,12 @@ Index(
     postgresql_where=text("have < wanted"),
 )
 Index("ix_item_gold", item.c.project, item.c.key, sqlite_where=text("is_gold"), postgresql_where=text("is_gold"))
+Index(
+    "ix_item_repeats",
+    item.c.repeats,
+    sqlite_where=text("repeats IS NOT NULL"),
+    postgresql_where=text("repeats IS NOT NULL"),
+)
 answer = Table(
     "answer",
     METADATA,

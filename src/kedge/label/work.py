@@ -18,6 +18,7 @@ from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.database import Store
 from kedge.label.projects import Project
+from kedge.label.repeats import lease_again
 from kedge.label.texts import read_texts
 
 LEASE_MS = 30 * 60 * 1000
@@ -62,6 +63,9 @@ def next_task(store: Store, project: Project, person: Person, kind: str | None =
         if open_lease is not None:
             connection.execute(update(table).where(table.c.id == open_lease.id).values(leased_until=now + LEASE_MS))
             return read_task(connection, project, open_lease.id)
+        again = None if kind else lease_again(store, connection, project, person, until=now + LEASE_MS)
+        if again is not None:
+            return read_task(connection, project, again)
         item = _choose(store, connection, project, person, kind)
         return None if item is None else read_task(connection, project, lease(store, connection, project, person, item))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import kedge
-from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError
+from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError, Waiting
 from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
@@ -334,6 +334,9 @@ def _finished(run: Run, tracker: Tracker) -> Generator[list[Artefact]]:
         yield outputs
     except ContractStop as stop:
         _end_badly(run, tracker, "stopped", {"level": "fatal", "code": "run.stopped", "message": str(stop)})
+        raise
+    except Waiting as waiting:
+        _end_badly(run, tracker, "waiting", {"level": "info", "code": "run.waiting", "message": str(waiting)})
         raise
     except (KeyboardInterrupt, ProcessLost):
         _end_badly(run, tracker, "interrupted", None)

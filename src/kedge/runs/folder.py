@@ -34,6 +34,7 @@ HISTORY: Final = frozenset(
         "run.interrupted",
         "run.resumed",
         "run.stopped",
+        "run.waiting",
         "settings.changed",
         "threads.changed",
         "versions.changed",

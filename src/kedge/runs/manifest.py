@@ -23,7 +23,7 @@ from kedge.runs.journal import dump_exact, encode_exact, load_exact, now
 
 MANIFEST_NAME = "run.json"
 SCHEMA = 1
-Status = Literal["running", "done", "failed", "stopped", "interrupted"]
+Status = Literal["running", "done", "failed", "stopped", "waiting", "interrupted"]
 
 _PACKAGES = (
     "torch",

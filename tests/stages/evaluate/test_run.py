@@ -12,9 +12,9 @@ import pytest
 
 from kedge.core.errors import DataError
 from kedge.models.loading.tiny import make_tiny
-from kedge.stages.evaluate import run as stage_run
 from kedge.stages.evaluate.run import run
 from kedge.stages.evaluate.settings import EvaluateSettings
+from kedge.stages.rl import candidates
 
 RunStage = Callable[..., Any]
 RULES = 'def score(answer):\n    return None if "2" in answer.prompt[-1][1] else float(len(answer.text))\n'
@@ -119,10 +119,10 @@ def test_long_sampling_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     """With no quiet time every part is told; with a long one none."""
     lines: list[str] = []
     context = type("Speaker", (), {"say": staticmethod(lines.append)})()
-    progress = stage_run._Progress(context, "tiny", 2000)
+    progress = candidates._Progress(context, "tiny", 2000)
     progress.show(5)
     assert lines == []
-    monkeypatch.setattr(stage_run, "_QUIET_S", 0.0)
+    monkeypatch.setattr(candidates, "_QUIET_S", 0.0)
     progress.show(1000)
     assert lines == ["  tiny: 1,000 of 2,000 answers"]
 

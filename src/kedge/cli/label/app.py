@@ -34,6 +34,7 @@ def new(
     gold: Annotated[float, typer.Option(min=0, max=0.5, help="The share of gold items in the queue.")] = 0.08,
     practice: Annotated[int, typer.Option(min=0, max=100, help="Gold items to practise on before the first.")] = 5,
     harm: Annotated[int, typer.Option(min=0, help="Harmful items an hour, for those who take them.")] = 20,
+    repeats: Annotated[float, typer.Option(min=0, max=0.5, help="The share of items that come again.")] = 0.03,
     pay: Annotated[float, typer.Option(min=0, help="What an hour is paid.")] = 0.0,
     currency: Annotated[str, typer.Option(help="Of the pay.")] = "",
     db: Database = NO_ADDRESS,
@@ -50,6 +51,7 @@ def new(
             gold_share=gold,
             practice=practice,
             harm_an_hour=harm,
+            repeat_share=repeats,
             pay=pay,
             currency=currency,
         )
@@ -85,7 +87,7 @@ def guideline(
 @app.command()
 def add(
     name: Name,
-    file: Annotated[str, typer.Argument(help="Pairs, rankings, thumbs, prompts, tasks, or answers of evaluate.")],
+    file: Annotated[str, typer.Argument(help="Pairs, rankings, prompts, tasks, answers; Argilla, Label Studio.")],
     gold: Annotated[
         bool, typer.Option("--gold", help="The verdicts in the file are right: people are tested.")
     ] = False,
@@ -94,11 +96,21 @@ def add(
 ) -> None:
     """Add items to a project; what it has already is not added again."""
     with _opened(db) as store:
+        from kedge.label.exchange.files import read_foreign
+        from kedge.label.exchange.records import take_in
         from kedge.label.incoming import read_items
         from kedge.label.items import add_items
         from kedge.label.projects import find_project
 
         project = find_project(store, name)
+        foreign = None if gold else read_foreign(file)
+        if foreign is not None:
+            taken = take_in(store, project, foreign, origin=file)
+            _say(f"{file}: {foreign.tool}; {taken.items:,} items added, {taken.known_items:,} were there already")
+            _say(f"{taken.labels:,} labels of {taken.people:,} people added, {taken.known_labels:,} were there already")
+            for what, count in sorted(foreign.unsaid.items()):
+                _say(f"{count:,} left out: {what}")
+            return
         ranks = "rank" in project.questions and "pair" not in project.questions
         incoming = read_items(file, gold=gold, baseline=baseline, ranks=ranks)
         added = add_items(store, project, incoming.drafts, origin=file)
@@ -115,7 +127,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     db: Database = NO_ADDRESS,
 ) -> None:
-    """Progress, people, gold, hours, flags; exit code 1 where --verify finds a change."""
+    """Progress, agreement, people, gold, hours and pay, what to do next; exit code 1 where --verify finds a change."""
     with _opened(db) as store:
         from dataclasses import asdict
 
@@ -126,7 +138,7 @@ def status(
         now = read_status(store, find_project(store, name))
         problems = tampered(store) if verify else []
     if as_json:
-        print_json(asdict(now) | ({"problems": problems} if verify else {}))
+        print_json(asdict(now) | {"next": list(now.next_steps())} | ({"problems": problems} if verify else {}))
     else:
         for line in now.lines():
             _say(line)
@@ -137,27 +149,99 @@ def status(
 
 
 @app.command()
+def calibrate(
+    name: Name,
+    to: Annotated[Path, typer.Option("--out", help="The page to talk about, Markdown.")],
+    items: Annotated[int, typer.Option(min=1, max=500, help="How many items.")] = 20,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    db: Database = NO_ADDRESS,
+) -> None:
+    """Make a session of the worst disagreements: everybody is asked them next, and a page says who said what."""
+    with _opened(db) as store, writing(to):
+        from kedge.core.files import refuse_overwriting, write_text
+        from kedge.label.calibrate import calibrate as make_session
+        from kedge.label.projects import find_project
+
+        refuse_overwriting([to], force=force)
+        session = make_session(store, find_project(store, name), items=items)
+        write_text(to, session.page + "\n")
+    _say(f"{to}: {session.items:,} items; {session.labels:,} labels more are asked for, before all others")
+
+
+@app.command()
 def export(
     name: Name,
-    to: Annotated[Path, typer.Option("--out", help="The file: .jsonl, .jsonl.gz or .parquet.")],
+    to: Annotated[Path, typer.Option("--out", help="The file: .jsonl, .jsonl.gz, .parquet; .json, .csv, a folder.")],
     kind: Annotated[
-        Literal["pairs", "rankings", "thumbs", "demonstrations"], typer.Option("--as", help="What is written.")
+        Literal["pairs", "rankings", "thumbs", "demonstrations", "argilla", "label-studio", "csv", "datasets"],
+        typer.Option("--as", help="What is written."),
     ] = "pairs",
     as_of: Annotated[int | None, typer.Option("--as-of", min=0, help="Only judgments up to this number.")] = None,
     heldout: Annotated[bool, typer.Option("--heldout", help="The held-out items, which are left out else.")] = False,
+    settle: Annotated[
+        Literal["majority", "dawid_skene", "weighted"],
+        typer.Option(help="How several people's labels become one; weighted is by gold."),
+    ] = "majority",
+    ties: Annotated[
+        Literal["drop", "half"], typer.Option(help="Of pairs: ties are left out, or have certainty 0.5.")
+    ] = "drop",
+    margins: Annotated[
+        Literal["small", "large"], typer.Option(help="Of steps 3, 2, 1: thirds up to 1, or 3, 2, 1.")
+    ] = "small",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     db: Database = NO_ADDRESS,
 ) -> None:
     """Write the labels as data; the same --as-of gives the same bytes for ever."""
     with _opened(db) as store, writing(to):
-        from kedge.label.export import export_labels
+        from kedge.label.exchange.files import TOOLS, send_out
+        from kedge.label.export import Settling, export_labels
         from kedge.label.projects import find_project
 
         project = find_project(store, name)
-        exported = export_labels(store, project, to, kind=kind, as_of=as_of, heldout=heldout, force=force)
+        settling = Settling(settle=settle, ties=ties, margins=margins)
+        if kind in TOOLS:
+            sent = send_out(store, project, to, kind, as_of=as_of, heldout=heldout, settling=settling, force=force)
+            _say(f"{to}: {sent.items:,} items, {sent.labels:,} labels as of {sent.as_of}")
+            for what, count in sorted(sent.unsaid.items()):
+                _say(f"{count:,} left out: {what}")
+            _say(f"{kind} cannot say: {', '.join(sent.cannot)}")
+            return
+        exported = export_labels(
+            store, project, to, kind=kind, as_of=as_of, heldout=heldout, settling=settling, force=force
+        )
     _say(f"{to}: {exported.rows:,} {kind} as of {exported.as_of} (hash {exported.hash})")
     for reason, count in sorted(exported.left_out.items()):
         _say(f"{count:,} left out: {reason}")
+
+
+@app.command()
+def rates(
+    name: Name,
+    answers: Annotated[str, typer.Argument(help="answers.jsonl of an evaluation, which people have compared.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="The model that others are compared with; else the first.")
+    ] = None,
+    settle: Annotated[
+        Literal["majority", "dawid_skene", "weighted"], typer.Option(help="How several labels become one.")
+    ] = "majority",
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    db: Database = NO_ADDRESS,
+) -> None:
+    """Win rates of models by what people said of their answers, with 95 % intervals by prompt."""
+    with _opened(db) as store:
+        from dataclasses import asdict
+
+        from kedge.commands.label import people_rates, rate_lines
+        from kedge.label.projects import find_project
+
+        project = find_project(store, name)
+        first, found = people_rates(store, project, answers, baseline=baseline, settle=settle)
+    if as_json:
+        rows = {model: {judge: asdict(rate) for judge, rate in own.items()} for model, own in found.items()}
+        print_json({"baseline": first, "rates": rows})
+        return
+    for line in rate_lines(first, found):
+        _say(line)
 
 
 @app.command()

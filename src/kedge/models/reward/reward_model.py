@@ -149,6 +149,12 @@ class RewardModel:
             scores_BK = scores(self, *right_padded(tokens_BT, attention_mask_BT))
         return self.facts.normaliser(scores_BK) if normalised else scores_BK
 
+    def last_hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+        """`hidden_BD` in float32 at the last real token: what the head reads, without gradient or dropout."""
+        with evaluating(self.model), torch.no_grad(), self.backbone.active():
+            tokens_BT, mask_BT = right_padded(tokens_BT, attention_mask_BT)
+            return widen(self.backbone.hidden(tokens_BT, mask_BT, last_token(mask_BT)))
+
     def activate(self) -> None:
         """Where several members share one base: make the adapter of this one active, and it alone trainable."""
         if self.adapter:

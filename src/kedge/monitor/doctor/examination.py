@@ -23,6 +23,7 @@ RIVAL = 0.9
 _ENDINGS: dict[str, tuple[Level, str]] = {
     "failed": ("fatal", "the run failed"),
     "stopped": ("warning", "the run was stopped by a contract of its recipe"),
+    "waiting": ("info", "the run waits for people; --resume goes on when they are done"),
     "interrupted": ("info", "the run was interrupted; --resume goes on with it"),
     "running": ("info", "the run is still going on"),
 }

@@ -23,6 +23,7 @@ _STATUS_STYLES = {
     "done": "green",
     "failed": "bold red",
     "stopped": "yellow",
+    "waiting": "yellow",
     "interrupted": "yellow",
 }
 _LEVEL_STYLES = {"fatal": "bold red", "warning": "yellow", "info": "dim", "ok": "green"}

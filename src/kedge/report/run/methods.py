@@ -125,6 +125,15 @@ def _exam(settings: Mapping[str, Any]) -> str:
     return f"Exams: {_named(settings, 'exams')} put to {_named(settings, 'models')}, graded item by item."
 
 
+def _tasks(settings: Mapping[str, Any]) -> str:
+    return f"Tasks for people: what they are asked about the answers of {_named(settings, 'models')}."
+
+
+def _label(settings: Mapping[str, Any]) -> str:
+    project = (settings.get("by") or {}).get("project", "a project")
+    return f"Labels: what people of {project} say of the tasks, settled by {settings.get('settle', 'votes')}."
+
+
 def _gate(settings: Mapping[str, Any]) -> str:
     candidate, baseline = _named(settings, "candidate"), _named(settings, "baseline")
     return f"Gate: may {candidate} go out? Decided beside {baseline} by rules, exams and badcases."
@@ -160,4 +169,6 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "evaluate": _evaluate,
     "exam": _exam,
     "gate": _gate,
+    "tasks": _tasks,
+    "label": _label,
 }

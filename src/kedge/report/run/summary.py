@@ -20,6 +20,7 @@ STATUS_WORDS: Mapping[Status, str] = {
     "done": "is done",
     "failed": "failed",
     "stopped": "was stopped by a contract of its recipe, with everything saved",
+    "waiting": "waits for people; `kedge run RECIPE --resume` goes on when they are done",
     "interrupted": "was interrupted; `kedge run RECIPE --resume` goes on with it",
 }
 

@@ -24,7 +24,7 @@ Judgements = Mapping[str, Mapping[str, Sequence[Judged]]]
 def open_panel(context: Context, settings: EvaluateSettings) -> list[Panelist]:
     """The judges, ready to be asked: a rubric or a key that is wrong is refused before anything is sampled."""
     known = RewardContext(folder=context.recipe_folder, seed=context.seed)
-    return [Panelist(judge, known, cache=cache_root() / "judge") for judge in settings.judges]
+    return [Panelist(judge, known, cache=cache_root() / "judge") for judge in settings.machines]
 
 
 def judge_answers(

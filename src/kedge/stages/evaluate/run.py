@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from kedge.core.seeds import seed_for
 from kedge.data.examples import Prompt
-from kedge.data.long_prompts import fit_prompts
 from kedge.data.mixing import group_values
-from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.evaluate.answers import ModelAnswer, preferences
 from kedge.evaluate.evaluation import evaluate
@@ -25,42 +21,30 @@ from kedge.rewards.build import try_sources
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import Reward, refuse_unscored
 from kedge.rewards.rollouts import PromptRecord
-from kedge.rollout.settings import SamplingSettings
 from kedge.stages.evaluate.files import Results, write_answers, write_numbers, write_pairs
 from kedge.stages.evaluate.judging import judge_answers, open_panel, write_judgements
+from kedge.stages.evaluate.people import ask_people
 from kedge.stages.evaluate.settings import EvaluateSettings
-from kedge.stages.rl.answering import Answered, Answering, answer
+from kedge.stages.rl.candidates import Candidate, candidate_answers, fitting_prompts, read_prompts_once
 from kedge.stages.rl.divergence import log_ratios
-from kedge.stages.rl.prompts import fields_of, prompt_limit, report_long_prompts
+from kedge.stages.rl.prompts import fields_of
 from kedge.stages.rl.reward import open_reward, report_unscored, tokenizer_hash
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
-from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_QUIET_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One model of the evaluation, and its answers."""
-
-    name: str
-    request: Answering
-    answered: Answered
-
 
 def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     """Answer, score, compare, write; returns the files that other stages may read."""
-    prompts = _fitting_prompts(context, settings, _prompts(context))
+    prompts = fitting_prompts(context, settings, read_prompts_once(context, code="evaluate.broken"))
     _try_sources(context, settings, prompts)
     panel = open_panel(context, settings)
     records = [prompt.extra for prompt in prompts]
     groups = {field: group_values(records, field, setting="groups") for field in settings.groups}
     candidates = [
-        _answer(context, settings, prompts, name=name, model=model)
+        candidate_answers(context, settings, prompts, name=name, model=model)
         for name, model in zip(settings.models, context.inputs("models"), strict=True)
     ]
     scores = _scores(context, settings, candidates, prompts)
@@ -70,7 +54,13 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
         for candidate in candidates
         for record in _records(candidate, scores[candidate.name], kl.get(candidate.name))
     ]
-    judged = judge_answers(context, panel, answers, prompts, max_failed=settings.failures.max_share)
+    request = candidates[0].request
+    if settings.people:
+        # Before they are asked: who waits wants to see what.
+        context.once(lambda: write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed))
+    by_people = {judge.label: ask_people(context, judge, answers, prompts) for judge in settings.people}
+    by_machines = judge_answers(context, panel, answers, prompts, max_failed=settings.failures.max_share)
+    judged = {judge.label: {**by_people, **by_machines}[judge.label] for judge in settings.judges}
     tie, seed = settings.tie, seed_for(context.seed, "bootstrap")
     results = Results(
         evaluation=evaluate(answers, tie=tie, seed=seed),
@@ -84,7 +74,6 @@ def run(context: Context, settings: EvaluateSettings) -> Mapping[str, Path]:
     if settings.reward is not None:
         left_out = f"{pairs.ties:,} ties and {pairs.unpaired:,} prompts without two scored answers are left out"
         context.event("info", "evaluate.pairs", f"{len(pairs.pairs):,} pairs for the next round of data; {left_out}")
-    request = candidates[0].request
 
     def write() -> Mapping[str, Path]:
         write_answers(context.folder / "answers.jsonl", answers, prompts, seed=request.seed)
@@ -104,73 +93,6 @@ def _try_sources(context: Context, settings: EvaluateSettings, prompts: Sequence
     for source in (settings.reward, settings.gold):
         if source is not None and not isinstance(source, str):
             try_sources(source, known)
-
-
-def _prompts(context: Context) -> list[Prompt]:
-    set_aside = context.set_aside("prompts.broken.jsonl")
-    reading = read(context.input("prompts"), kind="prompts", set_aside=set_aside)
-    prompts = [cast(Prompt, example) for example in reading]
-    if reading.num_broken:
-        context.event("warning", "evaluate.broken", f"{reading.num_broken:,} broken lines are set aside in {set_aside}")
-    return prompts
-
-
-def _fitting_prompts(context: Context, settings: EvaluateSettings, prompts: list[Prompt]) -> list[Prompt]:
-    """The prompts that every model can read beside an answer; what happens to others is said by `too_long`."""
-    source = context.input("prompts")
-    for model in dict.fromkeys(context.inputs("models")):
-        longest, limit_name = prompt_limit(model, settings.max_prompt_tokens, settings.max_new_tokens)
-        fitted = fit_prompts(
-            tokenizer_for(model, context.chat_template),
-            prompts,
-            source=source,
-            max_tokens=longest,
-            too_long=settings.too_long,
-            limit_name=limit_name,
-        )
-        report_long_prompts(context, settings.too_long, fitted.long)
-        prompts = fitted.prompts
-    return prompts
-
-
-def _answer(
-    context: Context, settings: EvaluateSettings, prompts: Sequence[Prompt], *, name: str, model: str
-) -> Candidate:
-    request = Answering(
-        model=model,
-        sampling=SamplingSettings(
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            max_new_tokens=settings.max_new_tokens,
-        ),
-        answers=settings.answers,
-        # One seed for all models: they draw with the same luck, and what differs is the model.
-        seed=seed_for(context.seed, "answers"),
-        chat_template=context.chat_template,
-        device=context.device,
-        dtype=settings.dtype,
-        rows=settings.rows,
-    )
-    progress = _Progress(context, name, len(prompts) * settings.answers)
-    texts = [prompt.prompt for prompt in prompts]
-    answered = answer(request, texts, progress=progress.show, world=context.world)
-    where = ", read from the cache" if answered.is_cached else ""
-    context.say(f"  {name}: {len(answered.rollouts.tokens_BT):,} answers{where}")
-    return Candidate(name=name, request=request, answered=answered)
-
-
-class _Progress:
-    """A line on the screen about the answers of one model, but not more often than every `_QUIET_S`."""
-
-    def __init__(self, context: Context, name: str, total: int) -> None:
-        self._context, self._name, self._total = context, name, total
-        self._since = time.monotonic()
-
-    def show(self, done: int) -> None:
-        if time.monotonic() - self._since >= _QUIET_S:
-            self._since = time.monotonic()
-            self._context.say(f"  {self._name}: {done:,} of {self._total:,} answers")
 
 
 def _scores(

@@ -11,9 +11,32 @@ from kedge.core.findings import Finding
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage, TooLong
 from kedge.evaluate.judged import MAJORITY
+from kedge.label.settle import SettleKind
 from kedge.models.settings import AutoSize
 from kedge.rewards.settings import FailureSettings, PairwiseJudge, RewardSourceSettings
 from kedge.stages.shared.batch_arithmetic import count
+from kedge.stages.shared.people import PeopleProject
+
+
+class PeopleJudge(PeopleProject):
+    """People of a project of `kedge label` say which of two answers is better; the run waits for them."""
+
+    kind: Literal["people"]
+    name: str = Field(default="people", min_length=1)
+    """What results call them."""
+    wanted: int = Field(default=1, ge=1)
+    """Labels a comparison."""
+    settle: SettleKind = "majority"
+    """How several labels become one."""
+    enough: Annotated[float, MayChange()] = Field(default=1.0, gt=0, le=1)
+    """The share of the comparisons from which on the run goes on; the others are left out of the win rate."""
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+AnyJudge = Annotated[PairwiseJudge | PeopleJudge, Field(discriminator="kind")]
 
 
 class EvaluateSettings(Section):
@@ -28,8 +51,8 @@ class EvaluateSettings(Section):
     """Who scores the answers: a reward stage or folder, or any reward source. Without it they are not scored."""
     gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
     """A second opinion that no training has seen: the truth, where it is known."""
-    judge: PairwiseJudge | Annotated[list[PairwiseJudge], Field(min_length=1)] | None = None
-    """A language model that compares every answer with the baseline's, in both orders; a list is a panel."""
+    judge: AnyJudge | Annotated[list[AnyJudge], Field(min_length=1)] | None = None
+    """Who compares every answer with the baseline's: a language model, in both orders, or people; a list is a panel."""
     groups: list[str] = Field(default_factory=list[str])
     """Fields of the prompts' records (language, source): the numbers are given for each of their values too."""
     answers: int = Field(default=1, ge=1)
@@ -56,16 +79,32 @@ class EvaluateSettings(Section):
     """Type of the weights while they answer; `auto` is float32 on a CPU, bfloat16 on a GPU."""
 
     @property
-    def judges(self) -> tuple[PairwiseJudge, ...]:
+    def judges(self) -> tuple[PairwiseJudge | PeopleJudge, ...]:
         return tuple(self.judge) if isinstance(self.judge, list) else (self.judge,) if self.judge else ()
+
+    @property
+    def machines(self) -> tuple[PairwiseJudge, ...]:
+        """The judges that are language models."""
+        return tuple(judge for judge in self.judges if isinstance(judge, PairwiseJudge))
+
+    @property
+    def people(self) -> tuple[PeopleJudge, ...]:
+        return tuple(judge for judge in self.judges if isinstance(judge, PeopleJudge))
 
 
 def explain(settings: EvaluateSettings) -> list[str]:
     lines = [f"{count(len(settings.models), 'model')} × {count(settings.answers, 'answer')} to each prompt"]
+    if settings.machines:
+        calls = 2 * (len(settings.models) - 1) * settings.answers * len(settings.machines)
+        lines.append(f"{count(len(settings.machines), 'judge')}: {count(calls, 'call')} for each prompt, both orders")
+    for people in settings.people:
+        labels = (len(settings.models) - 1) * settings.answers * people.wanted
+        lines.append(
+            f"people of {people.project}: {count(labels, 'label')} for each prompt; the run waits (exit code 4)"
+        )
     if settings.judges:
-        calls = 2 * (len(settings.models) - 1) * settings.answers * len(settings.judges)
-        lines.append(f"{count(len(settings.judges), 'judge')}: {count(calls, 'call')} for each prompt, both orders")
-    elif settings.reward is None and settings.gold is None:
+        return lines
+    if settings.reward is None and settings.gold is None:
         lines.append("nobody scores the answers: lengths, repetition and KL alone are compared")
     return lines
 
@@ -126,6 +165,7 @@ def prompt_use(settings: EvaluateSettings) -> PromptUse:
         judges={
             f"judge.{place}" if isinstance(settings.judge, list) else "judge": judge
             for place, judge in enumerate(settings.judges)
+            if isinstance(judge, PairwiseJudge)
         },
     )
 

@@ -1,0 +1,1 @@
+"""Labels of other tools in, and ours out to them: Argilla, Label Studio, CSV, datasets."""

@@ -1,0 +1,1 @@
+"""Stage `label`: what people say of tasks."""

@@ -1,0 +1,1 @@
+"""Stage `tasks`: what people are asked."""
