@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from kedge.label.accounts import accept_invite, find_bearer, find_person
+from kedge.core.errors import DataError
+from kedge.label.accounts import (
+    accept_invite,
+    check_password,
+    find_bearer,
+    find_person,
+    find_session,
+    make_invite,
+    open_session,
+)
 from kedge.label.database import open_store
 from kedge.label.projects import find_project
 from kedge.label.team.members import projects_of
@@ -86,7 +95,26 @@ def test_a_person_has_no_token(shop: Callable[..., Any], tmp_path: Path) -> None
     ended = shop("token", "shop", "ann@example.org")
     assert ended.code == 2
     assert "tokens are for machines" in ended.err
-    assert shop("invite", "shop", "ann@example.org").code == 2
+
+
+def test_a_link_gives_a_new_password_and_another_project(shop: Callable[..., Any], tmp_path: Path) -> None:
+    first = shop("invite", "shop", "ann@example.org").out.splitlines()[0]
+    shop("new", "other", "--questions", "pair", "--guideline", "guide.md")
+    store = open_store(str(tmp_path / "labels.db"))
+    ann = accept_invite(store, first.partition("#")[2], "correct horse battery")
+    session, _ = open_session(store, ann)
+    other = shop("invite", "other", "ann@example.org", "--role", "manager")
+    assert (other.code, "as annotator" in other.err) == (2, True)
+    link = shop("invite", "other", "ann@example.org").out.splitlines()[0]
+    again = accept_invite(store, link.partition("#")[2], "another long password")
+    assert again.id == ann.id
+    assert find_session(store, session) is None
+    assert check_password(store, "ann@example.org", "correct horse battery") is None
+    assert check_password(store, "ann@example.org", "another long password") == ann
+    assert [known.name for known in projects_of(store, ann)] == ["other", "shop"]
+    with pytest.raises(DataError, match="has an account already"):
+        make_invite(store, find_project(store, "shop"), "ann@example.org", "annotator")  # as pages make them
+    store.close()
 
 
 def test_a_quiz_without_a_right_answer_is_refused(kedge: Callable[..., Any], tmp_path: Path) -> None:

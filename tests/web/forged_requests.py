@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
 from typing import Any
 
-from team_site import HOST, ORIGIN, Clock, make_site, new_shop, new_store, pair, step
+from team_site import HOST, ORIGIN, Clock, TeamSite, make_site, new_shop, new_store, pair, step
 
 from kedge.label.status import status
 from kedge.web.guard import MOST_BYTES
@@ -65,15 +69,23 @@ CASES = (
 )
 
 
+_NUMBERS = count()
+
+
+@cache
+def _site() -> TeamSite:
+    """One site for all requests, for making one takes longer than a request; it is closed when all are done."""
+    opened = ExitStack()
+    atexit.register(opened.close)
+    clock = Clock()
+    return make_site(opened.enter_context(new_store(clock)), clock)
+
+
 def attempt(case: Case) -> str | None:
     """None where the request is refused as it must be, and nothing was written."""
-    with new_store(clock := Clock()) as store:
-        return _attempt(case, make_site(store, clock))
-
-
-def _attempt(case: Case, site: Any) -> str | None:
-    project = new_shop(site.store, [pair(1), pair(2)])
-    ann = site.person("annotator", projects=[project])
+    site, number = _site(), next(_NUMBERS)
+    project = new_shop(site.store, [pair(1), pair(2)], name=f"shop{number}")
+    ann = site.person("annotator", f"ann{number}@example.org", [project])
     good = {"assignment": ann.post("/work/next").json()["task"]["assignment"], "decision": step(1)}
     session = ann.headers["cookie"].partition("=")[2]
     sent: dict[str, str | None] = {

@@ -118,15 +118,21 @@ def check_role(role: str) -> Role:
     raise ConfigError(f"--role {role}: there is no such role{did_you_mean(role, ROLES)}; one of {', '.join(ROLES)}")
 
 
-def make_invite(store: Store, project: Project, email: str, role: str) -> str:
-    """The token of a link that works once, for 72 hours; only its hash is kept. An earlier one stops working."""
+def make_invite(store: Store, project: Project, email: str, role: str, *, again: bool = False) -> str:
+    """The token of a link that works once, for 72 hours; only its hash is kept. An earlier one stops working.
+
+    With `again` who has an account may be invited too: to another project, or to a new password.
+    """
     address, checked = check_email(email), check_role(role)
     if checked == "machine":
         raise ConfigError("--role machine: a machine has no password; `kedge label token` gives it a token")
 
     def work(connection: Connection) -> str:
-        if _by_email(connection, address) is not None:
+        known = _by_email(connection, address)
+        if known is not None and not again:
             raise DataError(f"{address}: this person has an account already")
+        if known is not None and known.role != checked:
+            raise DataError(f"{address}: this person has an account already, as {known.role}; --role {known.role}")
         table, token, now = tables.invite, store.token(256), store.now()
         connection.execute(delete(table).where(table.c.email == address, table.c.used.is_(None)))
         values = {"project": project.id, "email": address, "role": checked, "at": now, "expires": now + INVITE_MS}
@@ -152,11 +158,24 @@ def accept_invite(store: Store, token: str, password: str) -> Person:
         ).first()
         if used is None:
             raise DataError("this invitation is unknown, used or older than 72 hours; ask for a new one")
-        person = _add_person(store, connection, used.email, check_role(used.role), password=password)
+        known = _by_email(connection, used.email)
+        if known is None:
+            person = _add_person(store, connection, used.email, check_role(used.role), password=password)
+        else:
+            person = _person(known)
+            _set_password(store, connection, person, password)
         put_member(store, connection, used.project, person.id)
         return person
 
     return store.write(work)
+
+
+def _set_password(store: Store, connection: Connection, person: Person, password: str) -> None:
+    """A new password, which ends all sessions."""
+    table = tables.person
+    connection.execute(update(table).where(table.c.id == person.id).values(password=_HASHER.hash(password)))
+    connection.execute(delete(tables.session).where(tables.session.c.person == person.id))
+    note(store, connection, "password.new", {"person": person.id})
 
 
 def put_member(store: Store, connection: Connection, project: int, person: int) -> None:

@@ -252,12 +252,12 @@ def invite(
     url: Annotated[str, typer.Option(help="The public address of the pages, which the link begins with.")] = "",
     db: Database = NO_ADDRESS,
 ) -> None:
-    """Make a link that works once, for 72 hours."""
+    """Make a link that works once, for 72 hours: to an account, another project, or a new password."""
     with _opened(db) as store:
         from kedge.label.accounts import make_invite
         from kedge.label.projects import find_project
 
-        token = make_invite(store, find_project(store, name), email, role)
+        token = make_invite(store, find_project(store, name), email, role, again=True)
     _say(f"{url.rstrip('/')}/join#{token}")
     _say(f"Give this to {email}: it works once, for 72 hours, and is kept nowhere.")
 
