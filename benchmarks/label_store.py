@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, insert, text, update
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "label"))
 
@@ -179,6 +179,9 @@ def fill(store: Store, project: Project, judgments: int) -> None:
     )
     head = update(tables.chain).where(tables.chain.c.name == "judgment").values(seq=judgments)
     store.write(lambda connection: connection.execute(head))
+    if not store.is_sqlite:
+        # PostgreSQL does so by itself as tables grow, but not yet after so much at once.
+        store.write(lambda connection: connection.execute(text("ANALYZE")))
 
 
 def _digest(what: str, number: int) -> str:

@@ -132,6 +132,18 @@ def test_a_sample_of_items_stands_for_all(store: Store) -> None:
     assert part.low < whole.alpha < part.high
 
 
+def test_of_many_labels_the_latest_are_read_unless_all_are_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who said left at first, and reads now, shows in all labels alone."""
+    monkeypatch.setattr("kedge.label.status.LATEST", 20)
+    project = project_with(store, [pair(n) for n in range(80)])
+    (ann,) = people(store, 1)
+    work(store, project, ann, lambda number, left, done: step(-1) if done < 60 else better(number, left))
+    assert not any("a run of" in line for line in status(store, project).next_steps())
+    assert any("a run of" in line for line in status(store, project, whole=True).next_steps())
+
+
 def test_pay_follows_from_hours(store: Store) -> None:
     settings = Settings(overlap_share=0, gold_share=0, pay=18.0, currency="EUR")
     project = project_with(store, [pair(n) for n in range(8)], settings=settings)

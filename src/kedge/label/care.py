@@ -102,11 +102,18 @@ class Latest:
 
 
 def read_care(
-    connection: Connection, project: Project, gold: dict[int, tuple[int, int]], again: dict[int, Share]
+    connection: Connection,
+    project: Project,
+    gold: dict[int, tuple[int, int]],
+    again: dict[int, Share],
+    *,
+    latest: int | None = LATEST,
 ) -> Latest:
-    """`gold` is how many gold questions each person was right about, of how many; `again` their self-agreement."""
-    latest = connection.execute(_latest(last_seq(connection, tables.judgment)))
-    rows = [row for row in latest if row.project == project.id]
+    """`gold` is how many gold questions each person was right about, of how many; `again` their self-agreement. So many
+    of the `latest` judgments are read, or all."""
+    last = last_seq(connection, tables.judgment)
+    judgments = connection.execute(_after(0 if latest is None else last - latest))
+    rows = [row for row in judgments if row.project == project.id]
     labels = [row for row in rows if not row.is_gold and row.repeats is None]
     votes: dict[int, Counter[int]] = {}
     for row in labels:
@@ -122,7 +129,7 @@ def read_care(
     return Latest(by_person=people, seconds=median(spent) if spent else None)
 
 
-def _latest(last: int) -> Any:
+def _after(seq: int) -> Any:
     """Of all projects: asked for one, a database would begin with all of its assignments."""
     judgment, assignment, item = tables.judgment, tables.assignment, tables.item
     later = judgment.alias("later")
@@ -145,7 +152,7 @@ def _latest(last: int) -> Any:
         .join(assignment, assignment.c.id == judgment.c.assignment)
         .join(item, item.c.id == assignment.c.item)
         .where(
-            judgment.c.seq > last - LATEST,
+            judgment.c.seq > seq,
             judgment.c.verdict.not_in(("skip", "undone")),
             ~exists().where(later.c.supersedes == judgment.c.seq),
         )

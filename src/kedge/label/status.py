@@ -17,7 +17,7 @@ from kedge.label import tables
 from kedge.label.accounts import pseudonym
 from kedge.label.agreement import MOST_LABELS, Agreement, read_agreement
 from kedge.label.audit import last_seq
-from kedge.label.care import Care, Latest, read_care
+from kedge.label.care import LATEST, Care, Latest, read_care
 from kedge.label.database import Store
 from kedge.label.projects import Project
 from kedge.label.repeats import self_agreements
@@ -117,19 +117,20 @@ class Status:
             yield f"there is nothing to label: `kedge label add {self.name} FILE`"
 
 
-def status(store: Store, project: Project) -> Status:
-    """How the project stands now."""
-    return store.read(lambda connection: _status(connection, project))
+def status(store: Store, project: Project, *, whole: bool = False) -> Status:
+    """How the project stands now. With `whole` all labels are read, however long it takes: of many people's work the
+    latest labels are too few of each to see drift."""
+    return store.read(lambda connection: _status(connection, project, whole=whole))
 
 
-def _status(connection: Connection, project: Project) -> Status:
+def _status(connection: Connection, project: Project, *, whole: bool) -> Status:
     item = tables.item
     ordinary = case((item.c.is_gold, 0), (item.c.repeats.is_not(None), 0), else_=1)
     golden = case((item.c.is_gold, 1), else_=0)
     items = connection.execute(
         select(func.sum(golden), func.sum(ordinary), func.sum(item.c.wanted)).where(item.c.project == project.id)
     ).one()
-    people, latest = _people(connection, project)
+    people, latest = _people(connection, project, whole=whole)
     gold, plain, wanted = (int(value or 0) for value in items)
     version = connection.scalar(
         select(func.max(tables.guideline.c.version)).where(tables.guideline.c.project == project.id)
@@ -147,11 +148,11 @@ def _status(connection: Connection, project: Project) -> Status:
         people=tuple(person for person, _ in people),
         currency=project.settings.currency,
         seconds=latest.seconds,
-        agreement=read_agreement(connection, project, most=MOST_LABELS),
+        agreement=read_agreement(connection, project, most=None if whole else MOST_LABELS),
     )
 
 
-def _people(connection: Connection, project: Project) -> tuple[list[tuple[PersonStatus, int]], Latest]:
+def _people(connection: Connection, project: Project, *, whole: bool) -> tuple[list[tuple[PersonStatus, int]], Latest]:
     table, person = tables.assignment, tables.person
     rows = connection.execute(
         select(
@@ -171,10 +172,11 @@ def _people(connection: Connection, project: Project) -> tuple[list[tuple[Person
     known = connection.execute(select(person.c.id, person.c.uid, person.c.email).where(person.c.id.in_(list(states))))
     names = {row.id: row.email or pseudonym(project, row.uid) for row in known}
     gold = {number: (int(own["done"].right or 0), own["done"].gold) for number, own in states.items() if "done" in own}
-    latest = read_care(connection, project, gold, self_agreements(connection, project))
-    again = _repeats(connection, project)
+    again = self_agreements(connection, project)
+    latest = read_care(connection, project, gold, again, latest=None if whole else LATEST)
+    repeated = _repeats(connection, project)
     people = [
-        _person(project, names[number], states[number], again.get(number, {}), latest.by_person.get(number))
+        _person(project, names[number], states[number], repeated.get(number, {}), latest.by_person.get(number))
         for number in sorted(states, key=lambda number: names[number])
     ]
     return people, latest

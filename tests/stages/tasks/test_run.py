@@ -114,6 +114,12 @@ def test_pairs_are_chosen_by_the_reward_models_doubts(start: Start, kind: str) -
         )
 
 
+def test_pairs_that_were_left_out_of_the_pool_lower_the_propensity(start: Start) -> None:
+    """Six answers have fifteen pairs, fewer where some are equal; eight of them are looked at."""
+    rows = start(answers=3, count=4, choose={"kind": "uncertain", "reward": "reward", "random": 0.0})
+    assert {row["propensity"] for row in rows} <= {8 / pairs for pairs in range(9, 16)}
+
+
 def test_what_was_answered_before_is_asked_less(start: Start, tmp_path: Path) -> None:
     """With the first choice known to the head, D-optimal choice asks for something else."""
     choose = {"kind": "d_optimal", "reward": "reward", "random": 0.0}

@@ -124,6 +124,7 @@ def add(
 def status(
     name: Name,
     verify: Annotated[bool, typer.Option("--verify", help="Also look whether anybody changed the store.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="Read all labels, not a sample and the latest ones.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     db: Database = NO_ADDRESS,
 ) -> None:
@@ -135,7 +136,7 @@ def status(
         from kedge.label.projects import find_project
         from kedge.label.status import status as read_status
 
-        now = read_status(store, find_project(store, name))
+        now = read_status(store, find_project(store, name), whole=whole)
         problems = tampered(store) if verify else []
     if as_json:
         print_json(asdict(now) | {"next": list(now.next_steps())} | ({"problems": problems} if verify else {}))

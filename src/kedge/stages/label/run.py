@@ -142,7 +142,7 @@ def _export(context: Context, settings: LabelSettings, store: Store, project: Pr
         progress=progress,
         agreement=agreement,
         exports=exports,
-        people=_nameless(store, project, status(store, project).people),
+        people=_nameless(store, project, status(store, project, whole=True).people),
     )
 
 
