@@ -40,9 +40,9 @@ def running(serve: Callable[[Callable[[str], None]], None]) -> Generator[list[st
 
 
 @contextmanager
-def local_pages(store: Store) -> Generator[str]:
+def local_pages(store: Store, hosted: label_pages.Hosted | None = None) -> Generator[str]:
     """The address for one person."""
-    with running(lambda say: label_pages.serve_locally(store, port=0, say=say)) as said:
+    with running(lambda say: label_pages.serve_locally(store, port=0, say=say, hosted=hosted)) as said:
         yield said[0]
 
 

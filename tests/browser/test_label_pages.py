@@ -14,10 +14,13 @@ from sqlalchemy import func, select
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "web"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "board"))
+from board_files import make_runs
 from hostile_texts import CASES
 from label_servers import local_pages, team_pages
 from team_site import QUIZ, gold_pair, new_shop, pair, ranked, says
 
+from kedge.commands.label_pages import Hosted
 from kedge.data.examples import Message
 from kedge.label import tables
 from kedge.label.accounts import add_person
@@ -317,6 +320,23 @@ def test_hostile_texts_do_nothing(store: Store, url: str, open_page: OpenPage) -
         following(page)
     assert page.evaluate("window.acted") is None
     assert len(rows(store)) == len(CASES)
+
+
+def test_board_and_runs_are_hosted_and_lost_items_go_to_people(
+    store: Store, open_page: OpenPage, tmp_path: Path, run: Path
+) -> None:
+    project = new_shop(store, questions=("pair",))
+    hosted = Hosted(board=make_runs(tmp_path / "board", {}), watch=[run])
+    with local_pages(store, hosted) as url:
+        page = open_page(url)
+        page.goto(at(url, "board"))
+        page.keyboard.press("j")
+        page.keyboard.press("l")
+        expect(page.locator("#said")).to_have_text("sent to shop")
+        assert status(store, project).items == 1
+        page.goto(at(url, "watch/"))
+        expect(page.locator(".run svg")).to_have_count(6)
+        page.close()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate is made with openssl")
