@@ -14,7 +14,7 @@ from kedge.label import tables
 from kedge.label.accounts import make_invite
 from kedge.label.audit import tampered
 from kedge.label.database import Store
-from kedge.label.export import export_labels
+from kedge.label.export import Settling, export_labels
 from kedge.label.judging import judge
 from kedge.label.projects import Project, Settings
 from kedge.label.questions import Decision
@@ -157,6 +157,11 @@ def test_a_reviewer_decides_and_exports_take_it_while_old_ones_stay(site: TeamSi
     rankings = exported(site.store, project, tmp_path, kind="rankings")
     assert next(row["rank"] for row in rankings if "ranked" in str(row["prompt"])) == [1, 2, 2]
     assert exported(site.store, project, tmp_path, as_of=as_of) == before
+    for settle in ("dawid_skene", "weighted"):
+        rows = exported(site.store, project, tmp_path, settling=Settling(settle=settle))
+        (decided,) = [row for row in rows if "question 0" in str(row["prompt"])]
+        assert (decided["chosen"][0]["content"], decided["certainty"]) == ("second of 0", 1.0)
+        assert not any("question 1" in str(row["prompt"]) for row in rows)
     assert tampered(site.store) == []
     # Decided again: the last one counts.
     boss.post("/review/decide", {"item": keys[0], "decision": step(-1)})
@@ -177,7 +182,7 @@ def test_gold_and_other_projects_cannot_be_decided(site: TeamSite) -> None:
 def test_who_manages_sees_people_agreement_flags_and_the_audit(site: TeamSite) -> None:
     project, boss = disagreeing(site)
     page = boss.get("/manage").text
-    for words in ("10</b>of 10 labels", "person.new", "2</b>people have worked"):
+    for words in ("10</b>of 10 labels", "person.new", "2</b>people have worked", "there is no gold"):
         assert words in page
     days = boss.get("/manage/days").text
     for words in ("<b>4</b>disagreements to review", "&lt; 1 day" if "&lt;" in days else "< 1 day", "<b>10</b></li>"):

@@ -99,8 +99,10 @@ def add_manage(app: FastAPI, site: Site) -> None:
     @app.get("/manage")
     def manage(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         person, project = visitor_of(request).person, project_for(site, request)
+        now = status(store, project)
         values: dict[str, Any] = {
-            "status": status(store, project),
+            "status": now,
+            "next_steps": list(now.next_steps()),
             "flags": flagged(store, project, _MOST_ROWS),
             "exports": export_rows(store, project, 10),
             "audit": audit_rows(store, _MOST_ROWS),

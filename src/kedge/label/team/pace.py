@@ -8,10 +8,12 @@ from statistics import median
 
 from sqlalchemy import Connection, Exists, func, select
 
+from kedge.feedback import Share
 from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.database import Store
 from kedge.label.projects import Project
+from kedge.label.repeats import self_agreements
 from kedge.label.work import LEASE_MS
 
 DAY_MS = 24 * 3600 * 1000
@@ -79,6 +81,8 @@ class Pace:
     median_seconds: float | None
     gold: int
     gold_right: int
+    again: Share | None
+    """The share of repeated items with the same verdict."""
 
 
 def pace(store: Store, project: Project, person: Person) -> Pace:
@@ -93,6 +97,7 @@ def pace(store: Store, project: Project, person: Person) -> Pace:
         return _totals(connection, project, person, midnight)
 
     total, hours, gold, right = store.read(totals)
+    again = store.read(lambda connection: self_agreements(connection, project)).get(person.id)
     return Pace(
         today=week[6],
         week=tuple(week),
@@ -101,6 +106,7 @@ def pace(store: Store, project: Project, person: Person) -> Pace:
         median_seconds=median(seconds) if seconds else None,
         gold=gold,
         gold_right=right,
+        again=again,
     )
 
 

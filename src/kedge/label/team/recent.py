@@ -44,6 +44,7 @@ def standing(project: Project) -> Select[Any]:
             # As a sum: by the index of projects SQLite would begin with all of their assignments.
             assignment.c.project + 0 == project.id,
             ~item.c.is_gold,
+            item.c.repeats.is_(None),
             judgment.c.verdict != "undone",
             ~exists().where(later.c.supersedes == judgment.c.seq),
         )
