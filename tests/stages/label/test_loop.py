@@ -116,7 +116,7 @@ def test_people_label_between_two_runs_and_a_reward_model_learns_soft_labels(
     assert len(pairs) + len(heldout) == 20
     assert len(heldout) == 4
     assert any(0.5 < row["certainty"] < 1 for row in pairs), "Dawid and Skene's posterior"
-    assert {row["margin"] for row in pairs} <= {2 / 3, 2 / 9}
+    assert {row["margin"] for row in pairs} <= {2 / 3, 2 / 9, 0.0}  # 0 where the majority is overruled
     numbers = json.loads((made / "agreement.json").read_text())
     assert (numbers["labels"], numbers["as_of"], numbers["exports"]["pairs"]["rows"]) == (60, 60, len(pairs))
     assert -1 < numbers["agreement"]["pair"]["low"] < numbers["agreement"]["pair"]["alpha"] < 1
