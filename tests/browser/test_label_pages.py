@@ -366,7 +366,7 @@ def test_a_whole_day(store: Store, browser: Browser, tmp_path: Path) -> None:
         lead.get_by_label("E-mail address").fill("boss@example.org")
         lead.get_by_label("Password").fill(PASSWORD)
         lead.keyboard.press("Enter")
-        lead.wait_for_url("**/manage*")
+        lead.wait_for_url("**/manage*", wait_until="networkidle")  # parts that come later move what is below them
         lead.get_by_label("Invite").fill("dora@example.org")
         lead.get_by_role("button", name="Make a link").click()
         link = lead.locator(".link-out").inner_text()
