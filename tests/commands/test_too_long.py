@@ -50,6 +50,13 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": {"kind": "ppo", "prompts": "prompts.jsonl", **SAMPLED},
     "group": {"kind": "group", "prompts": "prompts.jsonl", **SAMPLED},
     "best_of_n": {"kind": "best_of_n", "prompts": "prompts.jsonl", **SAMPLED},
+    "tasks": {
+        "kind": "tasks",
+        "models": ["tiny"],
+        "prompts": "prompts.jsonl",
+        "max_prompt_tokens": 200,
+        "max_new_tokens": 8,
+    },
     "evaluate": {
         "kind": "evaluate",
         "models": ["tiny"],

@@ -156,7 +156,7 @@ def test_other_code_that_ends_the_program_does_not_end_it_well_either(
     def leave(*_: object) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr("kedge.stages.evaluate.run._prompts", leave)
+    monkeypatch.setattr("kedge.stages.evaluate.run.fitting_prompts", leave)
     file = write(tmp_path, ppo_home, "evaluate", reward=FINE)
     assert kedge("run", file, "--runs", tmp_path / "runs", "--no-check") == expected
     run = Run.open(tmp_path / "runs/off/stage", for_writing=False)
@@ -167,7 +167,7 @@ def test_other_code_that_ends_the_program_does_not_end_it_well_either(
 def test_evaluate_finds_a_parameter_that_nothing_fills_before_it_samples(
     ppo_home: Path, tmp_path: Path, kedge: Kedge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kedge.stages.evaluate.run.answer", lambda *_, **__: pytest.fail("sampled"))
+    monkeypatch.setattr("kedge.stages.evaluate.run.candidate_answers", lambda *_, **__: pytest.fail("sampled"))
     mix = {"kind": "mix", "parts": {"fine": FINE, "bad": {"kind": "function", "path": "rules.py:needs_more"}}}
     for sources in ({"reward": mix}, {"reward": FINE, "gold": {"kind": "function", "path": "rules.py:needs_more"}}):
         file = write(tmp_path, ppo_home, "evaluate", **sources)
