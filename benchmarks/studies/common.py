@@ -147,6 +147,15 @@ def command(arguments: Sequence[str] | None = None) -> str:
     return " ".join(["python", f"benchmarks/studies/{Path(script).name}", *words])
 
 
+def keep_report(options: Options, part: str, run: Path) -> None:
+    """The page about a run beside the seeds, with paths from the work folder on."""
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for place in (options.work.resolve(), options.work):
+        page = page.replace(str(place), "work")
+    options.seeds.mkdir(parents=True, exist_ok=True)
+    (options.seeds / f"{part}-seed-{options.seed}.html").write_text(page, encoding="utf-8")
+
+
 def stage_cost(run: Path, stage: str) -> Record:
     """Seconds from the beginning to the end of a stage, and its peak memory in GiB (None where it did not say)."""
     manifest = read_manifest(run / stage)

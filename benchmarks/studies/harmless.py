@@ -21,7 +21,7 @@ from pathlib import Path
 from traceback import print_exc
 
 import harmless_numbers as figures
-from common import Clock, Options, Record, SeedFile, parse, stage_cost
+from common import Clock, Options, Record, SeedFile, keep_report, parse, stage_cost
 from harmless_data import TASKS, Files, prepare, write_toy
 from harmless_page import merge
 from harmless_plan import FULL, SMALL, Sizes
@@ -173,7 +173,7 @@ def ppo(study: Study) -> Record:
         "checkpoints": {"every": 20, "keep": 1},
     }
     is_whole = study.run("ppo", {"ppo": stage})
-    keep_report(study.options, "ppo")
+    keep_report(study.options, "ppo", study.options.work / "ppo")
     (health,) = examine(study.options.work / "ppo")
     return {
         "is_whole": is_whole,
@@ -181,15 +181,6 @@ def ppo(study: Study) -> Record:
         "curve": figures.ppo_curve(study.options.work / "ppo" / "ppo"),
         "costs": study.costs("ppo", "ppo"),
     }
-
-
-def keep_report(options: Options, part: str) -> None:
-    """The page about a run beside the seeds, with paths from the work folder on."""
-    page = (options.work / part / "report.html").read_text(encoding="utf-8")
-    for place in (options.work.resolve(), options.work):
-        page = page.replace(str(place), "work")
-    options.seeds.mkdir(parents=True, exist_ok=True)
-    (options.seeds / f"{part}-seed-{options.seed}.html").write_text(page, encoding="utf-8")
 
 
 def dpo_stage(rate: float) -> str:

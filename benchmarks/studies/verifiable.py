@@ -29,7 +29,7 @@ import torch
 from ruamel.yaml import YAML
 
 import kedge
-from common import Clock, Options, Record, SeedFile, by_cluster, parse, read_seeds, stage_cost
+from common import Clock, Options, Record, SeedFile, by_cluster, keep_report, parse, read_seeds, stage_cost
 from kedge.api.run import StageRun
 from kedge.core.instructions.languages import require_langdetect
 from kedge.data.instructions.generate import generate
@@ -109,7 +109,7 @@ def run_seed(options: Options) -> list[str]:
             values["overlap"] = overlap
         file.put(part, values | {"wall_seconds": clock.seconds - began})
         if part in REPORTS:
-            keep_report(part, options)
+            keep_report(options, part, options.work / "runs" / part)
         clock(f"{part}: {said(values)}")
     return failed
 
@@ -302,13 +302,6 @@ def measured(part: str, run: Path, options: Options, size: Record) -> Record:
 def kinds_by_item(rows: Iterable[Record]) -> dict[str, set[str]]:
     """The kinds of instructions of each item, by the name that scores call it; IFEval's own keys are numbers."""
     return {str(row["key"]): set(row["instruction_id_list"]) for row in rows}
-
-
-def keep_report(part: str, options: Options) -> None:
-    """The page about a run beside the seed, with paths from the work folder on."""
-    page = (options.work / "runs" / part / "report.html").read_text(encoding="utf-8")
-    to = options.seeds / f"{part}-seed-{options.seed}.html"
-    to.write_text(page.replace(str(options.work.resolve()), "work").replace(str(options.work), "work"), "utf-8")
 
 
 Scores = dict[Key, tuple[float, str, str]]

@@ -190,13 +190,15 @@ def test_who_manages_sees_people_agreement_flags_and_the_audit(site: TeamSite) -
     people = boss.get("/manage/people").text
     for words in ("ann@example.org", "working", "pause"):
         assert words in people
-    assert "too few yet" in boss.get("/manage/agreement").text
+    page = boss.get("/manage/agreement").text
+    for question, agreement in status(site.store, project).agreement.items():  # what the command tells
+        assert f'<th scope="row">{question}</th><td>' in page
+        assert f"<b>{agreement.alpha:.2f}</b>" in page
     link = boss.post("/manage/invite", {"email": "eve@example.org", "role": "annotator"}).json()["html"]
     token = link.partition(f"{ORIGIN}/join#")[2][:64]
     assert site.anybody().post("/join", {"token": token, "password": PASSWORD}).status_code == 200
     assert boss.post("/manage/invite", {"email": "x@example.org", "role": "owner"}).status_code == 422
     assert boss.post("/manage/verify").json()["say"] == "Judgments and audit are as they were written."
-    del project
 
 
 def test_alpha_has_an_interval_where_enough_was_labelled_twice(site: TeamSite) -> None:

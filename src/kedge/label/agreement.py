@@ -6,7 +6,7 @@ those that several people were asked have the lowest hashes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ MOST_LABELS = 4_000
 """That a status reads: α is then known to about ±0.03."""
 _DRAWS = 1_000
 _LEVELS: dict[str, Level] = {"pair": "ordinal", "rank": "nominal", "thumb": "nominal"}
-_NOT_LABELS = ("skip", "undone", "written", "decided")
+NOT_LABELS = ("skip", "undone", "written", "decided")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +60,17 @@ def read_agreement(
     highest = None if most is None else _highest_key(connection, project, most)
     rows = connection.execute(_query(project, as_of, highest).execution_options(yield_per=10_000))
     wanted = None if items is None else frozenset(items)
+    counted = (row for row in rows if wanted is None or row.item in wanted)
+    return agreement_of(counted, is_sample=highest is not None)
+
+
+def agreement_of(rows: Iterable[Any], *, is_sample: bool) -> dict[str, Agreement]:
+    """The same of judgments that are labels (no `NOT_LABELS`), with their item, person and prompt."""
     labels: dict[str, _Labels] = {}
     for row in rows:
-        if wanted is None or row.item in wanted:
-            for question, key, label in _labels(row):
-                labels.setdefault(question, _Labels()).add((row.item, *key), row.person, label, row.prompt)
-    intervals = {question: own.agreement(question, highest is not None) for question, own in sorted(labels.items())}
+        for question, key, label in _labels(row):
+            labels.setdefault(question, _Labels()).add((row.item, *key), row.person, label, row.prompt)
+    intervals = {question: own.agreement(question, is_sample) for question, own in sorted(labels.items())}
     return {question: interval for question, interval in intervals.items() if interval is not None}
 
 
@@ -102,7 +107,7 @@ def _query(project: Project, as_of: int | None, highest: str | None) -> Any:
             ~item.c.is_gold,
             item.c.repeats.is_(None),
             item.c.have > 1,
-            judgment.c.verdict.not_in(_NOT_LABELS),
+            judgment.c.verdict.not_in(NOT_LABELS),
             ~exists().where(is_superseded if as_of is None else is_superseded & (later.c.seq <= as_of)),
         )
     )

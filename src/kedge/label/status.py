@@ -28,6 +28,7 @@ LOW_ALPHA = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonStatus:
+    id: int
     name: str
     """The address; of who was forgotten, the pseudonym of exports."""
     labels: int
@@ -152,6 +153,12 @@ def _status(connection: Connection, project: Project, *, whole: bool) -> Status:
     )
 
 
+def read_people(connection: Connection, project: Project) -> dict[int, PersonStatus]:
+    """Who has worked in a project, by number."""
+    people, _ = _people(connection, project, whole=False)
+    return {person.id: person for person, _ in people}
+
+
 def _people(connection: Connection, project: Project, *, whole: bool) -> tuple[list[tuple[PersonStatus, int]], Latest]:
     table, person = tables.assignment, tables.person
     rows = connection.execute(
@@ -176,14 +183,19 @@ def _people(connection: Connection, project: Project, *, whole: bool) -> tuple[l
     latest = read_care(connection, project, gold, again, latest=None if whole else LATEST)
     repeated = _repeats(connection, project)
     people = [
-        _person(project, names[number], states[number], repeated.get(number, {}), latest.by_person.get(number))
+        _person(project, number, names, states[number], repeated.get(number, {}), latest.by_person.get(number))
         for number in sorted(states, key=lambda number: names[number])
     ]
     return people, latest
 
 
 def _person(
-    project: Project, name: str, states: dict[str, Any], again: dict[str, int], care: Care | None
+    project: Project,
+    number: int,
+    names: Mapping[int, str],
+    states: dict[str, Any],
+    again: dict[str, int],
+    care: Care | None,
 ) -> tuple[PersonStatus, int]:
     def count(state: str) -> int:
         return (states[state].count if state in states else 0) - again.get(state, 0)
@@ -192,7 +204,8 @@ def _person(
     gold = done.gold if done is not None else 0
     hours = sum(float(row.seconds or 0) for row in states.values()) / 3600
     person = PersonStatus(
-        name=name,
+        id=number,
+        name=names[number],
         labels=count("done") - gold,
         skipped=count("skipped"),
         gold=gold,

@@ -8,33 +8,22 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, select
 
-from kedge.core.errors import DataError
-from kedge.feedback import AgreementInterval, Drift, Share, agreement_interval, drift, gold_check, position_bias
 from kedge.label import tables
+from kedge.label.accounts import pseudonym
+from kedge.label.agreement import MOST_LABELS, NOT_LABELS, Agreement, agreement_of, read_agreement
 from kedge.label.audit import last_seq
 from kedge.label.database import Store
 from kedge.label.projects import Project
-from kedge.label.status import Status
+from kedge.label.status import PersonStatus, Status, read_people
 from kedge.label.team.pace import DAY_MS, start_of_day
 from kedge.label.team.recent import recent_judgments
 
 _MOST_JUDGMENTS = 20_000
 """Of a big store the newest judgments are looked at: it is about how people work now."""
 _MOST_COUNTED = 100_000
-_DRAWS = 1000
-_LATE_GOLD = 10
-_FEWEST_SHARED = 10
 WEEK = 7
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Krippendorff's alpha (ordinal) of the verdict and of each axis; None where too little was labelled twice."""
-
-    question: str
-    alpha: AgreementInterval | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +38,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreements:
-    questions: tuple[Agreement, ...]
-    weeks: tuple[tuple[str, AgreementInterval | None], ...]
-    """The verdict in the last four weeks, oldest first."""
+    questions: Mapping[str, Agreement]
+    """As a status has them."""
+    weeks: tuple[tuple[str, Agreement | None], ...]
+    """Of pairs in the last four weeks, oldest first, from the newest judgments."""
     pairs: tuple[Overlap, ...]
     names: Mapping[int, str]
     judgments: int
@@ -65,16 +55,12 @@ def agreements(store: Store, project: Project) -> Agreements:
 def _agreements(store: Store, connection: Connection, project: Project) -> Agreements:
     rows = _shared_judgments(connection, project)
     now = store.now()
-    axes = sorted({name for row in rows for name in row.axes or {}})
-    questions = [Agreement(question="verdict", alpha=_alpha([(row, row.outcome) for row in rows]))]
-    for axis in axes:
-        questions.append(Agreement(question=axis, alpha=_alpha([(row, (row.axes or {}).get(axis)) for row in rows])))
     weeks = [
-        (_week_words(ago), _alpha([(row, row.outcome) for row in _of_week(rows, now, ago)])) for ago in (3, 2, 1, 0)
+        (_week_words(ago), agreement_of(_of_week(rows, now, ago), is_sample=False).get("pair")) for ago in (3, 2, 1, 0)
     ]
     people = sorted({row.person for row in rows})
     return Agreements(
-        questions=tuple(questions),
+        questions=read_agreement(connection, project, most=MOST_LABELS),
         weeks=tuple(weeks),
         pairs=tuple(_pairs(rows)),
         names=_names(connection, people),
@@ -85,7 +71,7 @@ def _agreements(store: Store, connection: Connection, project: Project) -> Agree
 def _shared_judgments(connection: Connection, project: Project) -> Sequence[Row[Any]]:
     """The newest judgments with a side, of items that several people are asked about."""
     rows = recent_judgments(connection, project, most=_MOST_JUDGMENTS)
-    return [row for row in rows if row.wanted > 1 and row.outcome is not None and row.verdict != "decided"]
+    return [row for row in rows if row.wanted > 1 and row.outcome is not None and row.verdict not in NOT_LABELS]
 
 
 def _week_words(ago: int) -> str:
@@ -95,27 +81,6 @@ def _week_words(ago: int) -> str:
 def _of_week(rows: Sequence[Row[Any]], now: int, ago: int) -> list[Row[Any]]:
     begin = now - (ago + 1) * WEEK * DAY_MS
     return [row for row in rows if begin < row.at <= begin + WEEK * DAY_MS]
-
-
-def _alpha(labels: Sequence[tuple[Row[Any], int | None]]) -> AgreementInterval | None:
-    people = {person: place for place, person in enumerate(sorted({row.person for row, _ in labels}))}
-    ratings: dict[int, list[float | None]] = {}
-    prompts: dict[int, str] = {}
-    for row, value in labels:
-        ratings.setdefault(row.item, [None] * len(people))[people[row.person]] = value
-        prompts[row.item] = row.prompt
-    shared = [item for item, given in ratings.items() if sum(value is not None for value in given) > 1]
-    if len(shared) < _FEWEST_SHARED:
-        return None
-    try:
-        return agreement_interval(
-            [ratings[item] for item in shared],
-            level="ordinal",
-            clusters=[prompts[item] for item in shared],
-            draws=_DRAWS,
-        )
-    except DataError:  # one label alone, or one prompt: nothing to compare
-        return None
 
 
 def _pairs(rows: Sequence[Row[Any]]) -> list[Overlap]:
@@ -146,19 +111,10 @@ class Colleague:
     id: int
     name: str
     role: str
-    labels: int
-    skipped: int
-    hours: float
-    gold: int
-    gold_right: int
-    accuracy: float | None
-    """The mean of the gold posterior; None without gold."""
-    bias: Share | None
-    """P(left) − ½ with its interval."""
-    drift: Drift | None
-    """Gold of the last ten against that before."""
     state: str
-    """invited to the quiz, failed, paused or working."""
+    """Failed the quiz, paused or working."""
+    work: PersonStatus | None
+    """None of who has not begun."""
 
 
 def colleagues(store: Store, project: Project) -> list[Colleague]:
@@ -167,53 +123,22 @@ def colleagues(store: Store, project: Project) -> list[Colleague]:
 
 
 def _colleagues(connection: Connection, project: Project) -> list[Colleague]:
-    member, person, table = tables.member, tables.person, tables.assignment
-    tallies: dict[int, dict[str, Any]] = defaultdict(dict)
-    for row in connection.execute(
-        select(
-            table.c.person,
-            table.c.state,
-            func.count().label("count"),
-            func.count(table.c.is_right).label("gold"),
-            func.sum(table.c.is_right).label("right"),
-            func.sum(table.c.seconds).label("seconds"),
-        )
-        .where(table.c.project == project.id)
-        .group_by(table.c.person, table.c.state)
-    ):
-        tallies[row.person][row.state] = row
-    members = {
-        row.person: row for row in connection.execute(select(member).where(member.c.project == project.id))
-    }  # fmt: skip
-    numbers = sorted({*tallies, *members})
-    people = connection.execute(select(person).where(person.c.id.in_(numbers))).all()
-    sides, golds = _sides(connection, project), _golds(connection, project)
+    member, person = tables.member, tables.person
+    worked = read_people(connection, project)
+    rows = connection.execute(select(member).where(member.c.project == project.id))
+    members = {row.person: row for row in rows}
+    people = connection.execute(select(person).where(person.c.id.in_(sorted({*worked, *members}))))
     found = [
-        _colleague(row, tallies[row.id], members.get(row.id), sides.get(row.id, (0, 0)), golds.get(row.id, []))
+        Colleague(
+            id=row.id,
+            name=row.email or pseudonym(project, row.uid),
+            role=row.role,
+            state=_state(members.get(row.id)),
+            work=worked.get(row.id),
+        )
         for row in people
     ]
     return sorted(found, key=lambda colleague: colleague.name)
-
-
-def _colleague(
-    row: Row[Any], states: Mapping[str, Any], member: Row[Any] | None, sides: tuple[int, int], golds: Sequence[bool]
-) -> Colleague:
-    done = states.get("done")
-    gold, right = (int(done.gold), int(done.right or 0)) if done is not None else (0, 0)
-    return Colleague(
-        id=row.id,
-        name=row.email or f"forgotten {row.uid[:6]}",
-        role=row.role,
-        labels=(done.count if done is not None else 0) - gold,
-        skipped=states["skipped"].count if "skipped" in states else 0,
-        hours=sum(float(state.seconds or 0) for state in states.values()) / 3600,
-        gold=gold,
-        gold_right=right,
-        accuracy=gold_check(right, gold).accuracy if gold else None,
-        bias=position_bias(*sides) if sum(sides) >= _FEWEST_SHARED else None,
-        drift=drift(golds, late=_LATE_GOLD) if len(golds) >= 2 * _LATE_GOLD else None,
-        state=_state(member),
-    )
 
 
 def _state(member: Row[Any] | None) -> str:
@@ -222,36 +147,6 @@ def _state(member: Row[Any] | None) -> str:
     if member.paused is not None:
         return "paused"
     return "failed the quiz" if member.passed is None and member.quiz_tries > 1 else "working"
-
-
-def _sides(connection: Connection, project: Project) -> dict[int, tuple[int, int]]:
-    """How often each person chose the left and the right side, as they saw them, in the newest judgments."""
-    counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for row in recent_judgments(connection, project, most=_MOST_JUDGMENTS):
-        if row.verdict == "step" and row.outcome:
-            shown = -row.outcome if list(row.order) == [1, 0] else row.outcome
-            counts[row.person][shown > 0] += 1
-    return {person: (left, right) for person, (left, right) in counts.items()}
-
-
-def _golds(connection: Connection, project: Project) -> dict[int, list[bool]]:
-    """Whether each person was right on gold, in the order in which they judged, in the newest judgments."""
-    table, judgment = tables.assignment, tables.judgment
-    query = (
-        select(table.c.person, table.c.is_right)
-        .join(judgment, judgment.c.assignment == table.c.id)
-        .where(
-            judgment.c.seq > last_seq(connection, judgment) - _MOST_JUDGMENTS,
-            table.c.project + 0 == project.id,
-            table.c.state == "done",
-            table.c.is_right.is_not(None),
-        )
-        .order_by(judgment.c.seq)
-    )
-    outcomes: dict[int, list[bool]] = defaultdict(list)
-    for row in connection.execute(query):
-        outcomes[row.person].append(bool(row.is_right))
-    return outcomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
