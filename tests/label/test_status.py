@@ -12,7 +12,7 @@ from kedge.core.errors import DataError
 from kedge.feedback import agreement_interval, krippendorff_alpha
 from kedge.label.accounts import Person
 from kedge.label.agreement import read_agreement
-from kedge.label.calibrate import calibrate
+from kedge.label.team.calibrate import calibrate
 from kedge.label.database import Store
 from kedge.label.items import add_items
 from kedge.label.judging import judge

@@ -60,7 +60,7 @@ def test_several_open_a_new_store_at_once(opened: Callable[[], Store], address: 
 
 def test_a_store_of_a_newer_version_is_refused_with_words(opened: Callable[[], Store], address: str) -> None:
     opened().write(lambda connection: connection.execute(text("UPDATE alembic_version SET version_num = '0999'")))
-    with pytest.raises(DataError, match=r"newer Kedge \(tables of version 0999; this one knows 0003\)"):
+    with pytest.raises(DataError, match=r"newer Kedge \(tables of version 0999; this one knows 0004\)"):
         open_store(address)
 
 

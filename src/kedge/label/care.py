@@ -178,7 +178,7 @@ def _care(rows: Sequence[Any], votes: dict[int, Counter[int]], gold: tuple[int, 
         drift=drift(agrees, late=len(agrees) // 3) if len(agrees) >= _FEWEST_DRIFT else None,
         again=again,
         gold=gold_check(right, seen) if seen else None,
-        since_good=_since_good(rows),
+        since_good=len(since_good_gold(rows)),
     )
 
 
@@ -198,16 +198,25 @@ def _agrees(row: Any, votes: dict[int, Counter[int]]) -> bool | None:
     return first[0] == sign(row.outcome)
 
 
-def _since_good(rows: Sequence[Any]) -> int:
+def items_since_good_gold(connection: Connection, project: Project, person: int) -> list[int]:
+    """Items that a person labelled since their last block of gold that was good enough: all of them where no block was,
+    none of who has had no gold."""
+    assignment = tables.assignment
+    mine = _after(0).where(assignment.c.project == project.id, assignment.c.person == person)
+    rows = connection.execute(mine).all()
+    return [row.item for row in since_good_gold(rows)] if any(row.is_right is not None for row in rows) else []
+
+
+def since_good_gold(rows: Sequence[Any]) -> list[Any]:
     """Labels after the last gold question at which the latest eight had been right often enough."""
     outcomes: list[int] = []
-    after = 0
+    labels: list[Any] = []
     for row in rows:
         if row.is_right is None:
-            after += row.repeats is None
+            labels += [row] if row.repeats is None else []
             continue
         outcomes.append(row.is_right)
         block = outcomes[-FEWEST_GOLD:]
         if sum(block) >= GOLD_ACCURACY * len(block):
-            after = 0
-    return after
+            labels = []
+    return labels

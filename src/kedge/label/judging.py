@@ -14,8 +14,8 @@ from kedge.core.errors import DataError
 from kedge.data.examples import Message
 from kedge.label import tables
 from kedge.label.accounts import Person
-from kedge.label.audit import append_row
 from kedge.label.database import Store
+from kedge.label.docket import append_judgment
 from kedge.label.projects import Project
 from kedge.label.questions import Decision, ItemKind, check_decision, to_places
 from kedge.label.texts import put_messages
@@ -61,9 +61,10 @@ def write_judgment(
             raise DataError(f"this assignment was judged already (number {last.seq}); say that it is a correction")
     _settle_assignment(connection, row, decision)
     # Last, for it holds up all others until the commit.
-    seq = append_row(
+    seq = append_judgment(
         connection,
-        tables.judgment,
+        row.project,
+        row.item,
         {**values, "supersedes": None if last is None else last.seq, "at": store.now()},
     )
     flags = [{"judgment": seq, "kind": kind, "text": words} for kind, words in decision.flags.items()]
@@ -104,9 +105,10 @@ def undo(store: Store, person: Person, assignment: str) -> int:
             raise DataError("a judgment can be undone for ten minutes; send a correction instead")
         values = {"assignment": row.id, "verdict": "undone", "seconds": 0.0, "idle_seconds": 0.0}
         _move(connection, row, "leased", leased_until=store.now() + LEASE_MS, is_right=None)
-        return append_row(
+        return append_judgment(
             connection,
-            tables.judgment,
+            row.project,
+            row.item,
             {**values, "guideline": row.guideline, "supersedes": last.seq, "at": store.now()},
         )
 

@@ -268,6 +268,25 @@ flag = Table(
     Column("text", Json),
     Index("ix_flag_judgment", "judgment"),
 )
+daily = Table(
+    "daily",
+    METADATA,
+    Column("project", _Id, ForeignKey("project.id"), primary_key=True, autoincrement=False),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    _need("judgments", BigInteger),
+)
+"""Judgments a day (UTC, numbered from 1970): gold, skips and corrections among them, undoing and deciding not."""
+docket = Table(
+    "docket",
+    METADATA,
+    Column("item", _Id, ForeignKey("item.id"), primary_key=True, autoincrement=False),
+    _to("project", "project.id"),
+    _need("is_split", Boolean),
+    _need("spread", Integer),
+    _to("doubted", "person.id", optional=True),
+    Index("ix_docket_widest", "project", "is_split", "spread", "item"),
+)
+"""Items that a reviewer is to look at: people disagree (`spread` steps apart), or a label is of who was wrong on gold."""
 gold = Table(
     "gold",
     METADATA,

@@ -100,8 +100,12 @@ def add_manage(app: FastAPI, site: Site) -> None:
     def manage(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         person, project = visitor_of(request).person, project_for(site, request)
         now = status(store, project)
+        ahead = forecast(store, project, now)
         values: dict[str, Any] = {
             "status": now,
+            "forecast": ahead,
+            "days": days_back(store.now(), ahead.days),
+            "docket": read_docket(store, project, 0),
             "next_steps": list(now.next_steps()),
             "flags": flagged(store, project, _MOST_ROWS),
             "exports": export_rows(store, project, 10),
@@ -119,14 +123,6 @@ def add_manage(app: FastAPI, site: Site) -> None:
         person, project = visitor_of(request).person, project_for(site, request)
         values = {"people": colleagues(store, project), "settings": project.settings}
         return HTMLResponse(fragment("people.html.j2", **values, leads=person.role in _LEADERS))
-
-    @app.get("/manage/days")
-    def days(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        project = project_for(site, request)
-        ahead = forecast(store, project, status(store, project))
-        counts = days_back(store.now(), ahead.days)
-        values = {"forecast": ahead, "days": counts, "docket": read_docket(store, project, 0)}
-        return HTMLResponse(fragment("days.html.j2", **values))
 
     @app.get("/manage/agreement")
     def agreement(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]

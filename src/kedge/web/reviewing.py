@@ -1,10 +1,11 @@
-"""`/review`: disagreements one after the other, with what each person said; decide, or ask for a clearer guideline."""
+"""`/review`: disagreements one after the other, and labels of who was paused, with what each person said; decide, or ask
+for a clearer guideline."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,13 +33,14 @@ class Asking(BaseModel):
 
 def add_review(app: FastAPI, site: Site) -> None:
     @app.get("/review")
-    def review(request: Request, before: int | None = None) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
+    def review(request: Request, skip: Annotated[int, Query(ge=0, le=2**31)] = 0) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
         person, project = visitor_of(request).person, project_for(site, request)
-        docket = read_docket(site.store, project, _AT_ONCE, before)
+        docket = read_docket(site.store, project, _AT_ONCE, skip)
         values: dict[str, Any] = {
             "docket": docket,
             "cases": [shown_case(case) for case in docket.cases],
             "steps": STEPS,
+            "skip": skip,
         }
         return page(site, request, "review.html.j2", "review", project, **values, leads=person.role in _LEADERS)
 
@@ -60,6 +62,7 @@ def shown_case(case: Case) -> dict[str, Any]:
     return {
         "key": case.key,
         "kind": case.kind,
+        "is_split": case.is_split,
         "prompt": case.prompt,
         "answers": case.answers,
         "votes": [(number, words_for(vote), vote) for number, vote in enumerate(case.votes, start=1)],

@@ -160,7 +160,7 @@ def calibrate(
     """Make a session of the worst disagreements: everybody is asked them next, and a page says who said what."""
     with _opened(db) as store, writing(to):
         from kedge.core.files import refuse_overwriting, write_text
-        from kedge.label.calibrate import calibrate as make_session
+        from kedge.label.team.calibrate import calibrate as make_session
         from kedge.label.projects import find_project
 
         refuse_overwriting([to], force=force)

@@ -16,7 +16,9 @@ from kedge.feedback import gold_check
 from kedge.label import tables
 from kedge.label.accounts import Person, add_person, find_person, new_bearer, put_member
 from kedge.label.audit import note
+from kedge.label.care import items_since_good_gold
 from kedge.label.database import Store
+from kedge.label.docket import doubt
 from kedge.label.judging import is_right
 from kedge.label.projects import Project, all_projects, read_guideline
 from kedge.label.questions import Decision, ItemKind, check_decision, to_places
@@ -210,7 +212,8 @@ def gold_counts(connection: Connection, project: Project, person: int) -> tuple[
 
 
 def set_pause(store: Store, project: Project, person: int, *, paused: bool, who: int | None) -> None:
-    """Pause somebody, or let them go on: gold up to now then counts no more, and the quiz may be taken again."""
+    """Pause somebody: what they labelled since their last good block of gold goes to review. Or let them go on: gold up
+    to now then counts no more, and the quiz may be taken again."""
 
     def work(connection: Connection) -> None:
         table = tables.member
@@ -223,7 +226,10 @@ def set_pause(store: Store, project: Project, person: int, *, paused: bool, who:
         )
         if not changed.rowcount:
             raise DataError("there is no such person in this project")
-        note(store, connection, "pause" if paused else "resume", {"project": project.name, "person": person}, who=who)
+        about: dict[str, Any] = {"project": project.name, "person": person}
+        if paused:
+            about["to_review"] = doubt(connection, person, items_since_good_gold(connection, project, person))
+        note(store, connection, "pause" if paused else "resume", about, who=who)
 
     store.write(work)
 

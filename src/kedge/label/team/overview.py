@@ -13,16 +13,14 @@ from sqlalchemy import Connection, Row, select
 from kedge.label import tables
 from kedge.label.accounts import pseudonym
 from kedge.label.agreement import MOST_LABELS, NOT_LABELS, Agreement, agreement_of, read_agreement
-from kedge.label.audit import last_seq
 from kedge.label.database import Store
+from kedge.label.docket import DAY_MS
 from kedge.label.projects import Project
 from kedge.label.status import PersonStatus, Status, read_people
-from kedge.label.team.pace import DAY_MS, start_of_day
 from kedge.label.team.recent import recent_judgments
 
 _MOST_JUDGMENTS = 20_000
 """Of a big store the newest judgments are looked at: it is about how people work now."""
-_MOST_COUNTED = 100_000
 WEEK = 7
 
 
@@ -159,32 +157,13 @@ class Forecast:
 
 
 def forecast(store: Store, project: Project, status: Status, days: int = 14) -> Forecast:
-    """Gold and skips counted: it is about how much people do. Of a big store the newest judgments are counted."""
-    judgment, assignment = tables.judgment, tables.assignment
-    midnight = start_of_day(store.now())
-    begin = midnight - (days - 1) * DAY_MS
-
-    def work(connection: Connection) -> list[int]:
-        first = last_seq(connection, judgment) - _MOST_COUNTED
-        query = (
-            select(judgment.c.at)
-            .join(assignment, assignment.c.id == judgment.c.assignment)
-            .where(
-                judgment.c.seq > first,
-                judgment.c.at >= begin,
-                judgment.c.verdict.not_in(("undone", "decided")),
-                assignment.c.project + 0 == project.id,
-            )
-        )
-        counts = [0] * days
-        for at in connection.scalars(query):
-            counts[min(days - 1, (at - begin) // DAY_MS)] += 1
-        return counts
-
-    counts = store.read(work)
-    left = max(0, status.wanted - status.given)
+    """Gold and skips counted: it is about how much people do."""
+    daily, today = tables.daily, store.now() // DAY_MS
+    query = select(daily.c.day, daily.c.judgments).where(daily.c.project == project.id, daily.c.day > today - days)
+    by_day = dict(store.read(lambda connection: connection.execute(query).all()))
+    counts = [by_day.get(day, 0) for day in range(today - days + 1, today + 1)]
     pace = sum(counts[-WEEK:]) / WEEK
-    return Forecast(days=tuple(counts), left=left, days_left=left / pace if pace else None)
+    return Forecast(days=tuple(counts), left=status.missing, days_left=status.missing / pace if pace else None)
 
 
 def audit_rows(store: Store, most: int) -> Sequence[Any]:

@@ -12,11 +12,11 @@ from kedge.feedback import Share
 from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.database import Store
+from kedge.label.docket import DAY_MS
 from kedge.label.projects import Project
 from kedge.label.repeats import self_agreements
 from kedge.label.work import LEASE_MS
 
-DAY_MS = 24 * 3600 * 1000
 _GRACE_MS = 5000
 """The clocks of page and server need not agree to the second."""
 _RECENT = 500

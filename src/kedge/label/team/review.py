@@ -3,7 +3,7 @@ export takes in place of the votes; the votes stay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -13,22 +13,16 @@ from kedge.core.errors import DataError
 from kedge.data.examples import Messages
 from kedge.label import tables
 from kedge.label.accounts import Person
-from kedge.label.audit import append_row, last_seq, note
+from kedge.label.audit import note
 from kedge.label.database import Store
+from kedge.label.docket import QUESTION, append_judgment, look_at
 from kedge.label.projects import Project
 from kedge.label.questions import Decision, ItemKind, check_decision
-from kedge.label.team.recent import judgments_of, recent_judgments
+from kedge.label.team.recent import judgments_of
 from kedge.label.texts import read_texts
 
-MANY_CASES = 100
-"""Disagreements that are counted; more are "and more"."""
-_PART, _PARTS = 10_000, 5
-"""Judgments that are looked through at a time, and how often."""
-_MANY = 300
 _LOOKED_AT = 500
 """Flags of all projects among which those of one are looked for."""
-QUESTION = "guideline"
-"""The kind of flag that asks for a clearer guideline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +35,17 @@ class Vote:
     ranking: tuple[int, ...] | None
     axes: dict[str, int]
     reason: str | None
+    is_doubted: bool
+    """Whether the person was paused, for being wrong on gold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An item on which people disagree."""
+    """An item on which people disagree, or with a label that is doubted."""
 
     key: str
     kind: str
+    is_split: bool
     prompt: Messages
     answers: tuple[Messages, ...]
     votes: tuple[Vote, ...]
@@ -56,86 +53,47 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Docket:
-    """Disagreements to decide, the widest first; `count` of them are known among the judgments that were looked at."""
+    """Items to decide: the widest disagreements first, then labels that are doubted."""
 
     cases: tuple[Case, ...]
-    count: int
-    is_cut: bool
-    """Whether counting stopped at `MANY_CASES`."""
-    looked_back_to: int
-    """The number of the oldest judgment that was looked at; 0 where there is none before it."""
+    disagreements: int
+    doubted: int
+    """Items on which nobody disagrees, with a label of who was paused."""
+
+    @property
+    def count(self) -> int:
+        return self.disagreements + self.doubted
 
 
-def read_docket(store: Store, project: Project, most: int, before: int | None = None) -> Docket:
-    """What is to be decided among the newest judgments, or those up to number `before`."""
+def read_docket(store: Store, project: Project, most: int, skip: int = 0) -> Docket:
+    """So many cases of a project after the first `skip`, and how many there are."""
+    docket = tables.docket
+    mine = docket.c.project == project.id
+    counted = select(docket.c.is_split, func.count()).where(mine).group_by(docket.c.is_split)
+    widest = select(docket).where(mine).order_by(docket.c.is_split.desc(), docket.c.spread.desc(), docket.c.item.desc())
 
     def work(connection: Connection) -> Docket:
-        start = last_seq(connection, tables.judgment) if before is None else before
-        votes = _open_cases(connection, project, start)
-        widest = sorted(votes, key=lambda number: -_spread(votes[number]))[:most]
+        counts = dict(connection.execute(counted).all())
+        rows = connection.execute(widest.limit(most).offset(skip)).all() if most else []
+        votes = judgments_of(connection, project, [row.item for row in rows])
         return Docket(
-            cases=tuple(_case(connection, number, votes[number]) for number in widest),
-            count=len(votes),
-            is_cut=len(votes) >= MANY_CASES,
-            looked_back_to=max(0, start - _PART * _PARTS),
+            cases=tuple(_case(connection, row, votes[row.item]) for row in rows),
+            disagreements=counts.get(True, 0),
+            doubted=counts.get(False, 0),
         )
 
     return store.read(work)
 
 
-def _open_cases(connection: Connection, project: Project, before: int) -> dict[int, list[Row[Any]]]:
-    """Items that people disagree on and no reviewer has touched, with their votes."""
-    cases: dict[int, list[Row[Any]]] = {}
-    for items in _shared_items(connection, project, before):
-        votes = judgments_of(connection, project, items)
-        asked = _asked(connection, [row.seq for group in votes.values() for row in group if row.verdict == "skip"])
-        for number, group in votes.items():
-            if not any(row.verdict == "decided" or row.seq in asked for row in group) and _is_split(group):
-                cases[number] = [row for row in group if row.verdict != "skip"]
-        if len(cases) >= MANY_CASES:
-            break
-    return cases
-
-
-def _shared_items(connection: Connection, project: Project, before: int) -> Iterator[list[int]]:
-    """Items that several people are asked about, some hundreds at a time, from judgment `before` back."""
-    seen = set[int]()
-    for part in range(_PARTS):
-        rows = recent_judgments(connection, project, most=_PART, before=before - part * _PART)
-        items = [item for item in dict.fromkeys(row.item for row in rows if row.wanted > 1) if item not in seen]
-        seen.update(items)
-        for start in range(0, len(items), _MANY):
-            yield items[start : start + _MANY]
-
-
-def _asked(connection: Connection, skips: Sequence[int]) -> set[int]:
-    """Which of these skips are questions to the guideline."""
-    flag = tables.flag
-    query = select(flag.c.judgment).where(flag.c.judgment.in_(skips), flag.c.kind == QUESTION)
-    return set(connection.scalars(query)) if skips else set()
-
-
-def _is_split(votes: Sequence[Row[Any]]) -> bool:
-    """Votes for both sides, one for a side and one that both are bad, or rankings that differ."""
-    sides = {(row.outcome > 0) - (row.outcome < 0) for row in votes if row.outcome is not None} - {0}
-    is_bad = any(row.verdict == "both_bad" for row in votes)
-    rankings = {tuple(row.ranking) for row in votes if row.ranking is not None}
-    return len(sides) + is_bad > 1 or len(rankings) > 1
-
-
-def _spread(votes: Sequence[Row[Any]]) -> int:
-    outcomes = [row.outcome or 0 for row in votes]
-    return max(outcomes) - min(outcomes)
-
-
-def _case(connection: Connection, number: int, votes: Iterable[Row[Any]]) -> Case:
-    item = connection.execute(select(tables.item).where(tables.item.c.id == number)).one()
+def _case(connection: Connection, listed: Row[Any], votes: Iterable[Row[Any]]) -> Case:
+    item = connection.execute(select(tables.item).where(tables.item.c.id == listed.item)).one()
     answer = tables.answer
-    hashes = connection.scalars(select(answer.c.text).where(answer.c.item == number).order_by(answer.c.place)).all()
+    hashes = connection.scalars(select(answer.c.text).where(answer.c.item == item.id).order_by(answer.c.place)).all()
     texts = read_texts(connection, [item.prompt, *hashes])
     return Case(
         key=item.key,
         kind=item.kind,
+        is_split=listed.is_split,
         prompt=texts[item.prompt],
         answers=tuple(texts[text] for text in hashes),
         votes=tuple(
@@ -146,8 +104,10 @@ def _case(connection: Connection, number: int, votes: Iterable[Row[Any]]) -> Cas
                 ranking=None if row.ranking is None else tuple(row.ranking),
                 axes=row.axes or {},
                 reason=row.reason,
+                is_doubted=row.person == listed.doubted,
             )
             for row in votes
+            if row.verdict != "skip"
         ),
     )
 
@@ -177,6 +137,7 @@ def ask_for_guideline(store: Store, project: Project, reviewer: Person, key: str
         skipped = Decision(verdict="skip", reason=words)
         seq = _append(store, connection, project, reviewer, item, order, skipped)
         connection.execute(insert(tables.flag).values(judgment=seq, kind=QUESTION, text=words))
+        look_at(connection, item.id)
         return seq
 
     return store.append(work)
@@ -225,7 +186,7 @@ def _append(
         "supersedes": last,
         "at": store.now(),
     }
-    return append_row(connection, tables.judgment, content)
+    return append_judgment(connection, project.id, item.id, content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
