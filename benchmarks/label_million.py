@@ -1,5 +1,5 @@
-"""A store with a million judgments, as a team's work of weeks leaves it: gold and repeated items among the others, random
-ids, times that run up to now."""
+"""A store with a million judgments, as a team's work of weeks leaves it: gold and repeated items among the others,
+random ids, times that run up to now."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from sqlalchemy import Connection, insert, text, update
 from kedge.data.examples import Message
 from kedge.label import tables
 from kedge.label.database import Store
+from kedge.label.migrations.versions.r0004_docket import fill as keep
 from kedge.label.projects import Project
 from kedge.label.texts import encode_messages
 
 PEOPLE = 200
+_FIRST_PERSON = 1000
+"""Whoever is added later has a number below it, which the databases count by themselves."""
 _BATCH = 50_000
 _EACH_ITEM = 3
 _PROMPTS = 50_000
@@ -62,6 +65,7 @@ def fill(store: Store, project: Project, judgments: int, *, chance: float = 0.25
     )
     head = update(tables.chain).where(tables.chain.c.name == "judgment").values(seq=judgments)
     store.write(lambda connection: connection.execute(head))
+    store.write(keep)
     if not store.is_sqlite:
         # PostgreSQL does so by itself as tables grow, but not yet after so much at once.
         store.write(lambda connection: connection.execute(text("ANALYZE")))
@@ -75,7 +79,7 @@ def _events(judgments: int) -> Iterator[_Event]:
     first_copy = 1 + _GOLD_ITEMS + judgments  # numbers that no other item has
     for number in range(1, judgments + 1):
         if number % 25 in (3, 17) and golds < _GOLD_ITEMS * PEOPLE:
-            yield _Event(number, 1 + golds // PEOPLE, 1 + golds % PEOPLE, is_gold=True)
+            yield _Event(number, 1 + golds // PEOPLE, _FIRST_PERSON + golds % PEOPLE, is_gold=True)
             golds += 1
         elif number % 33 == 5 and labels > 3000:
             item, person = _label(labels - 3000 + labels % 3)
@@ -89,11 +93,11 @@ def _events(judgments: int) -> Iterator[_Event]:
 def _label(number: int) -> tuple[int, int]:
     """The item of a label and its person."""
     item = number // _EACH_ITEM
-    return 1 + _GOLD_ITEMS + item, 1 + (number * 7 + item) % PEOPLE
+    return 1 + _GOLD_ITEMS + item, _FIRST_PERSON + (number * 7 + item) % PEOPLE
 
 
 def _people() -> range:
-    return range(1, PEOPLE + 1)
+    return range(_FIRST_PERSON, _FIRST_PERSON + PEOPLE)
 
 
 def _put_texts(store: Store) -> None:

@@ -7,7 +7,7 @@
 - kill: processes are killed with SIGKILL between a lease and its write, eight times; every judgment that was
   acknowledged must be there.
 - status: `kedge label status` of a million judgments over a third as many items, with agreement and what is told of
-  people, must take at most a second.
+  people, and each page of who manages, must take at most a second.
 
 FOLDER is where the stores are made, to measure a certain disk. Exit code 1 where any of this does not hold.
 """
@@ -15,34 +15,35 @@ FOLDER is where the stores are made, to measure a certain disk. Exit code 1 wher
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from sqlalchemy import Connection, insert, text, update
+from fastapi.testclient import TestClient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "label"))
 
 from clusters import start_cluster
 from load import crowd, killed, prepare
 
-from kedge.label import tables
 from kedge.label.audit import tampered
-from kedge.label.database import Store, open_store
-from kedge.label.projects import Project, new_project
+from kedge.label.database import open_store
+from kedge.label.projects import new_project
 from kedge.label.status import status
+from kedge.label.team.members import local_person
+from kedge.label.team.review import read_docket
+from kedge.web.app import make_app
+from kedge.web.entrance import Entrance, LocalEntrance
+from label_million import fill
 
 KILLS, AFTER = 8, 5
 MOST_STATUS_SECONDS = 1.0
-_BATCH = 50_000
-_EACH_ITEM = 3
-_PROMPTS = 50_000
+PAGES = ("/manage", "/manage/agreement", "/review", "/me")
 
 
 def main() -> int:
@@ -105,101 +106,43 @@ def report_kills(name: str, address: str) -> bool:
 
 
 def report_status(name: str, address: str, judgments: int) -> bool:
+    """A million judgments: the status, and the pages of who manages, with everything that they load."""
     store = open_store(address, create=True)
     project = new_project(store, "million", ["pair"], "Look.")
     started = time.perf_counter()
-    fill(store, project, judgments)
-    filled = time.perf_counter() - started
-    seconds = [_timed(lambda: status(store, project)) for _ in range(3)]
+    labels = fill(store, project, judgments)
     now = status(store, project)
     print(
-        f"{name}: {now.as_of:,} judgments over {now.items:,} items (filled in {filled:.0f} s): status in "
-        f"{', '.join(f'{value:.2f}' for value in seconds)} s; {now.agreement['pair'].in_words()}",
+        f"{name}: {now.as_of:,} judgments over {now.items:,} items (filled in {time.perf_counter() - started:.0f} s), "
+        f"{read_docket(store, project, 0).count:,} to review; {now.agreement['pair'].in_words()}",
         flush=True,
     )
+    host = "127.0.0.1:8123"
+    local = LocalEntrance(token="t", person=local_person(store))
+    entrance = Entrance(store=store, origin=f"http://{host}", hosts=(host,), local=local)
+    browser = TestClient(make_app(entrance), base_url=f"http://{host}")
+    is_good = now.given == labels
+    works = {"status": lambda: status(store, project), **{path: partial(_load, browser, path) for path in PAGES}}
+    for what, work in works.items():
+        seconds, own = zip(*(_timed(work) for _ in range(5)), strict=True)
+        best, worst = min(seconds), max(seconds)
+        print(f"  {what}: {best:.2f} s at best, {worst:.2f} s at worst, {min(own):.2f} s of CPU", flush=True)
+        is_good &= min(seconds) <= MOST_STATUS_SECONDS
     store.close()
-    return now.given == judgments and min(seconds) <= MOST_STATUS_SECONDS
+    return is_good
 
 
-def _timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def _load(browser: TestClient, path: str) -> None:
+    reply = browser.get(path, params={"token": "t"})
+    if reply.status_code != HTTPStatus.OK:
+        raise RuntimeError(f"{path}: {reply.status_code} {reply.text[:200]}")
+
+
+def _timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that it took, and seconds of this process's CPU (PostgreSQL's own are not among them)."""
+    started, own = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - started
-
-
-def fill(store: Store, project: Project, judgments: int) -> None:
-    """Items and judgments in bulk, without their chain: only reading them is measured."""
-    count = -(-judgments // _EACH_ITEM)
-    prompts = [{"hash": _digest("prompt", number), "body": "[]"} for number in range(_PROMPTS)]
-    store.write(lambda connection: connection.execute(insert(tables.body), prompts))
-    person = {"role": "annotator", "languages": [], "takes_harm": False, "at": 0}
-    rows = [{"id": number, "uid": str(number), "email": f"p{number}@example.org", **person} for number in range(1, 201)]
-    store.write(lambda connection: connection.execute(insert(tables.person), rows))
-    item = {
-        "project": project.id, "round": 0, "kind": "pair", "wanted": _EACH_ITEM, "have": _EACH_ITEM, "words": 120,
-        "priority": 0.0, "is_gold": False, "is_heldout": False, "is_harmful": False,
-    }  # fmt: skip
-    _bulk(
-        store,
-        tables.item,
-        (
-            {"id": number, "key": _digest("item", number), "prompt": _digest("prompt", number % _PROMPTS), **item}
-            for number in range(1, count + 1)
-        ),
-    )
-    assignment = {
-        "project": project.id, "guideline": project.guideline, "state": "done", "leased_until": 0,
-        "seconds": 20.0, "is_right": None,
-    }  # fmt: skip
-    _bulk(
-        store,
-        tables.assignment,
-        (
-            {
-                "id": f"{number:032x}",
-                "item": 1 + number // _EACH_ITEM,
-                "person": 1 + (number * 7 + number // _EACH_ITEM) % 200,
-                "order": [number % 2, 1 - number % 2],
-                **assignment,
-            }
-            for number in range(judgments)
-        ),
-    )
-    judgment = {
-        "verdict": "step", "seconds": 20.0, "idle_seconds": 0.0, "guideline": project.guideline,
-        "at": 0, "hash": "0",
-    }  # fmt: skip
-    _bulk(
-        store,
-        tables.judgment,
-        (
-            {"seq": number + 1, "assignment": f"{number:032x}", "outcome": _outcome(number), **judgment}
-            for number in range(judgments)
-        ),
-    )
-    head = update(tables.chain).where(tables.chain.c.name == "judgment").values(seq=judgments)
-    store.write(lambda connection: connection.execute(head))
-    if not store.is_sqlite:
-        # PostgreSQL does so by itself as tables grow, but not yet after so much at once.
-        store.write(lambda connection: connection.execute(text("ANALYZE")))
-
-
-def _digest(what: str, number: int) -> str:
-    return hashlib.sha256(f"{what} {number}".encode()).hexdigest()
-
-
-def _outcome(number: int) -> int:
-    """A step that depends on the item, and in one of four cases on chance."""
-    own, item = _digest("label", number), _digest("truth", number // _EACH_ITEM)
-    return int(own if own[0] < "4" else item, 16) % 7 - 3
-
-
-def _bulk(store: Store, table: Any, rows: Iterator[dict[str, Any]]) -> None:
-    def put(connection: Connection, batch: Sequence[dict[str, Any]]) -> None:
-        connection.execute(insert(table), batch)
-
-    while batch := list(islice(rows, _BATCH)):
-        store.write(lambda connection, batch=batch: put(connection, batch))
+    return time.perf_counter() - started, time.process_time() - own
 
 
 if __name__ == "__main__":

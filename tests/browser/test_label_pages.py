@@ -430,15 +430,21 @@ def label_by_keys(page: Page, count: int, wrong: set[int]) -> None:
 
 
 def review(page: Page, url: str) -> None:
-    """Decide the first disagreement, and ask the guideline about the second."""
+    """Decide the first disagreement, and ask the guideline about the second, by keys alone."""
     page.goto(f"{url}/review")
     expect(page.locator("article")).to_have_count(2)
     better = page.locator("article").first.locator(".answer.place-1").inner_text().count("first of")
-    page.locator("article").first.get_by_role(
-        "radio", name="A is better" if better else "B is better", exact=True
-    ).check()
-    page.locator("article").first.get_by_role("button", name="Decide").click()
+    page.keyboard.press("j")
+    expect(page.locator("article").nth(1)).to_be_focused()
+    page.keyboard.press("k")
+    page.keyboard.press("2" if better else "6")
+    chosen = page.locator("article").first.get_by_role("radio", checked=True)
+    expect(chosen).to_have_accessible_name("A is better" if better else "B is better")
+    page.keyboard.press("Enter")
     expect(page.locator("article")).to_have_count(1)
-    page.locator("article").get_by_label("Why").fill("What if both are right?")
-    page.locator("article").get_by_role("button", name="To the guideline").click()
+    page.keyboard.press("g")
+    expect(page.locator("#state")).to_have_text("Say first what the guideline leaves open.")
+    page.keyboard.type("Twenty-one big sides: what if both are right?")  # letters that are keys elsewhere
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
     expect(page.get_by_text("Nothing to decide")).to_be_visible()

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from made_up import Clock, pair, people, project_with, step
+from made_up import Clock, pair, people, project_with, ranked, step
 from sqlalchemy import func, select
 
+from kedge.feedback import self_agreement
 from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.database import Store
 from kedge.label.export import export_labels
 from kedge.label.judging import judge
 from kedge.label.projects import Project, Settings
+from kedge.label.questions import Decision
 from kedge.label.repeats import self_agreements
 from kedge.label.status import status
 from kedge.label.work import next_task
@@ -75,3 +77,29 @@ def test_who_throws_a_coin_does_not_agree_with_themselves(store: Store, clock: C
     shares = store.read(lambda connection: self_agreements(connection, project))
     assert shares[ann.id].value == 1.0
     assert shares[bob.id].value < 0.75
+
+
+def test_the_same_again_is_that_of_the_statistics(store: Store, clock: Clock) -> None:
+    """Pairs, thumbs and rankings, with ties and both bad: by answers, whatever side they stood on."""
+    drafts = [*(pair(n) for n in range(40)), *(ranked(100 + n) for n in range(20))]
+    project = project_with(store, drafts, settings=OFTEN)
+    (ann,) = people(store, 1)
+    chance, said = Random(3), dict[frozenset[str], list[object]]()
+    while (task := next_task(store, project, ann)) is not None:
+        texts = [answer[0].content for answer in task.answers]
+        if task.kind == "rank":
+            ranks = dict(zip(sorted(texts), chance.choice([(1, 2, 3), (1, 1, 2)]), strict=True))
+            decision, label = Decision(verdict="ranking", ranking=tuple(ranks[t] for t in texts)), tuple(ranks.values())
+        else:
+            outcome = chance.choice([-3, -1, 0, 2])
+            is_bad = outcome and chance.random() < 0.2
+            decision = Decision(verdict="both_bad") if is_bad else step(outcome)
+            better = texts[outcome > 0] if outcome else None
+            label = "bad" if is_bad else better
+        judge(store, project, ann, task.assignment, decision)
+        said.setdefault(frozenset(texts), []).append(label)
+        clock.advance(11)
+    twice = [labels for labels in said.values() if len(labels) == 2]
+    expected = self_agreement([first for first, _ in twice], [again for _, again in twice])
+    assert 0.2 < expected.value < 0.8
+    assert store.read(lambda connection: self_agreements(connection, project)) == {ann.id: expected}

@@ -12,13 +12,13 @@ from kedge.core.errors import DataError
 from kedge.feedback import agreement_interval, krippendorff_alpha
 from kedge.label.accounts import Person
 from kedge.label.agreement import read_agreement
-from kedge.label.team.calibrate import calibrate
 from kedge.label.database import Store
 from kedge.label.items import add_items
 from kedge.label.judging import judge
 from kedge.label.projects import Project, Settings
 from kedge.label.questions import Decision
 from kedge.label.status import Status, status
+from kedge.label.team.calibrate import calibrate
 from kedge.label.work import next_task
 
 Decide = Callable[[int, bool, int], Decision]

@@ -78,7 +78,7 @@ def test_two_tries_and_then_a_manager_decides(site: TeamSite) -> None:
     refused = ann.post("/start/quiz", {"answers": [1, 0]})
     assert refused.status_code == 400
     assert ann.person is not None
-    assert "failed the quiz" in boss.get("/manage/people").text
+    assert "failed the quiz" in boss.get("/manage").text
     assert boss.post("/manage/pause", {"person": ann.person.id, "paused": False}).status_code == 200
     assert ann.post("/start/quiz", {"answers": [1, 0]}).json() == {"go": "/start?project=shop"}
     assert ann.get("/work").status_code == 200
@@ -187,10 +187,10 @@ def test_who_manages_sees_people_agreement_flags_and_the_audit(site: TeamSite) -
     days = boss.get("/manage").text
     for words in ("<b>4</b>disagreements to review", "&lt; 1 day" if "&lt;" in days else "< 1 day", "<b>10</b></li>"):
         assert words in days
-    people = boss.get("/manage/people").text
+    people = boss.get("/manage").text
     for words in ("ann@example.org", "working", "pause"):
         assert words in people
-    page = boss.get("/manage/agreement").text
+    page = boss.get("/manage").text
     for question, agreement in status(site.store, project).agreement.items():  # what the command tells
         assert f'<th scope="row">{question}</th><td>' in page
         assert f"<b>{agreement.alpha:.2f}</b>" in page

@@ -98,7 +98,7 @@ def self_agreement(first: Sequence[Hashable], again: Sequence[Hashable]) -> Shar
     """
     if len(first) != len(again) or not first:
         raise DataError(f"self-agreement needs the same items twice: found {len(first)} labels and {len(again)}")
-    return _share(sum(label == other for label, other in zip(first, again, strict=True)), len(first))
+    return share_of(sum(label == other for label, other in zip(first, again, strict=True)), len(first))
 
 
 def tie_share(ties: int, labels: int) -> Share:
@@ -106,7 +106,7 @@ def tie_share(ties: int, labels: int) -> Share:
     >>> tie_share(2, 8).value
     0.25
     """
-    return _share(ties, labels)
+    return share_of(ties, labels)
 
 
 def position_bias(left: int, right: int) -> Share:
@@ -116,7 +116,7 @@ def position_bias(left: int, right: int) -> Share:
     >>> round(bias.value, 4), round(bias.low, 4), round(bias.high, 4)
     (0.25, 0.157, 0.3245)
     """
-    share = _share(left, left + right)
+    share = share_of(left, left + right)
     return Share(value=share.value - 0.5, low=share.low - 0.5, high=share.high - 0.5, count=share.count)
 
 
@@ -171,8 +171,8 @@ def drift(outcomes: Sequence[bool], *, late: int) -> Drift:
     """
     if not 0 < late < len(outcomes):
         raise DataError(f"drift compares the last {late} labels with those before: found {len(outcomes)} in all")
-    first = _share(sum(outcomes[:-late]), len(outcomes) - late)
-    last = _share(sum(outcomes[-late:]), late)
+    first = share_of(sum(outcomes[:-late]), len(outcomes) - late)
+    last = share_of(sum(outcomes[-late:]), late)
     difference = last.value - first.value
     return Drift(
         early=first.value,
@@ -187,7 +187,12 @@ def _runs(sides: Sequence[Hashable]) -> Iterator[tuple[Hashable, int]]:
     return ((side, sum(1 for _ in run)) for side, run in groupby(sides))
 
 
-def _share(count: int, total: int) -> Share:
+def share_of(count: int, total: int) -> Share:
+    """A share with its interval.
+
+    >>> share_of(3, 4).value
+    0.75
+    """
     if not 0 <= count <= total or not total:
         raise DataError(f"a share needs labels, and a count of at most all of them: found {count} of {total}")
     low, high = wilson(count, total)

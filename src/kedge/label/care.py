@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, exists, select
+from sqlalchemy import Connection, Text, exists, select, type_coerce
 
 from kedge.feedback.people import (
     FEWEST_GOLD,
@@ -27,6 +27,7 @@ from kedge.feedback.people import (
     gold_check,
     longest_side_run,
     position_bias,
+    share_of,
     tie_share,
     words_a_minute,
 )
@@ -34,6 +35,7 @@ from kedge.label import tables
 from kedge.label.audit import last_seq
 from kedge.label.projects import Project
 from kedge.label.settle import sign
+from kedge.label.tables import canonical_json
 
 LATEST = 6_000
 """Judgments of the store that are read."""
@@ -44,6 +46,8 @@ _FAST_SHARE = 0.2
 """Of the labels: now and then anybody sees at once what is wrong."""
 _FEWEST_READ = 10
 _LARGE_BIAS = 0.1
+_AS_STORED = canonical_json([0, 1])
+"""The order of a pair whose first answer stood left; compared where it is kept, for reading thousands takes long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +147,7 @@ def _after(seq: int) -> Any:
             assignment.c.item,
             assignment.c.project,
             assignment.c.person,
-            assignment.c.order,
+            (type_coerce(assignment.c.order, Text) == _AS_STORED).label("is_as_stored"),
             assignment.c.is_right,
             item.c.is_gold,
             item.c.repeats,
@@ -174,7 +178,7 @@ def _care(rows: Sequence[Any], votes: dict[int, Counter[int]], gold: tuple[int, 
         bias=position_bias(sides.count("left"), sides.count("right")) if sides else None,
         ties=tie_share(len(steps) - len(sides), len(steps)) if steps else None,
         run=longest_side_run(sides) if sides else None,
-        fast=tie_share(sum(read), len(read)) if read else None,
+        fast=share_of(sum(read), len(read)) if read else None,
         drift=drift(agrees, late=len(agrees) // 3) if len(agrees) >= _FEWEST_DRIFT else None,
         again=again,
         gold=gold_check(right, seen) if seen else None,
@@ -184,18 +188,18 @@ def _care(rows: Sequence[Any], votes: dict[int, Counter[int]], gold: tuple[int, 
 
 def _side(row: Any) -> str:
     """Which side was preferred, as it was shown."""
-    return "left" if (row.outcome < 0) == (tuple(row.order) == (0, 1)) else "right"
+    return "left" if (row.outcome < 0) == row.is_as_stored else "right"
 
 
 def _agrees(row: Any, votes: dict[int, Counter[int]]) -> bool | None:
     """Whether a label is that of most others on the item; None where there is none of others, or they are divided."""
     if row.outcome is None or row.is_gold or row.repeats is not None:
         return None
-    others = votes[row.item] - Counter([sign(row.outcome)])
-    first, *rest = others.most_common(2) or [(0, 0)]
-    if not first[1] or (rest and rest[0][1] == first[1]):
-        return None
-    return first[0] == sign(row.outcome)
+    own = sign(row.outcome)
+    others = {side: count - (side == own) for side, count in votes[row.item].items()}
+    most = max(others.values())
+    favourites = [side for side, count in others.items() if count == most]
+    return favourites[0] == own if most and len(favourites) == 1 else None
 
 
 def items_since_good_gold(connection: Connection, project: Project, person: int) -> list[int]:

@@ -1,5 +1,5 @@
-"""What is kept beside the judgments as they come, so that no page reads all of them: judgments a day, and the items that
-a reviewer is to look at.
+"""What is kept beside the judgments as they come, so that no page reads all of them: judgments a day, and the items
+that a reviewer is to look at.
 
 Both follow from the judgments. They are brought up to date in the transaction that adds one, after its number is taken:
 from there on one transaction at a time is under way, so that each sees the votes of those before it.

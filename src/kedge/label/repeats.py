@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Select, exists, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, func, insert, or_, select
 
 from kedge.core.files import hash_json
-from kedge.feedback.people import Share, self_agreement
+from kedge.feedback.people import Share, share_of
 from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.database import Store
 from kedge.label.projects import Project
-from kedge.label.settle import sign
 
 AFTER_MS = 10 * 60 * 1000
 """An item is not asked again as long as it is remembered, and as its judgment can be undone."""
@@ -103,16 +102,8 @@ def self_agreements(connection: Connection, project: Project) -> dict[int, Share
     """By person, how often an item got the same verdict again: the same side, the same thumb, the same order."""
     first, again, item = tables.assignment.alias("first"), tables.assignment.alias("again"), tables.item
     judged, rejudged = _last("judged"), _last("rejudged")
-    rows = connection.execute(
-        select(
-            again.c.person,
-            judged.c.verdict,
-            judged.c.outcome,
-            judged.c.ranking,
-            rejudged.c.verdict.label("verdict_again"),
-            rejudged.c.outcome.label("outcome_again"),
-            rejudged.c.ranking.label("ranking_again"),
-        )
+    compared = (
+        select(again.c.person, case((_is_same(judged, rejudged), 1), else_=0).label("same"))
         .select_from(item)
         .join(again, (again.c.item == item.c.id) & (again.c.state == "done"))
         .join(first, (first.c.item == item.c.repeats) & (first.c.person == again.c.person) & (first.c.state == "done"))
@@ -122,13 +113,26 @@ def self_agreements(connection: Connection, project: Project) -> dict[int, Share
         .where(item.c.repeats > 0, item.c.project + 0 == project.id)
         .order_by(item.c.repeats.desc())
         .limit(_MOST)
-    ).all()
-    labels: dict[int, tuple[list[Any], list[Any]]] = {}
-    for row in rows:
-        own = labels.setdefault(row.person, ([], []))
-        own[0].append(_label(row.verdict, row.outcome, row.ranking))
-        own[1].append(_label(row.verdict_again, row.outcome_again, row.ranking_again))
-    return {person: self_agreement(*own) for person, own in labels.items()}
+    ).subquery()
+    counts = select(compared.c.person, func.sum(compared.c.same), func.count()).group_by(compared.c.person)
+    return {person: share_of(int(same), count) for person, same, count in connection.execute(counts)}
+
+
+def _is_same(judged: Any, rejudged: Any) -> ColumnElement[bool]:
+    """Whether two judgments say the same, by places, whatever the sides; of steps the better answer alone."""
+    return or_(
+        judged.c.ranking == rejudged.c.ranking,
+        and_(
+            judged.c.ranking.is_(None),
+            rejudged.c.ranking.is_(None),
+            judged.c.verdict == rejudged.c.verdict,
+            _side(judged.c.outcome) == _side(rejudged.c.outcome),
+        ),
+    )
+
+
+def _side(outcome: ColumnElement[Any]) -> ColumnElement[int]:
+    return case((outcome > 0, 1), (outcome < 0, -1), else_=0)
 
 
 def _last(name: str) -> Any:
@@ -138,8 +142,3 @@ def _last(name: str) -> Any:
 def _is_superseded(judgment: Any) -> Any:
     later = tables.judgment.alias(f"after_{judgment.name}")
     return exists().where(later.c.supersedes == judgment.c.seq).correlate(judgment)
-
-
-def _label(verdict: str, outcome: int | None, ranking: list[int] | None) -> Any:
-    """By places, whatever the sides; of steps the better answer alone."""
-    return tuple(ranking) if ranking is not None else (verdict, sign(outcome or 0))

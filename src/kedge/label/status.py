@@ -153,12 +153,6 @@ def _status(connection: Connection, project: Project, *, whole: bool) -> Status:
     )
 
 
-def read_people(connection: Connection, project: Project) -> dict[int, PersonStatus]:
-    """Who has worked in a project, by number."""
-    people, _ = _people(connection, project, whole=False)
-    return {person.id: person for person, _ in people}
-
-
 def _people(connection: Connection, project: Project, *, whole: bool) -> tuple[list[tuple[PersonStatus, int]], Latest]:
     table, person = tables.assignment, tables.person
     rows = connection.execute(
@@ -222,11 +216,14 @@ def _repeats(connection: Connection, project: Project) -> dict[int, dict[str, in
     item, table = tables.item, tables.assignment
     # Numbers are above 0, and the project is a sum: so SQLite begins with the few repetitions, else with all items.
     again = select(item.c.id).where(item.c.repeats > 0, item.c.project + 0 == project.id)
-    rows = connection.execute(select(table.c.person, table.c.state).where(table.c.item.in_(again)))
+    rows = connection.execute(
+        select(table.c.person, table.c.state, func.count())
+        .where(table.c.item.in_(again))
+        .group_by(table.c.person, table.c.state)
+    )
     counts: dict[int, dict[str, int]] = {}
-    for person, state in rows:
-        own = counts.setdefault(person, {})
-        own[state] = own.get(state, 0) + 1
+    for person, state, count in rows:
+        counts.setdefault(person, {})[state] = count
     return counts
 
 

@@ -286,7 +286,7 @@ docket = Table(
     _to("doubted", "person.id", optional=True),
     Index("ix_docket_widest", "project", "is_split", "spread", "item"),
 )
-"""Items that a reviewer is to look at: people disagree (`spread` steps apart), or a label is of who was wrong on gold."""
+"""Items that a reviewer is to look at: people are `spread` steps apart, or a label is of who was wrong on gold."""
 gold = Table(
     "gold",
     METADATA,

@@ -107,6 +107,7 @@ def add_manage(app: FastAPI, site: Site) -> None:
             "days": days_back(store.now(), ahead.days),
             "docket": read_docket(store, project, 0),
             "next_steps": list(now.next_steps()),
+            "people": colleagues(store, project, now),
             "flags": flagged(store, project, _MOST_ROWS),
             "exports": export_rows(store, project, 10),
             "audit": audit_rows(store, _MOST_ROWS),
@@ -118,12 +119,6 @@ def add_manage(app: FastAPI, site: Site) -> None:
         return page(site, request, "manage.html.j2", "manage", project, **values)
 
     # What takes longer than a moment of a big project is loaded by the page when it is there.
-    @app.get("/manage/people")
-    def people(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        person, project = visitor_of(request).person, project_for(site, request)
-        values = {"people": colleagues(store, project), "settings": project.settings}
-        return HTMLResponse(fragment("people.html.j2", **values, leads=person.role in _LEADERS))
-
     @app.get("/manage/agreement")
     def agreement(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         project = project_for(site, request)

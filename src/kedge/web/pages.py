@@ -77,9 +77,15 @@ def _style() -> Markup:
     return asset("kedge.report", "page.css") + charts + asset("kedge.web", "pages.css")
 
 
+_DESK = ("ranking", "differences", "desk")
+_SCRIPTS = {"chat": ("chat",), "review": ("review",), "start": _DESK, "work": _DESK, "rank": _DESK}
+"""By page, what it needs beside what all share."""
+
+
 @cache
-def _script() -> Markup:
-    return asset("kedge.web", "pages.js")
+def _script(page: str) -> Markup:
+    names = ("common", *_SCRIPTS.get(page, ()))
+    return Markup("").join(asset("kedge.web", f"scripts/{name}.js") for name in names)
 
 
 def fragment(template: str, **values: Any) -> str:
@@ -104,7 +110,7 @@ def page(
         csrf="" if visitor is None else visitor.csrf or "",
         nonce=request.state.nonce,
         style=_style(),
-        script=_script(),
+        script=_script(name),
         **values,
     )
     return HTMLResponse(html)

@@ -1,5 +1,5 @@
-"""`/review`: disagreements one after the other, and labels of who was paused, with what each person said; decide, or ask
-for a clearer guideline."""
+"""`/review`: disagreements one after the other, and labels of who was paused, with what each person said; decide, or
+ask for a clearer guideline."""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ ROUTES: Mapping[tuple[str, str], frozenset[Role]] = {
     ("POST", "/review/ask"): _LEADERS,
     ("GET", "/manage"): _READERS,
     ("GET", "/manage/agreement"): _READERS,
-    ("GET", "/manage/people"): _READERS,
     ("POST", "/manage/invite"): _LEADERS,
     ("POST", "/manage/pause"): _LEADERS,
     ("POST", "/manage/export"): _LEADERS,

@@ -160,8 +160,8 @@ def calibrate(
     """Make a session of the worst disagreements: everybody is asked them next, and a page says who said what."""
     with _opened(db) as store, writing(to):
         from kedge.core.files import refuse_overwriting, write_text
-        from kedge.label.team.calibrate import calibrate as make_session
         from kedge.label.projects import find_project
+        from kedge.label.team.calibrate import calibrate as make_session
 
         refuse_overwriting([to], force=force)
         session = make_session(store, find_project(store, name), items=items)

@@ -12,11 +12,11 @@ from sqlalchemy import Connection, Row, select
 
 from kedge.label import tables
 from kedge.label.accounts import pseudonym
-from kedge.label.agreement import MOST_LABELS, NOT_LABELS, Agreement, agreement_of, read_agreement
+from kedge.label.agreement import NOT_LABELS, Agreement, agreement_of
 from kedge.label.database import Store
 from kedge.label.docket import DAY_MS
 from kedge.label.projects import Project
-from kedge.label.status import PersonStatus, Status, read_people
+from kedge.label.status import PersonStatus, Status
 from kedge.label.team.recent import recent_judgments
 
 _MOST_JUDGMENTS = 20_000
@@ -36,8 +36,6 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreements:
-    questions: Mapping[str, Agreement]
-    """As a status has them."""
     weeks: tuple[tuple[str, Agreement | None], ...]
     """Of pairs in the last four weeks, oldest first, from the newest judgments."""
     pairs: tuple[Overlap, ...]
@@ -58,7 +56,6 @@ def _agreements(store: Store, connection: Connection, project: Project) -> Agree
     ]
     people = sorted({row.person for row in rows})
     return Agreements(
-        questions=read_agreement(connection, project, most=MOST_LABELS),
         weeks=tuple(weeks),
         pairs=tuple(_pairs(rows)),
         names=_names(connection, people),
@@ -115,14 +112,14 @@ class Colleague:
     """None of who has not begun."""
 
 
-def colleagues(store: Store, project: Project) -> list[Colleague]:
-    """Everybody in a project, by name."""
-    return store.read(lambda connection: _colleagues(connection, project))
+def colleagues(store: Store, project: Project, status: Status) -> list[Colleague]:
+    """Everybody in a project, by name, with the work that a status tells of."""
+    return store.read(lambda connection: _colleagues(connection, project, status))
 
 
-def _colleagues(connection: Connection, project: Project) -> list[Colleague]:
+def _colleagues(connection: Connection, project: Project, status: Status) -> list[Colleague]:
     member, person = tables.member, tables.person
-    worked = read_people(connection, project)
+    worked = {row.id: row for row in status.people}
     rows = connection.execute(select(member).where(member.c.project == project.id))
     members = {row.person: row for row in rows}
     people = connection.execute(select(person).where(person.c.id.in_(sorted({*worked, *members}))))

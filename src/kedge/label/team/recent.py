@@ -36,8 +36,10 @@ def standing(project: Project) -> Select[Any]:
     """Judgments with their item and person, gold apart, that nothing supersedes."""
     judgment, assignment, item = tables.judgment, tables.assignment, tables.item
     later = judgment.alias("later")
+    verdict = (judgment.c.verdict, judgment.c.outcome, judgment.c.ranking, judgment.c.axes, judgment.c.reason)
+    about = (assignment.c.item, assignment.c.person, item.c.prompt, item.c.wanted)
     return (
-        select(judgment, assignment.c.item, assignment.c.order, assignment.c.person, item.c.prompt, item.c.wanted)
+        select(judgment.c.seq, judgment.c.at, *verdict, *about)
         .join(assignment, assignment.c.id == judgment.c.assignment)
         .join(item, item.c.id == assignment.c.item)
         .where(
