@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "board"))
 from board_files import make_runs
 
 from kedge.commands.board.command import BoardRequest, make_board
-from kedge.commands.label_pages import Hosted, TeamSettings, check_team, make_pages
+from kedge.commands.label_pages import Hosted, TeamSettings, check_team, keep_badcase, make_pages
 from kedge.commands.watch import open_feeds
 from kedge.core.errors import ConfigError, KedgeError
+from kedge.gate.badcases import read_badcases
 from kedge.label import tables
+from kedge.label.accounts import pseudonym
 from kedge.label.database import Store
 from kedge.runs.folder import Run
 from kedge.runs.manifest import new_manifest
@@ -69,6 +72,45 @@ def test_what_was_lost_goes_from_the_board_to_people(store: Store, clock: Clock,
     models = store.read(lambda connection: connection.scalars(select(tables.answer.c.model)).all())
     assert found[1] in models
     assert len(models) == 2
+
+
+def test_a_badcase_is_made_on_the_board_by_who_may(store: Store, clock: Clock, tmp_path: Path) -> None:
+    folder = tmp_path / "badcases"
+    request = BoardRequest(paths=make_runs(tmp_path, {}), badcases=folder, registry=tmp_path / "none.jsonl")
+    extras = Extras(board=lambda: make_board(request), add_badcase=partial(keep_badcase, folder))
+    site = make_site(store, clock, extras=extras)
+    project = new_shop(store)
+    boss, auditor = site.person("manager", projects=[project]), site.person("auditor", projects=[project])
+    lost = next(item for item in make_board(request).lost.items if item.source is not None)
+    body = {"project": "shop", "model": lost.model, "column": lost.column, "item": lost.item}
+    case = body | {"why": "says it is sure", "check": "lacks", "value": lost.answer, "severity": "warn"}
+    assert "data-badcase" in boss.get("/board").text.partition("<script")[0]
+    for_auditors = auditor.get("/board").text.partition("<script")[0]
+    assert "kedge badcase add" in for_auditors
+    assert "data-badcase" not in for_auditors
+    assert "data-send" not in for_auditors
+    assert auditor.post("/board/badcase", case).status_code == 404
+    assert boss.post("/board/badcase", case, x_csrf_token="0" * 64).status_code == 403
+    assert boss.post("/board/badcase", case | {"item": "nothing"}).status_code == 404
+    assert boss.post("/board/badcase", case | {"check": "judge"}).status_code == 422
+    for check, value, problem in (
+        ("contains", lost.answer, "the bad answer passes this check"),
+        ("number", "four", "this is no number"),
+        ("regex", "(", "not a regular expression"),
+    ):
+        refused = boss.post("/board/badcase", case | {"check": check, "value": value})
+        assert refused.status_code == 400
+        assert problem in refused.json()["error"]
+    assert not folder.exists()
+    told = boss.post("/board/badcase", case).json()["say"]
+    (kept,) = read_badcases(folder)
+    assert told == f"{kept.id}: added; every gate replays it"
+    assert (kept.why, kept.severity, kept.check.lacks) == ("says it is sure", "warn", [lost.answer])
+    assert boss.person is not None
+    assert kept.origin["person"] == pseudonym(project, boss.person.uid)
+    assert kept.id in boss.get("/board").text
+    assert "is a case already" in boss.post("/board/badcase", case).json()["error"]
+    assert "board.badcase" in boss.get("/manage").text
 
 
 def test_a_board_that_is_a_file_sends_nothing(tmp_path: Path) -> None:

@@ -155,8 +155,10 @@ def add_case(
     samples: int,
     needed: int | None,
     siblings: Sequence[str],
+    person: str | None = None,
 ) -> tuple[Badcase, Path]:
-    """A case from an answer of a file, as `evaluate` and `kedge sample` write them; gives the file it went to."""
+    """A case from an answer of a file, as `evaluate` and `kedge sample` write them; gives the file it went to. `person`
+    is who adds it, by default the user of this process."""
     values = parse_scalar(check, option="--check")
     wanted = parse_check(values, where="--check")
     if wanted.judge is not None:
@@ -182,7 +184,7 @@ def add_case(
         samples=samples,
         needed=samples if needed is None else needed,
         siblings=tuple(siblings),
-        origin=_origin(file, row),
+        origin=_origin(file, row, person or getpass.getuser()),
     )
     return case, add_badcase(folder, case)
 
@@ -199,7 +201,7 @@ def _prompt_of(row: Any, file: Path) -> Turns:
     return tuple((turn["role"], turn["content"]) for turn in turns)
 
 
-def _origin(file: Path, row: Any) -> dict[str, Any]:
+def _origin(file: Path, row: Any, person: str) -> dict[str, Any]:
     home = file.parent
     run = read_manifest(home) if (home / MANIFEST_NAME).is_file() else None
     return {
@@ -207,7 +209,7 @@ def _origin(file: Path, row: Any) -> dict[str, Any]:
         "answer": str(row["id"]),
         "model": row.get("model"),
         "run": {"name": run.name, "stage": run.stage, "recipe": run.recipe_hash} if run else None,
-        "person": getpass.getuser(),
+        "person": person,
     }
 
 

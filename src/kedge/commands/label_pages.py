@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Sequence
@@ -15,13 +16,14 @@ from urllib.parse import urlsplit
 from kedge.commands.board.command import BoardRequest, make_board
 from kedge.commands.listening import listen
 from kedge.commands.watch import open_feeds
-from kedge.core.errors import ConfigError, PluginError
+from kedge.core.errors import ConfigError, DataError, PluginError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from kedge.label.database import Store
     from kedge.stages.shared.context import Say
+    from kedge.web.board import BadcaseDraft
     from kedge.web.entrance import Entrance
 
 ADDRESS = "127.0.0.1"
@@ -66,7 +68,35 @@ def make_pages(entrance: Entrance, hosted: Hosted) -> FastAPI:
     if hosted.board:
         make_board(request)
     board = partial(make_board, request) if hosted.board else None
-    return make_app(entrance, Extras(chat_models=models, feeds=open_feeds(hosted.watch), board=board))
+    badcase = partial(keep_badcase, request.badcases)
+    extras = Extras(chat_models=models, feeds=open_feeds(hosted.watch), board=board, add_badcase=badcase)
+    return make_app(entrance, extras)
+
+
+def keep_badcase(folder: Path, draft: BadcaseDraft) -> str:
+    """Add a badcase from the board to the folder that the board reads; returns its id."""
+    from kedge.commands.gate import add_case
+
+    value: object = draft.value.replace(",", " ").split() if draft.check == "refusal" else draft.value
+    if draft.check == "number":
+        try:
+            value = float(draft.value)
+        except ValueError as error:
+            raise DataError(f"a good answer ends with {draft.value!r}: this is no number") from error
+    file, answer = draft.source
+    case, _ = add_case(
+        folder,
+        Path(file),
+        answer,
+        why=draft.why,
+        check=json.dumps({draft.check: value}, ensure_ascii=False),
+        severity=draft.severity,
+        samples=3,
+        needed=None,
+        siblings=(),
+        person=draft.person,
+    )
+    return case.id
 
 
 def check_team(team: TeamSettings) -> None:

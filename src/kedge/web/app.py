@@ -16,7 +16,7 @@ from kedge.label.work import NoSuchAssignment
 from kedge.report.board.records import Board
 from kedge.report.live.feed import RunFeed
 from kedge.report.live.web import make_app as watch_app
-from kedge.web.board import add_board
+from kedge.web.board import AddBadcase, add_board
 from kedge.web.chatting import ChatModel, add_chat
 from kedge.web.desk import add_desk
 from kedge.web.entrance import Entrance
@@ -37,6 +37,8 @@ class Extras:
     """Runs to watch."""
     board: Callable[[], Board] | None = None
     """Reads the board anew."""
+    add_badcase: AddBadcase | None = None
+    """Makes a badcase of what the board has lost."""
 
     def paths(self) -> frozenset[str]:
         there = {"/chat": self.chat_models, "/watch/": self.feeds, "/board": self.board}
@@ -67,7 +69,7 @@ def make_app(entrance: Entrance, extras: Extras = NOTHING) -> FastAPI:
     if extras.chat_models:
         add_chat(app, site, extras.chat_models)
     if extras.board is not None:
-        add_board(app, site, extras.board)
+        add_board(app, site, extras.board, extras.add_badcase)
     if extras.feeds:
         app.mount("/watch", watch_app(extras.feeds, token=None, hosts=()))
     return app

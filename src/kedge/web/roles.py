@@ -45,6 +45,7 @@ ROUTES: Mapping[tuple[str, str], frozenset[Role]] = {
     ("POST", "/chat/end"): _LABELLERS,
     ("GET", "/board"): _READERS,
     ("POST", "/board/send"): _LEADERS,
+    ("POST", "/board/badcase"): _LEADERS,
 }
 MOUNTS: Mapping[str, frozenset[Role]] = {"/watch": _READERS}
 """Applications that are hosted whole; they are only read."""

@@ -152,11 +152,13 @@ def _turns(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _lost_item(loss: _Loss, own: _Answer, other: _Answer) -> LostItem:
-    command, problem = "", "its file of answers has no ids; run the exam again"
+    command, source, problem = "", None, "its file of answers has no ids; run the exam again"
     if not own.is_written:
         problem = "a choice by its likelihood, which nobody wrote"
     elif own.row.get("id") is not None:
-        command = badcase_command(_sat(loss, loss.model).folder / ANSWERS, str(own.row["id"]))
+        file = _sat(loss, loss.model).folder / ANSWERS
+        source = str(file), str(own.row["id"])
+        command = badcase_command(file, source[1])
     choices: list[Any] = own.row.get("choices") or []
     return LostItem(
         model=loss.model.label,
@@ -170,6 +172,7 @@ def _lost_item(loss: _Loss, own: _Answer, other: _Answer) -> LostItem:
         baseline_answer=cut(other.text, LONGEST),
         command=command,
         problem=problem,
+        source=source,
     )
 
 

@@ -38,21 +38,39 @@
       say(document.execCommand("copy") ? "copied: fill in --why and --check" : "selected: copy it yourself");
     }
   };
-  // Where an application serves this page, what was lost can be put before people.
+  // Where an application serves this page, what was lost can be put before people, and become a badcase.
   const csrf = document.querySelector("meta[name=csrf]")?.content;
-  const send = async (item) => {
-    if (!item?.dataset.item) return;
+  const post = async (path, body) => {
     const token = new URLSearchParams(location.search).get("token");
     const headers = { "Content-Type": "application/json", "X-CSRF-Token": csrf, ...(token ? { "X-Kedge-Token": token } : {}) };
     try {
-      const body = JSON.stringify({ ...item.dataset });
-      const answer = await fetch("/board/send", { method: "POST", headers, body });
-      const told = await answer.json();
-      say(told.say ?? told.error);
+      const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+      return await answer.json();
     } catch {
-      say("the server cannot be reached");
+      return { error: "the server cannot be reached" };
     }
   };
+  const send = async (item) => {
+    if (!item?.querySelector("[data-send]")) return;
+    const reply = await post("/board/send", { ...item.dataset });
+    say(reply.say ?? reply.error);
+  };
+  const dialog = document.getElementById("badcase");
+  const describe = (item) => {
+    if (!item?.querySelector("[data-badcase]")) return say("no badcase can be made of it");
+    dialog.querySelector("form").reset();
+    document.getElementById("badcase-said").textContent = "";
+    document.getElementById("badcase-of").textContent = item.getAttribute("aria-label");
+    dialog.showModal();
+  };
+  dialog?.querySelector("form").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const reply = await post("/board/badcase", { ...items[at].dataset, ...Object.fromEntries(new FormData(event.target)) });
+    if (!reply.say) { document.getElementById("badcase-said").textContent = reply.error; return; }
+    dialog.close();
+    say(reply.say);
+  });
+  const bad = (item) => (dialog ? describe(item) : copy(item));
   form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("focusin", (event) => {
@@ -62,14 +80,16 @@
   document.addEventListener("click", (event) => {
     if (event.target.matches?.(".command button")) copy(event.target.closest("article"));
     if (event.target.closest?.("[data-send]")) send(event.target.closest("article"));
+    if (event.target.closest?.("[data-badcase]")) describe(event.target.closest("article"));
+    if (event.target.closest?.("[data-close]")) dialog.close();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || dialog?.open) return;
     if (event.target.matches?.("input, select")) {
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    const act = { j: () => move(1), k: () => move(-1), b: () => copy(items[at]), l: () => send(items[at]), "/": () => form.elements.q.focus() }[event.key];
+    const act = { j: () => move(1), k: () => move(-1), b: () => bad(items[at]), l: () => send(items[at]), "/": () => form.elements.q.focus() }[event.key];
     if (!act) return;
     event.preventDefault();
     act();

@@ -30,12 +30,16 @@ class ShownCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedBoard:
-    """What a board knows of the application that serves it: lost items can be sent to people."""
+    """What a board knows of the application that serves it: lost items can be sent to people, and become badcases."""
 
     nonce: str
     csrf: str
     project: str
     """Where they are sent."""
+    sends: bool = False
+    """Whether who looks at it may send items to people."""
+    adds_badcases: bool = False
+    """Whether they may make badcases."""
 
 
 def render_board(board: Board, hosted: HostedBoard | None = None) -> str:

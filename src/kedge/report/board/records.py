@@ -198,6 +198,8 @@ class LostItem:
     """Why none can be made."""
     choices: tuple[str, ...] = ()
     """What there was to choose from, where the prompt does not say it."""
+    source: tuple[str, str] | None = None
+    """The file of answers and the id in it; None where no badcase can be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
