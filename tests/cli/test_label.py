@@ -75,9 +75,9 @@ def test_every_kind_of_file_becomes_items(shop: Callable[..., Any], tmp_path: Pa
     assert "2 left out: both answers are the same" in answers
     assert "0 items added, 4 were there already" in shop("add", "shop", "answers.jsonl", "--baseline", "ppo").out
     write(tmp_path / "tasks.jsonl", [TASK])
-    assert "tasks; 1 items added" in shop("add", "shop", "tasks.jsonl").out
+    assert "tasks; 1 item added" in shop("add", "shop", "tasks.jsonl").out
     write(tmp_path / "rankings.jsonl", [{"prompt": "r", "answers": ["x", "y"], "rank": [2, 1]}])
-    assert "rankings; 1 gold items added" in shop("add", "shop", "rankings.jsonl", "--gold").out
+    assert "rankings; 1 gold item added" in shop("add", "shop", "rankings.jsonl", "--gold").out
 
 
 WRONG = [
@@ -149,7 +149,7 @@ def test_labels_of_another_tool_come_in_and_go_out(shop: Callable[..., Any], tmp
     record = {"fields": {"prompt": "p", "a": "x", "b": "y"}, "responses": responses}
     (tmp_path / "argilla.json").write_text(json.dumps([record]))
     told = shop("add", "shop", "argilla.json").out
-    assert "argilla; 1 items added" in told
+    assert "argilla; 1 item added" in told
     assert "2 labels of 2 people added" in told
     told = shop("export", "shop", "--as", "label-studio", "--out", "studio.json").out
     assert "label-studio cannot say: ties in rankings" in told

@@ -11,6 +11,7 @@ from kedge.label.questions import Decision, check_decision, parse_questions
 
 EVERYTHING = parse_questions(["pair", "rank", "thumb", "write", "axes", "edit"])
 BARE = parse_questions(["pair"])
+DECIDED = parse_questions({"pair": {"ties": False, "both_bad": False}, "rank": {"ties": False}, "axes": ["brief"]})
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ CASES = [
     Case("a ranking too short", "rank", {"verdict": "ranking", "ranking": (1, 2)}, "3 places", answers=3),
     Case("a ranking from nought", "rank", {"verdict": "ranking", "ranking": (0, 1, 2)}, "from 1 to 3", answers=3),
     Case("a ranking that is none", "rank", {"verdict": "ranking"}, "ranking", answers=3),
+    Case("a tie unasked", "pair", {"verdict": "step", "outcome": 0}, "asks for a decision", DECIDED),
+    Case("both bad unasked", "pair", {"verdict": "both_bad"}, "found 'both_bad'", DECIDED),
+    Case("ties unasked", "rank", {"verdict": "ranking", "ranking": (1, 1, 2)}, "a decision", DECIDED, answers=3),
+    Case("an axis of others", "pair", {"verdict": "step", "outcome": 1, "axes": {"honest": 1}}, "brief", DECIDED),
     Case("an unknown axis", "pair", {"verdict": "step", "outcome": 1, "axes": {"helpfull": 1}}, "mean 'helpful'"),
     Case("an axis too far", "pair", {"verdict": "step", "outcome": 1, "axes": {"honest": 9}}, "axes.honest: found 9"),
     Case("axes unasked", "pair", {"verdict": "step", "outcome": 1, "axes": {"honest": 1}}, "none", BARE),

@@ -60,3 +60,11 @@ def quoted(value: Any, longest: int = LONGEST) -> str:
 def _written_out(letter: str) -> str:
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """
+    >>> count(1, "answer"), count(512, "response"), count(2, "micro-batch", "micro-batches")
+    ('1 answer', '512 responses', '2 micro-batches')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

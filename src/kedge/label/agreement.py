@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, exists, func, select
 
+from kedge.core.quoting import count
 from kedge.core.stats import places_of
 from kedge.feedback.agreement import Level, alpha_of_many
 from kedge.feedback.ratings import Labels
@@ -42,7 +43,7 @@ class Agreement:
 
     def in_words(self) -> str:
         of = " (a sample)" if self.is_sample else ""
-        return f"α {self.alpha:.2f} [{self.low:.2f}, {self.high:.2f}] on {self.items:,} items{of}"
+        return f"α {self.alpha:.2f} [{self.low:.2f}, {self.high:.2f}] on {count(self.items, 'item')}{of}"
 
 
 def read_agreement(

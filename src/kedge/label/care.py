@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, exists, select, type_coerce
 
+from kedge.core.quoting import count
 from kedge.feedback.people import (
     FEWEST_GOLD,
     GOLD_ACCURACY,
@@ -73,7 +74,7 @@ class Care:
         if self.gold is not None and self.gold.pause:
             yield (
                 f"pause: accuracy on gold {self.gold.accuracy:.2f}, below {GOLD_ACCURACY} with P = "
-                f"{self.gold.below:.2f}; review the {self.since_good:,} labels since the last good block of gold"
+                f"{self.gold.below:.2f}; review the {count(self.since_good, 'label')} since the last good block of gold"
             )
         if self.again is not None and self.again.count >= _FEWEST_REPEATS and self.again.value < SELF_AGREEMENT:
             yield f"says the same of a repeated item in {self.again.value:.0%} of {self.again.count} cases"

@@ -64,7 +64,11 @@ class Project:
 
 
 def new_project(
-    store: Store, name: str, questions: Sequence[str], guideline: str, settings: Settings | None = None
+    store: Store,
+    name: str,
+    questions: Sequence[str] | Mapping[str, Any],
+    guideline: str,
+    settings: Settings | None = None,
 ) -> Project:
     """Make a project with the first version of its guideline."""
     settings = settings or Settings()

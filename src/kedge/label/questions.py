@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -24,6 +25,8 @@ VERDICTS: Mapping[ItemKind, tuple[Verdict, ...]] = {
     "write": ("written", "skip"),
 }
 _MOST_STEP = 3
+_MOST_AXES = 12
+_AXIS = re.compile(r"[^\W_][\w-]{0,39}")
 _MOST_REASON = 10_000
 _MOST_EDIT = 200_000
 
@@ -48,8 +51,13 @@ class Decision:
     """Kinds of flags with a word on each."""
 
 
-def parse_questions(names: Sequence[str]) -> dict[str, Any]:
-    """The questions of a project by their names, with their settings."""
+def parse_questions(asked: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """The questions of a project by their names, or with their settings.
+
+    >>> parse_questions({"pair": {"ties": False}, "axes": ["brief"]})
+    {'pair': {'steps': 7, 'ties': False, 'both_bad': True}, 'axes': ['brief']}
+    """
+    names = list(asked)
     for name in names:
         if name not in QUESTIONS:
             raise ConfigError(
@@ -60,15 +68,52 @@ def parse_questions(names: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"--questions {','.join(names)}: ask at least one of {', '.join(KINDS)}")
     if "axes" in names and "pair" not in names:
         raise ConfigError("--questions axes: axes are asked about pairs; add pair")
-    settings: dict[str, Any] = {
-        "pair": {"steps": 7, "ties": True, "both_bad": True},
-        "rank": {"ties": True},
-        "thumb": {},
-        "write": {},
-        "axes": list(AXES),
-        "edit": "optional",
-    }
-    return {name: settings[name] for name in QUESTIONS if name in names}
+    given = asked if isinstance(asked, Mapping) else {}
+    return {name: _settings_of(name, given.get(name)) for name in QUESTIONS if name in names}
+
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "pair": {"steps": 7, "ties": True, "both_bad": True},
+    "rank": {"ties": True},
+    "thumb": {},
+    "write": {},
+}
+
+
+def _settings_of(name: str, given: Any) -> Any:
+    """The settings of one question; where nothing or True is given, those that it has by itself."""
+    if name == "axes":
+        return list(AXES) if given is None or given is True else _axes(given)
+    if name == "edit":
+        if given not in (None, True, "optional"):
+            raise ConfigError(f"questions.edit: found {given!r}; a better answer is optional")
+        return "optional"
+    defaults = _DEFAULTS[name]
+    if given is None or given is True:
+        return dict(defaults)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"questions.{name}: found {given!r}; write its settings as {{{', '.join(defaults)}}}")
+    settings = cast("Mapping[str, Any]", given)
+    for key, value in settings.items():
+        if key not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise ConfigError(f"questions.{name}.{key}: its settings are {known}{did_you_mean(key, list(defaults))}")
+        if key == "steps" and value != 7:
+            raise ConfigError(f"questions.{name}.steps: found {value!r}; there are 7 steps")
+        if key != "steps" and not isinstance(value, bool):
+            raise ConfigError(f"questions.{name}.{key}: found {value!r}; it is true or false")
+    return {**defaults, **settings}
+
+
+def _axes(given: Any) -> list[str]:
+    names = cast("list[Any]", given) if isinstance(given, list) else []
+    is_fit = 0 < len(names) <= _MOST_AXES and len(set(map(str, names))) == len(names)
+    if not is_fit or not all(isinstance(name, str) and _AXIS.fullmatch(name) for name in names):
+        raise ConfigError(
+            f"questions.axes: found {given!r}; it is a list of 1 to {_MOST_AXES} different names, of letters, digits, "
+            "_ and -"
+        )
+    return list(names)
 
 
 def check_decision(decision: Decision, kind: ItemKind, questions: Mapping[str, Any], answers: int) -> None:
@@ -78,6 +123,7 @@ def check_decision(decision: Decision, kind: ItemKind, questions: Mapping[str, A
         raise DataError(f"verdict: found '{decision.verdict}'; this item asks for one of {allowed}")
     _check_outcome(decision)
     _check_ranking(decision, answers)
+    _check_offered(decision, cast("Mapping[str, Any]", questions.get(kind) or {}))
     _check_axes(decision, cast(Sequence[str], questions.get("axes", ())))
     _check_words(decision, questions, kind)
     for name in ("seconds", "idle_seconds"):
@@ -100,6 +146,16 @@ def _check_ranking(decision: Decision, answers: int) -> None:
         raise DataError(f"ranking: a verdict '{decision.verdict}' has {'one' if ranking is None else 'none'}")
     if ranking is not None and (len(ranking) != answers or not all(1 <= rank <= answers for rank in ranking)):
         raise DataError(f"ranking: found {list(ranking)}; it must have {answers} places from 1 to {answers}")
+
+
+def _check_offered(decision: Decision, settings: Mapping[str, Any]) -> None:
+    """What the project does not offer: both bad, ties."""
+    if decision.verdict == "both_bad" and not settings.get("both_bad", True):
+        raise DataError("verdict: found 'both_bad'; the project asks which answer is better, bad or not")
+    ranking = decision.ranking or ()
+    is_tie = (decision.verdict == "step" and decision.outcome == 0) or len(set(ranking)) < len(ranking)
+    if is_tie and not settings.get("ties", True):
+        raise DataError("a tie: the project asks for a decision")
 
 
 def _check_axes(decision: Decision, axes: Sequence[str]) -> None:

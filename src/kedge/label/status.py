@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
+from kedge.core.quoting import count
 from kedge.feedback.people import FEWEST_GOLD
 from kedge.label import tables
 from kedge.label.accounts import pseudonym
@@ -43,7 +44,7 @@ class PersonStatus:
     def line(self, currency: str) -> str:
         gold = f"gold {self.gold_right} of {self.gold}" if self.gold else "no gold yet"
         pay = f", {self.pay:,.2f} {currency}".rstrip() if self.pay else ""
-        counts = f"{self.labels:,} labels, {self.skipped:,} skipped"
+        counts = f"{count(self.labels, 'label')}, {self.skipped:,} skipped"
         return f"{self.name}: {counts}, {gold}, {self.hours:.1f} h{pay}{self._care()}"
 
     def _care(self) -> str:
@@ -84,8 +85,9 @@ class Status:
 
     def lines(self) -> Iterator[str]:
         share = f" ({self.given / self.wanted:.1%})" if self.wanted else ""
-        yield f"{self.items:,} items, {self.given:,} of {self.wanted:,} labels{share}, {self.leased:,} being made"
-        yield f"{self.gold_items:,} gold items; guideline version {self.guideline}; as of {self.as_of}"
+        labels = f"{self.given:,} of {count(self.wanted, 'label')}{share}"
+        yield f"{count(self.items, 'item')}, {labels}, {self.leased:,} being made"
+        yield f"{count(self.gold_items, 'gold item')}; guideline version {self.guideline}; as of {self.as_of}"
         for question, agreement in self.agreement.items():
             yield f"agreement on {question}: {agreement.in_words()}"
         if self.flags:
@@ -111,7 +113,7 @@ class Status:
             yield f"there is no gold: `kedge label add {self.name} FILE --gold`, at least {FEWEST_GOLD} items"
         if self.missing:
             hours = f", about {self.missing * self.seconds / 3600:,.1f} h of people" if self.seconds else ""
-            yield f"{self.missing:,} labels are missing{hours}"
+            yield f"{count(self.missing, 'label is', 'labels are')} missing{hours}"
         elif self.items:
             yield f"all labels are there: `kedge label export {self.name} --out labels.jsonl`"
         else:
@@ -191,7 +193,7 @@ def _person(
     again: dict[str, int],
     care: Care | None,
 ) -> tuple[PersonStatus, int]:
-    def count(state: str) -> int:
+    def number_of(state: str) -> int:
         return (states[state].count if state in states else 0) - again.get(state, 0)
 
     done = states.get("done")
@@ -200,15 +202,15 @@ def _person(
     person = PersonStatus(
         id=number,
         name=names[number],
-        labels=count("done") - gold,
-        skipped=count("skipped"),
+        labels=number_of("done") - gold,
+        skipped=number_of("skipped"),
         gold=gold,
         gold_right=int(done.right or 0) if done is not None else 0,
         hours=hours,
         pay=project.settings.pay * hours,
         care=care,
     )
-    return person, count("leased")
+    return person, number_of("leased")
 
 
 def _repeats(connection: Connection, project: Project) -> dict[int, dict[str, int]]:
@@ -222,8 +224,8 @@ def _repeats(connection: Connection, project: Project) -> dict[int, dict[str, in
         .group_by(table.c.person, table.c.state)
     )
     counts: dict[int, dict[str, int]] = {}
-    for person, state, count in rows:
-        counts.setdefault(person, {})[state] = count
+    for person, state, number in rows:
+        counts.setdefault(person, {})[state] = number
     return counts
 
 

@@ -173,6 +173,7 @@ def shown_task(project: Project, task: Task, *, is_practice: bool = False) -> di
         is_practice=is_practice,
         steps=STEPS,
         axes=project.questions.get("axes", ()),
+        asks=project.questions.get(task.kind) or {},
         can_edit=task.kind == "write" or "edit" in project.questions,
     )
     return {"assignment": task.assignment, "kind": task.kind, "guideline": task.guideline, "html": html}

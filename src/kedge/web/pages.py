@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
-from kedge.core.quoting import escaped
+from kedge.core.quoting import count, escaped
 from kedge.label.accounts import Role
 from kedge.label.database import Store
 from kedge.label.projects import Project
@@ -67,7 +67,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["markdown"] = markdown
+    environment.globals.update(markdown=markdown, count=count)
     return environment
 
 

@@ -41,6 +41,7 @@ def add_review(app: FastAPI, site: Site) -> None:
             "cases": [shown_case(case) for case in docket.cases],
             "steps": STEPS,
             "skip": skip,
+            "asks": project.questions,
         }
         return page(site, request, "review.html.j2", "review", project, **values, leads=person.role in _LEADERS)
 

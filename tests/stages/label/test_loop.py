@@ -16,9 +16,10 @@ from kedge.label.accounts import add_person
 from kedge.label.database import open_store
 from kedge.label.judging import judge
 from kedge.label.projects import Settings, find_project, new_project
-from kedge.label.questions import Decision
+from kedge.label.questions import Decision, parse_questions
 from kedge.label.work import next_task
 from kedge.models.loading.tiny import make_tiny
+from kedge.stages.label.settings import LabelSettings
 
 SKILLS = (0.95, 0.85, 0.5)
 LABEL: dict[str, Any] = {
@@ -179,10 +180,28 @@ def test_a_project_that_is_there_keeps_its_questions_and_its_other_items(
     assert "A?" not in prompts, "what the tasks did not ask is not the stage's"
 
 
+def test_questions_have_settings_or_names_alone() -> None:
+    """All of them written out, and in short."""
+    pairs = {"steps": 7, "ties": True, "both_bad": True}
+    questions = {"pair": pairs, "axes": ["helpful"], "edit": "optional"}
+    given = LabelSettings.model_validate(LABEL | {"questions": questions}).questions
+    assert parse_questions(given) == questions
+    assert parse_questions(LabelSettings.model_validate(LABEL).questions) == {"pair": pairs}
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a judge": ({"by": {"kind": "judge", "project": "x"}}, "by: judge is not there yet"),
     "unknown": ({"by": {"kind": "crowd", "project": "x"}}, "there is no 'crowd'"),
     "settle": ({"settle": "mean"}, "majority"),
+    "question": ({"questions": ["pairs"]}, "there is no such question (did you mean 'pair'?)"),
+    "axes alone": ({"questions": {"axes": ["brief"]}}, "ask at least one of"),
+    "steps": ({"questions": {"pair": {"steps": 5}}}, "questions.pair.steps: found 5; there are 7 steps"),
+    "ties": (
+        {"questions": {"pair": {"tie": True}}},
+        "questions.pair.tie: its settings are steps, ties, both_bad (did you mean",
+    ),
+    "an axis": ({"questions": {"pair": True, "axes": ["a b"]}}, "questions.axes: found ['a b']"),
+    "edit": ({"questions": {"pair": {}, "edit": "always"}}, "a better answer is optional"),
     "agreement of nobody": (
         {"by": {"kind": "people", "project": "shop", "overlap": {"share": 0.0}}, "need": {"alpha": 0.4}},
         "no task is labelled by two people",

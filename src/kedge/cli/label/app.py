@@ -13,6 +13,7 @@ from kedge.cli.label.opening import say as _say
 from kedge.cli.label.serve import serve
 from kedge.cli.screen import print_json, writing
 from kedge.core.errors import ConfigError
+from kedge.core.quoting import count
 
 app = typer.Typer(
     name="label",
@@ -106,16 +107,19 @@ def add(
         foreign = None if gold else read_foreign(file)
         if foreign is not None:
             taken = take_in(store, project, foreign, origin=file)
-            _say(f"{file}: {foreign.tool}; {taken.items:,} items added, {taken.known_items:,} were there already")
-            _say(f"{taken.labels:,} labels of {taken.people:,} people added, {taken.known_labels:,} were there already")
-            for what, count in sorted(foreign.unsaid.items()):
-                _say(f"{count:,} left out: {what}")
+            _say(
+                f"{file}: {foreign.tool}; {count(taken.items, 'item')} added, {taken.known_items:,} were there already"
+            )
+            people = count(taken.people, "person", "people")
+            _say(f"{count(taken.labels, 'label')} of {people} added, {taken.known_labels:,} were there already")
+            for what, number in sorted(foreign.unsaid.items()):
+                _say(f"{number:,} left out: {what}")
             return
         ranks = "rank" in project.questions and "pair" not in project.questions
         incoming = read_items(file, gold=gold, baseline=baseline, ranks=ranks)
         added = add_items(store, project, incoming.drafts, origin=file)
-    kind = " gold" if gold else ""
-    _say(f"{file}: {incoming.layout}; {added.items:,}{kind} items added, {added.known:,} were there already")
+    kind = "gold " if gold else ""
+    _say(f"{file}: {incoming.layout}; {count(added.items, f'{kind}item')} added, {added.known:,} were there already")
     if incoming.equal:
         _say(f"{incoming.equal:,} left out: both answers are the same")
 
@@ -166,7 +170,7 @@ def calibrate(
         refuse_overwriting([to], force=force)
         session = make_session(store, find_project(store, name), items=items)
         write_text(to, session.page + "\n")
-    _say(f"{to}: {session.items:,} items; {session.labels:,} labels more are asked for, before all others")
+    _say(f"{to}: {count(session.items, 'item')}; {count(session.labels, 'label')} more asked for, before all others")
 
 
 @app.command()
@@ -202,17 +206,17 @@ def export(
         settling = Settling(settle=settle, ties=ties, margins=margins)
         if kind in TOOLS:
             sent = send_out(store, project, to, kind, as_of=as_of, heldout=heldout, settling=settling, force=force)
-            _say(f"{to}: {sent.items:,} items, {sent.labels:,} labels as of {sent.as_of}")
-            for what, count in sorted(sent.unsaid.items()):
-                _say(f"{count:,} left out: {what}")
+            _say(f"{to}: {count(sent.items, 'item')}, {count(sent.labels, 'label')} as of {sent.as_of}")
+            for what, number in sorted(sent.unsaid.items()):
+                _say(f"{number:,} left out: {what}")
             _say(f"{kind} cannot say: {', '.join(sent.cannot)}")
             return
         exported = export_labels(
             store, project, to, kind=kind, as_of=as_of, heldout=heldout, settling=settling, force=force
         )
     _say(f"{to}: {exported.rows:,} {kind} as of {exported.as_of} (hash {exported.hash})")
-    for reason, count in sorted(exported.left_out.items()):
-        _say(f"{count:,} left out: {reason}")
+    for reason, number in sorted(exported.left_out.items()):
+        _say(f"{number:,} left out: {reason}")
 
 
 @app.command()
@@ -292,4 +296,4 @@ def forget(
 
         find_project(store, name)
         stay = forget_person(store, person)
-    _say(f"{person} is forgotten; {stay:,} judgments stay, under a name that leads nowhere")
+    _say(f"{person} is forgotten; {count(stay, 'judgment stays', 'judgments stay')}, under a name that leads nowhere")

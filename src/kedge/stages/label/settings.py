@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from kedge.core.errors import ConfigError
 from kedge.core.findings import Finding
 from kedge.core.settings import PathText, Section
 from kedge.core.stage import Input, MayChange, Stage
 from kedge.core.suggest import did_you_mean
 from kedge.feedback.steps import Margins
+from kedge.label.questions import parse_questions
 from kedge.label.settle import SettleKind
 from kedge.stages.shared.people import PeopleProject
 
@@ -77,6 +79,14 @@ def _kind_of(value: Any) -> Any:
     return cast("Mapping[str, Any]", value)["kind"] if isinstance(value, Mapping) and set(value) == {"kind"} else value
 
 
+def _known_questions(value: list[str] | dict[str, Any]) -> list[str] | dict[str, Any]:
+    try:
+        parse_questions(value)
+    except ConfigError as error:
+        raise ValueError(str(error).removeprefix("--")) from error
+    return value
+
+
 class LabelSettings(Section):
     """Ask people about tasks, and wait until they have answered."""
 
@@ -85,10 +95,11 @@ class LabelSettings(Section):
     """What is asked: a stage `tasks`, or its file."""
     by: Annotated[People, BeforeValidator(_by_people)]
     """Who labels."""
-    questions: list[Literal["pair", "rank", "thumb", "write", "axes", "edit"]] = Field(
+    questions: Annotated[list[str] | dict[str, Any], AfterValidator(_known_questions)] = Field(
         default_factory=lambda: ["pair"], min_length=1
     )
-    """What is asked, where the project is made here; a project that is there asks what it asks."""
+    """What is asked, where the project is made here (one that is there asks what it asks): pair, rank, thumb, write,
+    axes, edit, by name or with settings: {pair: {ties: false, both_bad: true}, axes: [helpful, brief]}."""
     settle: Annotated[SettleKind, BeforeValidator(_kind_of)] = "dawid_skene"
     """How several labels become one: by majority, by votes that weigh by gold, or by Dawid and Skene's posterior."""
     ties: Literal["drop", "half"] = "drop"

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
+from kedge.core.quoting import count as count
 from kedge.models.settings import AutoSize
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """
-    >>> count(1, "answer"), count(512, "response"), count(2, "micro-batch", "micro-batches")
-    ('1 answer', '512 responses', '2 micro-batches')
-    """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def cut(total: int, size: AutoSize) -> str:

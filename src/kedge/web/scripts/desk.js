@@ -207,7 +207,7 @@
   const pick = (name, value) => {
     const field = $(`input[name="${name}"][value="${value}"]`, form());
     field?.click();
-    if (field) $("#spoken").textContent = field.closest("label").textContent; // chosen from afar: told to who cannot see it
+    if (field && !field.disabled) $("#spoken").textContent = field.closest("label").textContent; // chosen from afar: told to who cannot see it
     return field;
   };
   const digit = (number) => {
