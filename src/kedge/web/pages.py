@@ -18,7 +18,7 @@ from kedge.label.accounts import Role
 from kedge.label.database import Store
 from kedge.label.projects import Project
 from kedge.label.team.members import projects_of
-from kedge.report.pages import asset
+from kedge.report.pages import asset, marked
 from kedge.web.entrance import Entrance, Visitor
 from kedge.web.roles import roles_for
 from kedge.web.text import markdown
@@ -68,6 +68,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(markdown=markdown, count=count)
+    environment.filters["marked"] = marked
     return environment
 
 
