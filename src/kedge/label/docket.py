@@ -89,7 +89,7 @@ def _keep(
 _LISTED = select(tables.docket).where(tables.docket.c.item == bindparam("item"))
 
 
-def _votes() -> Select[Any]:
+def _votes() -> Select[*tuple[Any, ...]]:
     """Judgments of an item with who gave them, that nothing supersedes; none of gold and of repeated items, about which
     nobody decides."""
     judgment, assignment, item = tables.judgment, tables.assignment, tables.item

@@ -67,7 +67,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(markdown=markdown, count=count)
+    functions: dict[str, Any] = {"markdown": markdown, "count": count}
+    environment.globals.update(functions)
     environment.filters["marked"] = marked
     return environment
 

@@ -32,7 +32,7 @@ def judgments_of(connection: Connection, project: Project, items: Sequence[int])
     return by_item
 
 
-def standing(project: Project) -> Select[Any]:
+def standing(project: Project) -> Select[*tuple[Any, ...]]:
     """Judgments with their item and person, gold apart, that nothing supersedes."""
     judgment, assignment, item = tables.judgment, tables.assignment, tables.item
     later = judgment.alias("later")
