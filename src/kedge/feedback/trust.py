@@ -154,7 +154,8 @@ def read_trust(file: Path) -> Trust:
         if hash_json(body) != seal:
             raise DataError(f"{file}: changed after it was sealed; run `kedge judge trust` again")
         del body["format"]
-        trust = Trust(**{**body, "reasons": tuple(body["reasons"])})
+        body["reasons"] = tuple(body["reasons"])
+        trust = Trust(**body)
         if trust.passed != (not _reasons(trust.figures)):
             says = "trusted" if trust.passed else "refused"
             raise DataError(f"{file}: it says {says}, and its figures do not; run `kedge judge trust` again")
