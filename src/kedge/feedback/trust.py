@@ -27,6 +27,7 @@ LEAST_KAPPA = 0.4
 BELOW_PEOPLE = 0.10
 """How much less a judge may agree with one person than people do with each other, on the same items."""
 LEAST_SWAP = 0.8
+_ROUNDING = 1e-9
 _DECIDING = ("url", "model", "rubric", "temperature", "max_tokens", "constitution")
 
 
@@ -104,7 +105,7 @@ def contract(figures: Mapping[str, Any]) -> list[Term]:
             name="agreement with one person",
             wanted=wanted,
             found=_told(agreement, _share),
-            holds=agreement is not None and human is not None and agreement >= human - BELOW_PEOPLE,
+            holds=agreement is not None and human is not None and agreement - human >= -BELOW_PEOPLE - _ROUNDING,
         ),
         _least("same verdict after the swap", _value(figures, "same_after_swap"), LEAST_SWAP, _share),
         Term(

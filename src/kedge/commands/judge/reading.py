@@ -1,9 +1,9 @@
 """Files of `kedge judge trust`: people's verdicts, a judge's stored ones, and the judge itself.
 
-A row of people's verdicts is `{"prompt": …, "first": …, "second": …, "verdicts": {"person": …}}`: each of them is first,
-second or tie, the prompt is text or messages, and `id` and `models` (who wrote each answer) may be there too.
-`kedge label export --as verdicts` writes it. A row of stored verdicts is `{"id": …, "verdict": …}`, null where the
-judge's reply could not be read.
+A row of people's verdicts is `{"prompt": …, "first": …, "second": …, "verdicts": {"person": …}}`: each is first, second
+or tie, the prompt is text or messages, and `id` and `models` (who wrote each answer) may be there too. `kedge label
+export --as verdicts` writes it. A row of stored verdicts is `{"id": …, "verdict": …}`, null where the judge's reply
+could not be read.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _biases(figures: Figure) -> Iterator[Line]:
         yield Line(name="its own family wins", value="not measured", beside="--family names it")
     else:
         yield _line("its own family wins", family["judge"], beside=_people(family["people"]))
-        yield _line("its own family wins more than by people by", family["more"], beside="0 is none", is_signed=True)
+        yield _line("its own family: log-odds, people held fixed", family["held"], beside="0 is none", is_signed=True)
     known: Any = figures["calibration"]
     if known is None:
         yield Line(name="calibration of P(first), ECE", value="not measured")
