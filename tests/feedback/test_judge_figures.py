@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,9 @@ from kedge.feedback.canaries import CANARIES, CanaryReplies, harmless, judge_can
 from kedge.feedback.clustered import Measured, clustered_share, first_slope, of_sums
 from kedge.feedback.judge_bias import Shown, family_bias, length_bias, position_bias
 from kedge.feedback.judge_figures import CHOICES, JudgedItem, Replies, majority_of, measure, readable, shown_replies
+from kedge.feedback.trust import make_trust
 
+DATA = os.environ.get("KEDGE_EVAL_DATA", "")
 _CODE: dict[Choice | None, int] = {"first": 0, "second": 1, "tie": 2, None: 3}
 choices = st.sampled_from(CHOICES)
 replies_of = st.sampled_from([*CHOICES, None])
@@ -178,6 +184,13 @@ def test_where_people_decide_alone_length_cannot_be_told() -> None:
     assert held["high"] > 1
 
 
+def test_a_judge_that_takes_the_longer_has_a_slope_that_is_large_and_finite() -> None:
+    items = make_items(8, 200)
+    longer: list[Any] = ["first" if one.lengths[0] > one.lengths[1] else "second" for one in items]
+    held = measure(items, Replies(as_a=longer, as_b=longer))["length"]["held"]
+    assert 5 < held["low"] < held["high"] < 200
+
+
 def test_the_longer_answer_is_counted_of_the_decided() -> None:
     items = [item("first", lengths=(9, 3)), item("second", lengths=(9, 3)), item("tie", lengths=(9, 3))]
     items += [item("first", lengths=(4, 4)), item("second", lengths=(2, 7))]
@@ -199,6 +212,25 @@ def test_shares_and_sums_have_limits_where_there_is_nothing() -> None:
     assert clustered_share([], []) is None
     assert of_sums(np.zeros((0, 2)), [], lambda sums_DE: sums_DE[:, 0], limits=(0, 1)) is None
     assert first_slope(np.ones(5), np.ones((5, 1)), list(range(5))) is None
+
+
+@pytest.mark.skipif(not DATA, reason="KEDGE_EVAL_DATA names no folder with public evaluation data")
+def test_both_judges_of_pandalm_are_refused() -> None:
+    with gzip.open(Path(DATA) / "agreement" / "pandalm.jsonl.gz") as file:
+        rows = [json.loads(line) for line in file]
+    words: dict[int | None, Any] = {1: "first", 2: "second", 0: "tie", None: None}
+    items = [item(*(words[label] for label in row["labels"]), prompt=row["prompt"]) for row in rows]
+    for name, accuracy, kappa, agreement in (
+        ("gpt-3.5-turbo", 0.6977, 0.4755, 0.689),
+        ("pandalm-7b", 0.6677, 0.4354, 0.660),
+    ):
+        figures = measure(items, Replies(as_a=[words[row["judges"][name]] for row in rows]))
+        found = [round(figures[figure]["value"], 4) for figure in ("accuracy", "kappa")]
+        assert found == [accuracy, kappa]
+        assert round(figures["agreement"]["value"], 3) == agreement
+        assert round(figures["human_agreement"]["value"], 3) == 0.920
+        assert figures["alt_test"]["omega"] == 0
+        assert not make_trust(judge=name, identity="i", figures=figures, data="d", settings={}).passed
 
 
 def test_odd_input_is_refused() -> None:
