@@ -159,14 +159,16 @@ def ledger_of(folder: Path, judge: PairwiseJudge, number: int = 0) -> Path:
     return folder / "calls" / f"{number}-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.label)[:60]}.jsonl"
 
 
-def refuse_failures(name: str, results: Sequence[BothOrders], *, max_share: float) -> int:
+def refuse_failures(
+    name: str, results: Sequence[BothOrders], *, max_share: float, setting: str = "failures.max_share"
+) -> int:
     """How many comparisons could not be asked; more than the share that may fail is an error that says why."""
     failed = [result.reason for result in results if result.reason]
     if len(failed) > max_share * len(results):
         raise RewardError(
             f"judge {name}: {len(failed):,} of {len(results):,} comparisons could not be asked, more than "
-            f"{max_share:.0%} (failures.max_share); the first: {failed[0]}. What was answered is kept: run it again, "
-            "and only the others are asked"
+            f"{max_share:.0%} ({setting}); the first: {failed[0]}. What was answered is kept: run it again, and only "
+            "the others are asked"
         )
     return len(failed)
 

@@ -252,10 +252,10 @@ class JudgeEndpoint(Section):
     model: str = Field(min_length=1)
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
-    timeout_s: float = Field(default=60.0, gt=0)
-    retries: int = Field(default=3, ge=0)
-    backoff_s: float = Field(default=1.0, ge=0)
-    workers: int = Field(default=8, ge=1, le=64)
+    timeout_s: Annotated[float, MayChange()] = Field(default=60.0, gt=0)
+    retries: Annotated[int, MayChange()] = Field(default=3, ge=0)
+    backoff_s: Annotated[float, MayChange()] = Field(default=1.0, ge=0)
+    workers: Annotated[int, MayChange()] = Field(default=8, ge=1, le=64)
     key_variable: str | None = None
     """Environment variable with the key, sent as a bearer token: over https, or to this machine."""
     budget: Annotated[Budget | None, MayChange()] = None
