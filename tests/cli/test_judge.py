@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,8 +15,6 @@ from malformed_verdicts import CASES, Case, attempt
 
 from kedge.feedback.canaries import CANARIES
 from kedge.feedback.trust import judge_identity, read_trust
-from kedge.rewards import judge as chat
-from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.judge_protocol import COMPARISON
 from kedge.testing.stub_judge import StubJudge, by_worth
 
@@ -59,50 +57,38 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand replies are kept, and no power is cut here
 
 
-@dataclass
 class Wired:
-    """A stub that is asked without a network, as most of these tests need none."""
+    """Starts stub judges, with a judge.yaml for the last one."""
 
-    judge: StubJudge = None  # type: ignore[assignment]
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
 
-    def set(self, **biases: Any) -> StubJudge:
-        self.judge = StubJudge(truth=truth, **biases)
-        Path("judge.yaml").write_text("url: http://localhost:1/v1\nmodel: stub\n")
-        return self.judge
+    def set(self, *, more: str = "", **biases: Any) -> StubJudge:
+        judge = self._stack.enter_context(StubJudge(truth=truth, **biases))
+        Path("judge.yaml").write_text(f"url: {judge.url}\nmodel: stub\nworkers: 16\nretries: 0\n{more}")
+        return judge
 
 
 @pytest.fixture
-def wired(kedge: Kedge, monkeypatch: pytest.MonkeyPatch) -> Wired:
-    wire = Wired()
-
-    class Direct:
-        def __init__(self, endpoint: Any) -> None:
-            pass
-
-        def call_all(self, calls: list[Call[Any]]) -> list[Any]:
-            replies = [(call, wire.judge.receive(call.body)) for call in calls]
-            return [CallFailed("gone") if reply is None else call.read(json.loads(reply[2])) for call, reply in replies]
-
-    monkeypatch.setattr(chat, "Client", Direct)
-    return wire
+def wired(kedge: Kedge) -> Iterator[Wired]:
+    with ExitStack() as stack:
+        yield Wired(stack)
 
 
-def test_a_good_judge_is_trusted_and_never_paid_twice(kedge: Kedge, tmp_path: Path) -> None:
+def test_a_good_judge_is_trusted_and_never_paid_twice(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
     people(tmp_path / "human.jsonl")
-    with StubJudge(truth=truth, strength=4.0, logprobs=True, too_many=0.02) as judge:
-        (tmp_path / "judge.yaml").write_text(
-            f"url: {judge.url}\nmodel: stub\nlogprobs: true\nworkers: 16\nbackoff_s: 0.001\n"
-        )
-        done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub")
-        assert done.code == 0, done.err
-        calls = judge.paid.total()
-        assert 4 * 200 < calls <= 4 * 200 + 100
-        assert f"{calls:,} calls at most" in done.out
-        before = read_trust(tmp_path / "trust.json")
-        again = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub", "--force")
-        assert again.code == 0
-        assert judge.paid.total() == calls
-        assert set(judge.paid.values()) == {1}
+    judge = wired.set(strength=4.0, logprobs=True, more="logprobs: true\n")
+    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub")
+    assert done.code == 0, done.err
+    calls = judge.paid.total()
+    assert 4 * 200 < calls <= 4 * 200 + 100
+    assert f"12 canaries: {calls:,} calls (0 more are kept from before)" in done.out
+    assert f"{calls:,} calls paid" in done.out
+    before = read_trust(tmp_path / "trust.json")
+    again = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub", "--force")
+    assert again.code == 0
+    assert f"0 calls ({calls:,} more are kept from before)" in again.out
+    assert set(judge.paid.values()) == {1}
     trust = read_trust(tmp_path / "trust.json")
     assert trust.passed
     assert trust.figures == before.figures
@@ -122,9 +108,9 @@ def test_a_good_judge_is_trusted_and_never_paid_twice(kedge: Kedge, tmp_path: Pa
 
 
 def test_planted_biases_are_found(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
-    people(tmp_path / "human.jsonl", 300, right=1.0)
+    people(tmp_path / "human.jsonl", 240, right=1.0)
     wired.set(position=0.2, length=1.5, strength=1.5, garbage=0.05)
-    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "1")
+    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0")
     assert done.code == 3
     figures = read_trust(tmp_path / "trust.json").figures
     assert figures["position"]["low"] <= 0.2 <= figures["position"]["high"]
@@ -198,6 +184,34 @@ def test_a_server_that_goes_away_costs_nothing_twice(kedge: Kedge, wired: Wired,
     assert done.code == 3, done.err
     assert (tmp_path / "trust.json").exists()
     assert set(judge.paid.values()) == {1}
+
+
+def test_a_constitution_and_axes_are_another_judge(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
+    people(tmp_path / "human.jsonl", 20)
+    (tmp_path / "rules.yaml").write_text(
+        "principles:\n  - {id: kind, critique: Is it rude?, revision: Be kind., choice: Which is kinder?}\n"
+    )
+    identities = list[str]()
+    for number, more in enumerate(("", "constitution: rules.yaml\n", "axes: [helpful]\n", "cot: true\n")):
+        judge = wired.set(more=f"name: j{number}\n{more}")
+        kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0", "--force")
+        trust = read_trust(tmp_path / "trust.json")
+        identities.append(judge_identity({**trust.settings, "url": "http://localhost/v1"}))
+        asked = judge.requests[0]["messages"][0]["content"]
+        assert ("Which is kinder?" in asked) == ("constitution" in more)
+        fields = {**trust.settings, "rubric": COMPARISON, "constitution": None}
+        assert (trust.identity == judge_identity(fields)) == (not more)
+    assert len(set(identities)) == 4
+
+
+def test_a_budget_is_kept(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
+    people(tmp_path / "human.jsonl", 40)
+    judge = wired.set(more="max_tokens: 64\nbudget: {usd: 0.01, input: 1, output: 1}\n")
+    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0")
+    assert done.code == 3
+    assert "budget" in done.err
+    assert not (tmp_path / "trust.json").exists()
+    assert 0 < judge.paid.total() < 40
 
 
 def test_few_failed_calls_count_as_unreadable(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:

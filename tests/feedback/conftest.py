@@ -1,4 +1,4 @@
-"""Modules beside the tests can be imported."""
+"""The cases beside the tests are imported by name."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from kedge.label import tables
 from kedge.label.accounts import Person, add_person, forget, pseudonym
 from kedge.label.database import Store, open_store
 from kedge.label.export import EXPORT_KINDS, export_labels
-from kedge.label.items import Draft, DraftAnswer, add_items
+from kedge.label.incoming import Draft, DraftAnswer
+from kedge.label.items import add_items
 from kedge.label.judging import judge, undo
 from kedge.label.projects import Project, Settings
 from kedge.label.questions import Decision

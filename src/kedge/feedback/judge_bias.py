@@ -42,7 +42,8 @@ class LengthBias:
     """Log-odds of an answer for every standard deviation (`sd`, in characters) that it is longer."""
 
     held: Measured | None
-    """Of the judge, people's verdict on the item held fixed (and the place): what length adds to what people see."""
+    """Of the judge, people's verdict on the item held fixed (and the place): what length adds to what people see; None
+    where people said nothing."""
     alone: Measured | None
     """Of the judge, length (and the place) alone: to lay beside people's own slope."""
     sd: float
@@ -119,9 +120,11 @@ def length_bias(shown: Sequence[Shown]) -> LengthBias | None:
     outcome_N = np.array([float(reply.reply == "first") for reply in decided])
     place_N = np.array([_place(reply) for reply in decided])
     length_N = np.array([reply.longer / spread for reply in decided])
-    people_N = np.array([2 * _preference(reply.people) - 1 for reply in decided])
     prompts = [reply.prompt for reply in decided]
-    held = first_slope(outcome_N, np.stack([length_N, place_N, people_N], axis=1), prompts)
+    held = None
+    if all(reply.people for reply in decided):
+        people_N = np.array([2 * _preference(reply.people) - 1 for reply in decided])
+        held = first_slope(outcome_N, np.stack([length_N, place_N, people_N], axis=1), prompts)
     alone = first_slope(outcome_N, np.stack([length_N, place_N], axis=1), prompts)
     return LengthBias(held=held, alone=alone, sd=spread)
 

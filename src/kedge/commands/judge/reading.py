@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from kedge.core.errors import DataError
 from kedge.core.quoting import quoted
+from kedge.core.settings import PathText
 from kedge.core.suggest import did_you_mean
 from kedge.core.yaml.sections import MAX_LISTED, read_section
 from kedge.data.sources import rows
@@ -29,6 +30,8 @@ class JudgeFile(PairwiseJudge):
     """A judge in a file of its own, where nothing else can be meant."""
 
     kind: Literal["judge"] = "judge"
+    constitution: PathText | None = None
+    """A file of principles beside this one, of which one is drawn for every comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ class _Problem(Exception):
     """What is wrong with a row, and in which field."""
 
 
-def read_judge(file: Path) -> PairwiseJudge:
+def read_judge(file: Path) -> JudgeFile:
     settings, _ = read_section(
         file, JudgeFile, noun="judge file", start="write url and model, for example url: http://localhost:8000/v1"
     )
