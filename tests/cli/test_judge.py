@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +14,7 @@ from malformed_verdicts import CASES, Case, attempt
 
 from kedge.feedback.canaries import CANARIES
 from kedge.feedback.trust import judge_identity, read_trust
+from kedge.rewards import client
 from kedge.rewards.judge_protocol import COMPARISON
 from kedge.testing.stub_judge import StubJudge, by_worth
 
@@ -58,21 +58,49 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Wired:
-    """Starts stub judges, with a judge.yaml for the last one."""
+    """Stub judges that are asked without a network, each with a judge.yaml; `test_over_a_socket` has one."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
+    def __init__(self) -> None:
+        self._judges: dict[str, StubJudge] = {}
 
     def set(self, *, more: str = "", **biases: Any) -> StubJudge:
-        judge = self._stack.enter_context(StubJudge(truth=truth, **biases))
+        judge = StubJudge(truth=truth, **biases)
+        judge.url = f"http://localhost:{1 + len(self._judges)}/v1"
+        self._judges[f"{judge.url}/chat/completions"] = judge
         Path("judge.yaml").write_text(f"url: {judge.url}\nmodel: stub\nworkers: 16\nretries: 0\n{more}")
         return judge
 
+    async def exchange(self, http: object, url: str, body: bytes) -> bytes:
+        reply = self._judges[url].receive(body)
+        if reply is None:
+            raise ConnectionResetError("gone")
+        return reply[2]
+
 
 @pytest.fixture
-def wired(kedge: Kedge) -> Iterator[Wired]:
-    with ExitStack() as stack:
-        yield Wired(stack)
+def wired(kedge: Kedge, monkeypatch: pytest.MonkeyPatch) -> Wired:
+    wire = Wired()
+    monkeypatch.setattr(client, "_exchange", wire.exchange)
+    return wire
+
+
+def test_over_a_socket(kedge: Kedge, tmp_path: Path) -> None:
+    """Too busy at times, and gone once: what was answered is kept."""
+    people(tmp_path / "human.jsonl", 20)
+    with StubJudge(truth=truth, too_many=0.1, crash_at=60) as judge:
+        (tmp_path / "judge.yaml").write_text(
+            f"url: {judge.url}\nmodel: stub\nworkers: 8\nretries: 1\nbackoff_s: 0.001\n"
+        )
+        assert kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl").code == 1
+        judge.revive()
+        assert kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl").code == 3
+        assert set(judge.paid.values()) == {1}
+    trust = read_trust(tmp_path / "trust.json")
+    assert [reason.partition(":")[0] for reason in trust.reasons] == [
+        "items that people labelled",
+        "of these by two people or more",
+    ]
+    assert trust.figures["same_again"]["value"] == 1
 
 
 def test_a_good_judge_is_trusted_and_never_paid_twice(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
@@ -170,24 +198,19 @@ def test_stored_verdicts_are_measured_and_refused(kedge: Kedge, tmp_path: Path) 
     assert (tmp_path / "out" / "t.html").is_file()
 
 
-def test_a_server_that_goes_away_costs_nothing_twice(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
-    people(tmp_path / "human.jsonl", 40)
-    judge = wired.set(crash_at=60)
+def test_a_server_that_is_gone_is_not_asked_for_the_rest(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
+    people(tmp_path / "human.jsonl", 400)
+    judge = wired.set(crash_at=1)
     cut = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0")
     assert cut.code == 1
     assert "could not be asked" in cut.err
-    assert "run it again, and only the others" in cut.err
+    assert "run it again, and only the others are asked" in cut.err
     assert not (tmp_path / "trust.json").exists()
-    assert judge.paid.total() < 60
-    judge.revive()
-    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl")
-    assert done.code == 3, done.err
-    assert (tmp_path / "trust.json").exists()
-    assert set(judge.paid.values()) == {1}
+    assert judge.calls <= 2 * 256
 
 
 def test_a_constitution_and_axes_are_another_judge(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
-    people(tmp_path / "human.jsonl", 20)
+    people(tmp_path / "human.jsonl", 4)
     (tmp_path / "rules.yaml").write_text(
         "principles:\n  - {id: kind, critique: Is it rude?, revision: Be kind., choice: Which is kinder?}\n"
     )
