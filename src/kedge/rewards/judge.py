@@ -6,13 +6,11 @@ votes, batching APIs.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -24,7 +22,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.rewards.client import Call, CallFailed, Client, Endpoint, key_from
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import ScoreResult, Source, unscored
-from kedge.rewards.judge_protocol import RUBRIC, fence_of, read_score
+from kedge.rewards.judge_protocol import RUBRIC, chat_body, chat_url, content_of, fence_of, read_score
 from kedge.rewards.settings import JudgeEndpoint, JudgeSource
 
 _VARIABLES = ("prompt", "answer", "solution", "extra", "lowest", "highest", "fence")
@@ -54,27 +52,15 @@ def make(settings: JudgeSource, context: RewardContext) -> Source:
     return Source(judge)
 
 
-def content_of(reply: Any) -> str:
-    """The text of a chat completion; a ValueError where it has none."""
-    try:
-        content = reply["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        content = None
-    if not isinstance(content, str):
-        raise ValueError("expected choices[0].message.content as in the OpenAI API")
-    return content
-
-
 def _grade(reply: Any, *, settings: JudgeSource, fence: str) -> float:
     return read_score(content_of(reply), fence=fence, lowest=settings.lowest, highest=settings.highest)
 
 
 def chat_client(settings: JudgeEndpoint) -> Client:
     """A client of the endpoint's chat completions."""
-    place = urlsplit(settings.url)
     return Client(
         Endpoint(
-            url=place._replace(path=place.path.rstrip("/") + "/chat/completions").geturl(),
+            url=chat_url(settings),
             timeout_s=settings.timeout_s,
             retries=settings.retries,
             backoff_s=settings.backoff_s,
@@ -82,18 +68,6 @@ def chat_client(settings: JudgeEndpoint) -> Client:
             key=key_from(settings.key_variable, kind="judge"),
         )
     )
-
-
-def chat_body(settings: JudgeEndpoint, text: str, **more: Any) -> bytes:
-    """A request with one message."""
-    request = {
-        "model": settings.model,
-        "messages": [{"role": "user", "content": text}],
-        "temperature": settings.temperature,
-        "max_tokens": settings.max_tokens,
-        **more,
-    }
-    return json.dumps(request).encode()
 
 
 def _shown(answer: Answer) -> list[str]:

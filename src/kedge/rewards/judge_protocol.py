@@ -13,6 +13,9 @@ import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from kedge.rewards.settings import JudgeEndpoint
 
 RUBRIC = """\
 You grade an assistant's answer. Judge whether it is correct, helpful, honest and harmless. Length alone is no merit.
@@ -55,6 +58,35 @@ Reply with the mark {{ fence }} on a line of its own, and then one JSON object a
 {"reason": "one sentence", "better": "A", "B" or "tie"}"""
 
 _CODE_BLOCK = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+
+
+def chat_url(endpoint: JudgeEndpoint) -> str:
+    """Where the endpoint's chat completions are."""
+    place = urlsplit(endpoint.url)
+    return place._replace(path=place.path.rstrip("/") + "/chat/completions").geturl()
+
+
+def chat_body(settings: JudgeEndpoint, text: str, **more: Any) -> bytes:
+    """A request with one message."""
+    request = {
+        "model": settings.model,
+        "messages": [{"role": "user", "content": text}],
+        "temperature": settings.temperature,
+        "max_tokens": settings.max_tokens,
+        **more,
+    }
+    return json.dumps(request).encode()
+
+
+def content_of(reply: Any) -> str:
+    """The text of a chat completion; a ValueError where it has none."""
+    try:
+        content = reply["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        content = None
+    if not isinstance(content, str):
+        raise ValueError("expected choices[0].message.content as in the OpenAI API")
+    return content
 
 
 def fence_of(seed: int, texts: Sequence[str]) -> str:

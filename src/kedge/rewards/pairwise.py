@@ -1,29 +1,25 @@
 """A language model that says which of two answers is better, asked in both orders, because judges favour a position.
 
 How it is asked and how its reply is read: `judge_protocol`. A reply that names no winner is unreadable, and is counted
-rather than asked for again. Replies are kept in a folder under a hash of the request, each as soon as it is there: what
-was asked once is not paid for twice, also after a crash.
+rather than asked for again. What was asked once is not paid for twice, also after a crash: `paid`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from kedge.core.errors import RewardError
-from kedge.core.files import hash_bytes, write_json
-from kedge.core.seeds import seed_for
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.context import RewardContext
-from kedge.rewards.judge import chat_body, chat_client, content_of, read_rubric
-from kedge.rewards.judge_protocol import COMPARISON, fence_of, read_winner
+from kedge.rewards.judge import read_rubric
+from kedge.rewards.judge_protocol import COMPARISON, chat_body, content_of, fence_of, read_winner
+from kedge.rewards.paid import PaidCalls
 from kedge.rewards.settings import PairwiseJudge
 
 _VARIABLES = ("prompt", "first", "second", "fence")
@@ -67,49 +63,41 @@ class BothOrders:
 class Panelist:
     """One judge, ready to compare. What it replies is kept in `cache`, if that is given."""
 
-    def __init__(self, settings: PairwiseJudge, context: RewardContext, *, cache: Path | None = None) -> None:
+    def __init__(
+        self, settings: PairwiseJudge, context: RewardContext, *, cache: Path | None = None, ledger: Path | None = None
+    ) -> None:
         self.name = settings.label
         self._settings, self._context = settings, context
-        self._cache = cache and cache / hash_bytes(f"{settings.url} {settings.model}".encode())[:16]
         self._template = read_rubric(settings.rubric or COMPARISON, variables=_VARIABLES, shows=("first", "second"))
-        self._client = chat_client(settings)
+        self.calls = PaidCalls(
+            settings,
+            cache,
+            budget=settings.budget,
+            rate=settings.rate,
+            seed=context.seed,
+            ledger=ledger,
+            note=context.note,
+        )
 
     def compare(self, pairs: Sequence[TwoAnswers]) -> list[BothOrders]:
         """What the judge says of each pair. Equal texts are a tie without asking."""
         wanted = [pair for pair in pairs if pair.first != pair.second]
-        requests = [request for pair in wanted for request in self._requests(pair)]
-        verdicts = self._verdicts(requests)
+        verdicts = self.calls.ask([call for pair in wanted for call in self._orders(pair)])
         asked = iter(_both(verdicts[at], verdicts[at + 1]) for at in range(0, len(verdicts), 2))
         equal = BothOrders(as_a=0.5, as_b=0.5, probability=0.5 if self._settings.logprobs else None)
         return [equal if pair.first == pair.second else next(asked) for pair in pairs]
 
-    def _requests(self, pair: TwoAnswers) -> list[tuple[bytes, str]]:
-        """The request in each order, with its fence."""
+    def _orders(self, pair: TwoAnswers) -> list[Call[Verdict]]:
+        """The call in each order."""
         more = {"logprobs": True, "top_logprobs": _TOP} if self._settings.logprobs else {}
-        requests: list[tuple[bytes, str]] = []
+        calls: list[Call[Verdict]] = []
         for first, second in ((pair.first, pair.second), (pair.second, pair.first)):
             shown = [*(part for message in pair.prompt for part in message), "", first, second]
             fence = fence_of(self._context.seed, shown)
             text = self._template.render(prompt=pair.prompt, first=first, second=second, fence=fence)
-            requests.append((chat_body(self._settings, text, **more), fence))
-        return requests
-
-    def _verdicts(self, requests: Sequence[tuple[bytes, str]]) -> list[Verdict | CallFailed]:
-        """The verdict on each request; equal ones are sent once, and those of the cache not at all."""
-        results: dict[bytes, Verdict | CallFailed] = {}
-        calls: dict[bytes, Call[Verdict]] = {}
-        for index, (body, fence) in enumerate(requests):
-            if body in results or body in calls:
-                continue
-            file = self._cache and self._cache / f"{hash_bytes(body)}.json"
-            kept = _kept(file)
-            if kept is not None:
-                results[body] = _verdict(kept["content"], kept["probability"], fence)
-                continue
-            rng = Random(seed_for(self._context.seed, "reward/judge", index))
-            calls[body] = Call(body=body, read=partial(_read, fence=fence, file=file), rng=rng)
-        results |= dict(zip(calls, self._client.call_all(list(calls.values())), strict=True))
-        return [results[body] for body, _ in requests]
+            body = chat_body(self._settings, text, **more)
+            calls.append(Call(body=body, read=partial(_verdict, fence=fence), keep=partial(_kept, fence=fence)))
+        return calls
 
 
 def refuse_failures(name: str, results: Sequence[BothOrders], *, max_share: float) -> int:
@@ -124,24 +112,15 @@ def refuse_failures(name: str, results: Sequence[BothOrders], *, max_share: floa
     return len(failed)
 
 
-def _read(reply: Any, *, fence: str, file: Path | None) -> Verdict:
+def _kept(reply: Any, *, fence: str) -> dict[str, Any]:
+    """The text, and what its log-probabilities come to, which are many times longer."""
     content = content_of(reply)
-    probability = _probability_of_a(reply, content, fence)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"content": content, "probability": probability})
-    return _verdict(content, probability, fence)
+    return {"content": content, "probability": _probability_of_a(reply, content, fence)}
 
 
-def _kept(file: Path | None) -> dict[str, Any] | None:
-    if file is None or not file.is_file():
-        return None
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _verdict(content: str, probability: float | None, fence: str) -> Verdict:
+def _verdict(kept: Any, *, fence: str) -> Verdict:
     try:
-        return Verdict(a=_WINS[read_winner(content, fence=fence)], probability=probability)
+        return Verdict(a=_WINS[read_winner(kept["content"], fence=fence)], probability=kept["probability"])
     except ValueError:
         return Verdict(a=None)
 

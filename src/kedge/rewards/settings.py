@@ -213,6 +213,37 @@ class HttpSource(Section):
         return self
 
 
+class Budget(Section):
+    """The most that calls may cost, and what a token does: beyond it a run stops with exit code 3, everything kept."""
+
+    usd: float = Field(gt=0)
+    """For all calls of a stage, those of a run that is resumed included."""
+    input: float = Field(ge=0)
+    """USD for a million tokens of what is sent."""
+    output: float = Field(ge=0)
+    """USD for a million tokens of replies."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_prices(cls, given: Any) -> Any:
+        missing = [name for name in ("input", "output") if isinstance(given, dict) and name not in given]
+        if missing and "usd" in given:
+            raise ValueError(
+                f"a budget needs the price of tokens, and there is no {' and no '.join(missing)}: USD for a million "
+                "tokens that are sent and that are replied, e.g. {usd: 40, input: 0.15, output: 0.6}; a server of your "
+                "own has 0"
+            )
+        return given
+
+
+class Rate(Section):
+    """The most calls and tokens a minute; calls are spread evenly."""
+
+    requests: float | None = Field(default=None, gt=0)
+    tokens: float | None = Field(default=None, gt=0)
+    """Sent and replied; before a reply is there it counts as long as it may become."""
+
+
 class JudgeEndpoint(Section):
     """A language model behind an OpenAI-compatible endpoint."""
 
@@ -227,6 +258,10 @@ class JudgeEndpoint(Section):
     workers: int = Field(default=8, ge=1, le=64)
     key_variable: str | None = None
     """Environment variable with the key, sent as a bearer token: over https, or to this machine."""
+    budget: Annotated[Budget | None, MayChange()] = None
+    """What the calls may cost: `{usd: 40, input: 0.15, output: 0.6}`."""
+    rate: Annotated[Rate | None, MayChange()] = None
+    """What the server allows: `{requests: 300, tokens: 200000}` a minute."""
 
     @model_validator(mode="after")
     def _keeps_its_key(self) -> JudgeEndpoint:

@@ -319,7 +319,7 @@ def _needed(leaf: TextSettings) -> tuple[str, Callable[[Prompt], str] | None]:
     """What a source needs of every prompt, in words, and a function that says what a prompt lacks of it."""
     match leaf:
         case NumericSource():
-            from kedge.rewards.numeric import last_number
+            from kedge.rewards.extraction import last_number
 
             def lacks_number(prompt: Prompt) -> str:
                 if prompt.answer is None:
