@@ -1,7 +1,7 @@
 """What is asked for a critique and for a revision, and how a revision is read: pure text.
 
-As for judges (`kedge.rewards.judge_protocol`), what others wrote stands between marks that hold a hash of it, so that no
-conversation, answer or critique can pass for the request itself.
+As for judges (`kedge.rewards.judge_protocol`), what others wrote stands between marks that hold a hash of it, so that
+no conversation, answer or critique can pass for the request itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ You rewrite an assistant's answer after a critique by one principle. {material}
 {texts}
 
 The principle: {request}
-Change what the critique is right about, and nothing else. Reply with the mark {fence} on a line of its own, and then the
-whole new answer and nothing else: no comment, no mention of the critique."""
+Change what the critique is right about, and nothing else. Reply with the mark {fence} on a line of its own, and then
+the whole new answer and nothing else: no comment, no mention of the critique."""
 
 
 def critique_request(prompt: Messages, answer: str, principle: Principle, *, seed: int) -> str:

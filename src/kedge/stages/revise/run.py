@@ -16,14 +16,15 @@ from kedge.data.examples import Messages, Prompt, text_of
 from kedge.data.writing import row_writer
 from kedge.feedback.constitution import Principle, fingerprint, read_constitution
 from kedge.report.pages import render_page
-from kedge.rewards.context import RewardContext
-from kedge.rewards.pairwise import Panelist, TwoAnswers, refuse_failures
+from kedge.rewards.paid import Spent
 from kedge.stages.revise.chains import PIECE, Chain, revised
+from kedge.stages.revise.judging import RevisionJudge
 from kedge.stages.revise.settings import ReviseSettings
 from kedge.stages.revise.settle import (
     REASONS,
     Change,
     PrincipleReport,
+    Reason,
     Settled,
     by_principle,
     change_of,
@@ -33,7 +34,7 @@ from kedge.stages.revise.settle import (
     reason_of,
     refusal,
 )
-from kedge.stages.revise.writers import CALLS, EndpointWriter, LocalWriter
+from kedge.stages.revise.writers import EndpointWriter, LocalWriter
 from kedge.stages.rl.candidates import fitting_prompts, read_prompts_once
 from kedge.stages.shared.context import Context
 
@@ -49,7 +50,8 @@ class Outcome:
     constitution: str
     change: Change | None
     heldout: frozenset[int]
-    spent: str
+    spent: Mapping[str, Spent]
+    """By the field of the recipe, what its calls cost."""
 
     @property
     def kept(self) -> list[Settled]:
@@ -67,7 +69,8 @@ def run(context: Context, settings: ReviseSettings) -> Mapping[str, Path]:
     if not any(safe):
         message = "no prompt is called safe (revise.safe): refusals are counted, and none is left out as evasive"
         context.event("info", "revise.safe", message)
-    judge = _judge(context, settings)
+    max_failed = settings.failures.max_share
+    judge = RevisionJudge(context, settings.judge, max_failed=max_failed) if settings.judge else None
     local = LocalWriter(context, settings)
     critic = EndpointWriter(context, settings.by, settings.failures) if settings.by else local
     chains: list[Chain] = []
@@ -82,38 +85,25 @@ def run(context: Context, settings: ReviseSettings) -> Mapping[str, Path]:
             start=start,
         )
         context.say(f"  {len(chains):,} of {len(prompts):,} answers revised")
+    settled = _settled(chains, safe, judge)
+    paid = {"by": critic if isinstance(critic, EndpointWriter) else None, "judge": judge}
     outcome = Outcome(
-        settled=_settled(context, settings, chains, safe, judge),
+        settled=settled,
         principles=by_principle(chains),
         constitution=fingerprint(principles),
         change=change_of(chains),
         heldout=_heldout(prompts, settings.heldout, seed=context.seed),
-        spent=critic.calls.spent.in_words() if isinstance(critic, EndpointWriter) else "",
+        spent={field: who.spent() for field, who in paid.items() if who is not None},
     )
+    made = context.once(lambda: _write(context, settings, principles, outcome))
     _tell(context, outcome)
-    return context.once(lambda: _write(context, settings, principles, outcome))
+    return made
 
 
-def _judge(context: Context, settings: ReviseSettings) -> Panelist | None:
-    """Opened before anything is sampled: a rubric or a key that is wrong is refused first."""
-    if settings.judge is None:
-        return None
-    known = RewardContext(folder=context.recipe_folder, seed=context.seed)
-    return Panelist(settings.judge, known, cache=context.folder / CALLS)
-
-
-def _settled(
-    context: Context,
-    settings: ReviseSettings,
-    chains: Sequence[Chain],
-    safe: Sequence[bool],
-    judge: Panelist | None,
-) -> list[Settled]:
-    reasons = [reason_of(chain, safe=own) for chain, own in zip(chains, safe, strict=True)]
-    preferences: dict[int, float | None] = {}
-    if judge is not None:
-        good = [chain for chain, reason in zip(chains, reasons, strict=True) if reason is None]
-        preferences = context.once(lambda: _preferences(judge, good, max_failed=settings.failures.max_share))
+def _settled(chains: Sequence[Chain], safe: Sequence[bool], judge: RevisionJudge | None) -> list[Settled]:
+    reasons: list[Reason | None] = [reason_of(chain, safe=own) for chain, own in zip(chains, safe, strict=True)]
+    good = [chain for chain, reason in zip(chains, reasons, strict=True) if reason is None]
+    preferences = judge.preferences(good) if judge is not None else {}
     return [
         Settled(
             chain=chain,
@@ -123,25 +113,6 @@ def _settled(
         )
         for chain, own, reason in zip(chains, safe, reasons, strict=True)
     ]
-
-
-def _preferences(judge: Panelist, chains: Sequence[Chain], *, max_failed: float) -> dict[int, float | None]:
-    """By place, how much the judge prefers the last revision, as the mean of both orders."""
-    results = judge.compare(
-        [
-            TwoAnswers(
-                prompt=tuple((message.role, message.content) for message in chain.prompt.prompt),
-                first=chain.last,
-                second=chain.first,
-            )
-            for chain in chains
-        ]
-    )
-    refuse_failures(judge.name, results, max_share=max_failed)
-    return {
-        chain.place: None if result.as_a is None or result.as_b is None else (result.as_a + result.as_b) / 2
-        for chain, result in zip(chains, results, strict=True)
-    }
 
 
 def _heldout(prompts: Sequence[Prompt], share: float, *, seed: int) -> frozenset[int]:
@@ -165,12 +136,11 @@ def _tell(context: Context, outcome: Outcome) -> None:
             f"  words {change.words_first:.1f} → {change.words_last:.1f}, refusals {change.refused_first:.1%} → "
             f"{change.refused_last:.1%}"
         )
-    if outcome.spent:
-        context.event("info", "revise.spent", outcome.spent)
+    for field, spent in outcome.spent.items():
+        context.event("info", "revise.spent", f"{field}: {spent.in_words()}", **asdict(spent))
     if not outcome.kept:
-        raise DataError(
-            f"no revision is left to learn from: {', '.join(f'{count:,} {REASONS[own]}' for own, count in left_out.items())}"
-        )
+        why = "; ".join(f"{count:,}: {REASONS[reason]}" for reason, count in left_out.items())
+        raise DataError(f"no revision is left to learn from ({why}); {REVISIONS} has them all")
 
 
 def _write(
@@ -256,5 +226,10 @@ def _numbers(settings: ReviseSettings, outcome: Outcome) -> dict[str, Any]:
         "left_out": counted(outcome.settled),
         "change": asdict(outcome.change) if outcome.change else None,
         "principles": [asdict(report) for report in outcome.principles],
-        "spent": outcome.spent,
+        "spent": {field: _cost(spent) for field, spent in outcome.spent.items()},
     }
+
+
+def _cost(spent: Spent) -> dict[str, Any]:
+    """From the beginning of the run: how many replies this process found there says nothing of it."""
+    return {name: value for name, value in asdict(spent).items() if name != "kept"}

@@ -18,7 +18,7 @@ from kedge.data.template import encode_prompt
 from kedge.models.loading.load import load_causal
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.judge_protocol import chat_body, content_of
-from kedge.rewards.paid import PaidCalls
+from kedge.rewards.paid import PaidCalls, Spent
 from kedge.rewards.settings import FailureSettings, JudgeEndpoint
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.revise.settings import ReviseSettings
@@ -123,13 +123,16 @@ class EndpointWriter:
     def __init__(self, context: Context, endpoint: JudgeEndpoint, failures: FailureSettings) -> None:
         self._context, self._endpoint, self._failures = context, endpoint, failures
         self._asked = self._failed = 0
-        self.calls = PaidCalls(
-            endpoint,
-            context.folder / CALLS,
-            budget=endpoint.budget,
-            rate=endpoint.rate,
-            seed=context.seed,
-            note=lambda code, words: context.event("warning", f"revise.{code}", words),
+        context.once(self._open)
+
+    def _open(self) -> None:
+        self._calls = PaidCalls(
+            self._endpoint,
+            self._context.folder / CALLS,
+            budget=self._endpoint.budget,
+            rate=self._endpoint.rate,
+            seed=self._context.seed,
+            note=lambda code, words: self._context.event("warning", f"revise.{code}", words),
         )
 
     def write(self, requests: Sequence[Request], purpose: str) -> list[Text]:
@@ -146,9 +149,12 @@ class EndpointWriter:
             )
         return texts
 
+    def spent(self) -> Spent:
+        return self._context.once(lambda: self._calls.spent)
+
     def _ask(self, requests: Sequence[Request]) -> list[Text]:
         bodies = [chat_body(self._endpoint, request.messages[0].content) for request in requests]
-        replies = self.calls.ask([Call(body=body, read=content_of) for body in bodies])
+        replies = self._calls.ask([Call(body=body, read=str, keep=content_of) for body in bodies])
         return [
             Unwritten(reason="failed", detail=str(text)) if isinstance(text, CallFailed) else text for text in replies
         ]
