@@ -27,8 +27,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from simulated_ai import SimulatedAI, serving
-
 from kedge.core.stats import student_quantile, wilson
 from kedge.demo.recipe import write_demo
 from kedge.demo.truth import read_reply, true_preference
@@ -36,6 +34,7 @@ from kedge.demo.world import Sizes
 from kedge.feedback.constitution import Principle, read_constitution
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
+from simulated_ai import SimulatedAI, serving
 
 CONSTITUTION = Path(__file__).parents[1] / "recipes/rules/constitution.yaml"
 PRINCIPLES = ("rude", "threat", "facts", "answers-it", "plain", "privacy")
@@ -188,7 +187,9 @@ def changes(results: Sequence[Mapping[str, Measured]]) -> dict[str, tuple[float,
 
 
 def table(seeds: Sequence[int], results: Sequence[Mapping[str, Measured]]) -> str:
-    lines = [f"{'rude replies, by the truth':<28}" + "".join(f"{f'seed {seed}':>24}" for seed in seeds) + f"{'mean':>9}"]
+    lines = [
+        f"{'rude replies, by the truth':<28}" + "".join(f"{f'seed {seed}':>24}" for seed in seeds) + f"{'mean':>9}"
+    ]
     for model in results[0]:
         cells = []
         for own in results:

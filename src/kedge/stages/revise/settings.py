@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -95,7 +95,8 @@ def check(settings: ReviseSettings) -> Iterator[Finding]:
 
 
 def prompt_use(settings: ReviseSettings) -> PromptUse:
-    judges: Mapping[str, Any] | None = {"judge": settings.judge} if settings.judge else None
+    """How the prompts are asked, and the servers that are asked about the answers."""
+    servers = {"by": settings.by, "judge": settings.judge}
     return PromptUse(
         field="prompts",
         max_tokens=settings.max_prompt_tokens,
@@ -103,7 +104,7 @@ def prompt_use(settings: ReviseSettings) -> PromptUse:
         too_long=settings.too_long,
         rewards={},
         max_unscored=1.0,
-        judges=judges,
+        judges={field: server for field, server in servers.items() if server is not None},
     )
 
 
