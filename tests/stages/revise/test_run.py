@@ -134,5 +134,5 @@ def test_a_record_that_is_neither_safe_nor_unsafe_is_refused(start: Start, criti
 
 def test_where_nothing_is_left_it_says_why(start: Start, critic: StubCritic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StubCritic, "revision", lambda self, way, answer: answer)
-    with pytest.raises(DataError, match="no revision is left to learn from .*the last revision is the first answer"):
+    with pytest.raises(DataError, match=r"no revision is left to learn from .*the last revision is the first answer"):
         start(by=by(critic))

@@ -100,12 +100,12 @@ def test_numbers_by_principle_are_of_its_own_steps() -> None:
     (report,) = by_principle([chain("One two three four.", "One two.", ""), chain(REFUSAL, "One two three.")])
     assert (report.id, report.axis, report.steps, report.empty) == ("rude", "respectful", 3, 1)
     assert report.changed == pytest.approx(2 / 3)
-    assert report.words_before == pytest.approx((4 + 2 + 6) / 3)
+    assert report.words_before == pytest.approx((4 + 2 + 7) / 3)
     assert report.words_after == pytest.approx((2 + 2 + 3) / 3)
     assert (report.refused_before, report.refused_after) == (pytest.approx(1 / 3), 0.0)
     change = change_of([chain("One two three four.", "One two."), chain(REFUSAL, "One two three.")])
     assert change is not None
-    assert (change.words_first, change.words_last) == (5.0, 2.5)
+    assert (change.words_first, change.words_last) == (5.5, 2.5)
     assert (change.refused_first, change.refused_last) == (0.5, 0.0)
 
 
