@@ -20,7 +20,8 @@ from kedge.label import tables
 from kedge.label.accounts import Person, forget
 from kedge.label.database import Store, open_store
 from kedge.label.export import EXPORTS, export_labels
-from kedge.label.items import Draft, DraftAnswer, add_items
+from kedge.label.incoming import Draft, DraftAnswer
+from kedge.label.items import add_items
 from kedge.label.judging import judge, undo
 from kedge.label.projects import Project, Settings
 from kedge.label.questions import Decision

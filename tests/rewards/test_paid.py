@@ -267,6 +267,7 @@ def test_what_was_in_flight_when_a_run_was_killed_is_told_and_counted(server: An
     gone.unlink()
     notes: list[str] = []
     calls = paid(server, tmp_path, note=lambda code, words: notes.append(words))
+    calls.ask(ask_for(server, "b"))
     assert (calls.spent.calls, calls.spent.lost) == (1, 1)
     assert notes == [
         "1 calls to m were in flight when the run ended: they are asked again, and the budget counts them as paid"

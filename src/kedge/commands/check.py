@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.commands.checks.data import DataFiles, check_data, check_prompts
-from kedge.commands.checks.labels import label_lines
+from kedge.commands.checks.labels import label_judges, label_lines
 from kedge.commands.checks.machine import (
     device_findings,
     disk_bytes,
@@ -139,9 +139,14 @@ def check_recipe(
         if base.facts:
             bases[name] = base.facts
         report, rows = _check_stage(name, recipe, links, base, files, rewards)
-        report = replace(report, lines=(*report.lines, *label_lines(name, recipe, plan)))
+        judges = list(label_judges(name, recipe, offline=offline))
+        report = replace(
+            report,
+            lines=(*report.lines, *label_lines(name, recipe, plan)),
+            findings=(*report.findings, *(finding for _, found in judges for finding in found)),
+        )
         stages.append(report)
-        checked.extend(rows)
+        checked.extend((*rows, *(row for row, _ in judges)))
     needed = disk_bytes(recipe, bases)
     disk = Checked(
         what="disk",

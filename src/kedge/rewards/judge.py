@@ -87,7 +87,7 @@ def _template_variables(answer: Answer, settings: JudgeSource, fence: str) -> di
     }
 
 
-def read_rubric(rubric: str, *, variables: Sequence[str], shows: Sequence[str]) -> Template:
+def read_rubric(rubric: str, *, variables: Sequence[str], shows: Sequence[str], uses: Sequence[str] = ()) -> Template:
     """The template, once it parses and shows what is judged: a typo in it would otherwise cost every verdict."""
     try:
         used = meta.find_undeclared_variables(_ENVIRONMENT.parse(rubric))
@@ -96,6 +96,9 @@ def read_rubric(rubric: str, *, variables: Sequence[str], shows: Sequence[str]) 
     for name in sorted(used - set(variables)):
         known, hint = ", ".join(variables), did_you_mean(name, variables)
         raise ConfigError(f"judge.rubric: '{name}' is not known here{hint}; it may use {known}")
+    for name in uses:
+        if name not in used:
+            raise ConfigError(f"judge.rubric: it never says the {name}; put {{{{ {name} }}}} where it belongs")
     for name in shows:
         if name not in used:
             words = "the answer" if name == "answer" else f"the {name} answer"

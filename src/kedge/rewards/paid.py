@@ -124,7 +124,7 @@ class PaidCalls:
         ledger: Path | None = None,
         note: Callable[[str, str], None] = unheard,
     ) -> None:
-        self._endpoint, self._seed, self._budget = endpoint, seed, budget
+        self._endpoint, self._seed, self._budget, self._note = endpoint, seed, budget, note
         self._url = chat_url(endpoint)
         self._folder = folder and folder / hash_bytes(f"{endpoint.url} {endpoint.model}".encode())[:16]
         self._pace = Pace(rate)
@@ -143,9 +143,6 @@ class PaidCalls:
             ),
             self._pay,
         )
-        if in_flight := self._ledger.settle_open(self._tokens):
-            words = f"{in_flight:,} calls to {endpoint.model} were in flight when the run ended: they are asked again"
-            note("calls.lost", f"{words}, and the budget counts them as paid")
 
     @property
     def spent(self) -> Spent:
@@ -168,6 +165,9 @@ class PaidCalls:
         """What each call gives, in their order. A call without a reply, or whose reply cannot be read, fails alone; a
         reply that is there is never asked for again. Past the budget a ContractStop, with everything kept."""
         self._is_over = False  # a refused call may have been a long one
+        if in_flight := self._ledger.settle_open(self._tokens):
+            words = f"{in_flight:,} calls to {self._endpoint.model} were in flight when the run ended: they are asked"
+            self._note("calls.lost", f"{words} again, and the budget counts them as paid")
         rows: dict[str, Any] = {}
         new: dict[str, Call[Any]] = {}
         for call in calls:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from kedge.core.errors import RewardError
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.context import RewardContext
 from kedge.rewards.judge import read_rubric
-from kedge.rewards.judge_protocol import COMPARISON, chat_body, content_of, fence_of, read_winner
-from kedge.rewards.paid import PaidCalls
+from kedge.rewards.judge_protocol import chat_body, comparison_rubric, content_of, fence_of, read_axes, read_winner
+from kedge.rewards.paid import Estimate, PaidCalls
 from kedge.rewards.settings import PairwiseJudge
 
-_VARIABLES = ("prompt", "first", "second", "fence")
+_VARIABLES = ("prompt", "first", "second", "principle", "axes", "fence")
 _WINS = {"a": 1.0, "b": 0.0, "tie": 0.5}
 _TOP = 20
 """Alternatives of each token that are asked for: the most that OpenAI's API gives."""
@@ -36,6 +36,8 @@ class TwoAnswers:
     prompt: tuple[tuple[str, str], ...]
     first: str
     second: str
+    principle: str = ""
+    """What is asked of them, under a constitution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Verdict:
     """1, 0 (B is better) or 0.5 (a tie); None where its reply names no winner."""
     probability: float | None = None
     """The probability of A, half of that of a tie added, among the three verdicts; None without log-probabilities."""
+    axes: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """The same as `a`, axis by axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +62,38 @@ class BothOrders:
     """That the first is better, as the mean of both orders."""
     reason: str = ""
     """Why the judge could not be asked; then both are None."""
+    axes: Mapping[str, tuple[float | None, float | None]] = field(
+        default_factory=dict[str, tuple[float | None, float | None]]
+    )
+    """The same as `as_a` and `as_b`, axis by axis."""
 
 
 class Panelist:
-    """One judge, ready to compare. What it replies is kept in `cache`, if that is given."""
+    """One judge, ready to compare. What it replies is kept in `cache`, if that is given, and what it costs in `ledger`.
+
+    With `by_principle` every pair names the principle that it is compared by.
+    """
 
     def __init__(
-        self, settings: PairwiseJudge, context: RewardContext, *, cache: Path | None = None, ledger: Path | None = None
+        self,
+        settings: PairwiseJudge,
+        context: RewardContext,
+        *,
+        cache: Path | None = None,
+        ledger: Path | None = None,
+        by_principle: bool = False,
     ) -> None:
         self.name = settings.label
         self._settings, self._context = settings, context
-        self._template = read_rubric(settings.rubric or COMPARISON, variables=_VARIABLES, shows=("first", "second"))
+        self.rubric = settings.rubric or comparison_rubric(
+            by_principle=by_principle, axes=settings.axes, cot=settings.cot
+        )
+        self._template = read_rubric(
+            self.rubric,
+            variables=_VARIABLES,
+            shows=("first", "second"),
+            uses=("principle",) if by_principle else (),
+        )
         self.calls = PaidCalls(
             settings,
             cache,
@@ -79,35 +104,71 @@ class Panelist:
             note=context.note,
         )
 
-    def compare(self, pairs: Sequence[TwoAnswers]) -> list[BothOrders]:
-        """What the judge says of each pair. Equal texts are a tie without asking."""
-        wanted = [pair for pair in pairs if pair.first != pair.second]
-        verdicts = self.calls.ask([call for pair in wanted for call in self._orders(pair)])
+    def compare(self, pairs: Sequence[TwoAnswers], *, sample: int = 0) -> list[BothOrders]:
+        """What the judge says of each pair; another `sample` is another vote. Equal texts are a tie without asking."""
+        verdicts = self.calls.ask(self._calls(pairs, sample))
         asked = iter(_both(verdicts[at], verdicts[at + 1]) for at in range(0, len(verdicts), 2))
-        equal = BothOrders(as_a=0.5, as_b=0.5, probability=0.5 if self._settings.logprobs else None)
+        equal = BothOrders(
+            as_a=0.5,
+            as_b=0.5,
+            probability=0.5 if self._settings.logprobs else None,
+            axes=dict.fromkeys(self._settings.axes, (0.5, 0.5)),
+        )
         return [equal if pair.first == pair.second else next(asked) for pair in pairs]
 
-    def _orders(self, pair: TwoAnswers) -> list[Call[Verdict]]:
-        """The call in each order."""
+    def estimate(self, pairs: Sequence[TwoAnswers], *, samples: int = 1) -> Estimate:
+        """What comparing these will cost, before anything is asked."""
+        return self.calls.estimate([call for sample in range(samples) for call in self._calls(pairs, sample)])
+
+    def _calls(self, pairs: Sequence[TwoAnswers], sample: int) -> list[Call[Verdict]]:
+        """Two calls a pair, one in each order."""
+        wanted = [pair for pair in pairs if pair.first != pair.second]
+        return [call for pair in wanted for call in self._orders(pair, sample)]
+
+    def _orders(self, pair: TwoAnswers, sample: int) -> list[Call[Verdict]]:
         more = {"logprobs": True, "top_logprobs": _TOP} if self._settings.logprobs else {}
         calls: list[Call[Verdict]] = []
         for first, second in ((pair.first, pair.second), (pair.second, pair.first)):
             shown = [*(part for message in pair.prompt for part in message), "", first, second]
             fence = fence_of(self._context.seed, shown)
-            text = self._template.render(prompt=pair.prompt, first=first, second=second, fence=fence)
-            body = chat_body(self._settings, text, **more)
-            calls.append(Call(body=body, read=partial(_verdict, fence=fence), keep=partial(_kept, fence=fence)))
+            text = self._template.render(
+                prompt=pair.prompt,
+                first=first,
+                second=second,
+                principle=pair.principle,
+                axes=self._settings.axes,
+                fence=fence,
+            )
+            calls.append(
+                Call(
+                    body=chat_body(self._settings, text, **more),
+                    read=partial(_verdict, fence=fence, axes=self._settings.axes),
+                    keep=partial(_kept, fence=fence),
+                    sample=sample,
+                )
+            )
         return calls
 
 
-def refuse_failures(name: str, results: Sequence[BothOrders], *, max_share: float) -> int:
+def ledger_of(folder: Path, judge: PairwiseJudge, number: int = 0) -> Path:
+    """The file in a stage's folder that says what a judge cost; `number` tells the judges of a panel apart.
+
+    >>> ledger_of(Path("eval"), PairwiseJudge(kind="judge", url="http://localhost/v1", model="org/m 1"), 2).as_posix()
+    'eval/calls/2-org-m-1.jsonl'
+    """
+    return folder / "calls" / f"{number}-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.label)[:60]}.jsonl"
+
+
+def refuse_failures(
+    name: str, results: Sequence[BothOrders], *, max_share: float, setting: str = "failures.max_share"
+) -> int:
     """How many comparisons could not be asked; more than the share that may fail is an error that says why."""
     failed = [result.reason for result in results if result.reason]
     if len(failed) > max_share * len(results):
         raise RewardError(
             f"judge {name}: {len(failed):,} of {len(results):,} comparisons could not be asked, more than "
-            f"{max_share:.0%} (failures.max_share); the first: {failed[0]}. What was answered is kept: run it again, "
-            "and only the others are asked"
+            f"{max_share:.0%} ({setting}); the first: {failed[0]}. What was answered is kept: run it again, and only "
+            "the others are asked"
         )
     return len(failed)
 
@@ -118,11 +179,15 @@ def _kept(reply: Any, *, fence: str) -> dict[str, Any]:
     return {"content": content, "probability": _probability_of_a(reply, content, fence)}
 
 
-def _verdict(kept: Any, *, fence: str) -> Verdict:
+def _verdict(kept: Any, *, fence: str, axes: Sequence[str]) -> Verdict:
+    content = kept["content"]
     try:
-        return Verdict(a=_WINS[read_winner(kept["content"], fence=fence)], probability=kept["probability"])
+        winner = _WINS[read_winner(content, fence=fence)]
+        by_axis = read_axes(content, axes, fence=fence)
     except ValueError:
         return Verdict(a=None)
+    named = {axis: None if better is None else _WINS[better] for axis, better in by_axis.items()}
+    return Verdict(a=winner, probability=kept["probability"], axes=named)
 
 
 def _both(as_a: Verdict | CallFailed, as_b: Verdict | CallFailed) -> BothOrders:
@@ -135,11 +200,16 @@ def _both(as_a: Verdict | CallFailed, as_b: Verdict | CallFailed) -> BothOrders:
     probabilities = (as_a.probability, as_b.probability)
     return BothOrders(
         as_a=as_a.a,
-        as_b=None if as_b.a is None else 1 - as_b.a,
+        as_b=_other_side(as_b.a),
         probability=None
         if probabilities[0] is None or probabilities[1] is None
         else (probabilities[0] + 1 - probabilities[1]) / 2,
+        axes={axis: (value, _other_side(as_b.axes.get(axis))) for axis, value in as_a.axes.items()},
     )
+
+
+def _other_side(preference: float | None) -> float | None:
+    return None if preference is None else 1 - preference
 
 
 def _probability_of_a(reply: Any, content: str, fence: str) -> float | None:

@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from kedge.core.errors import DataError
 from kedge.data.examples import Message
 from kedge.data.messages import as_messages
-from kedge.label.items import Draft, DraftAnswer, add_items
+from kedge.label.incoming import Draft, DraftAnswer
+from kedge.label.items import add_items
 from kedge.report.board.page import HostedBoard, render_board
 from kedge.report.board.records import Board, LostItem
 from kedge.web.pages import Site, project_for, visitor_of

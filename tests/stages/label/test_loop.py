@@ -180,7 +180,11 @@ def test_a_project_that_is_there_keeps_its_questions_and_its_other_items(
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "a judge": ({"by": {"kind": "judge", "project": "x"}}, "by: judge is not there yet"),
+    "a judge without trust": (
+        {"by": {"kind": "judge", "url": "http://localhost/v1", "model": "m"}},
+        "kedge judge trust",
+    ),
+    "both": ({"by": [{"kind": "people", "project": "x"}, {"kind": "judge"}]}, "make two stages `label`"),
     "unknown": ({"by": {"kind": "crowd", "project": "x"}}, "there is no 'crowd'"),
     "settle": ({"settle": "mean"}, "majority"),
     "agreement of nobody": (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kedge.commands.checks.records import Asked, Checked, Outcome, fatal
 from kedge.commands.checks.reward_models import check_reward_model
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from kedge.recipe.schema import Recipe
     from kedge.recipe.wiring import Link
+    from kedge.rewards.pairwise import Panelist
 
 ASK_S: Final = 10.0
 """Longest wait for the reply of a server that is only asked whether it is there."""
@@ -264,17 +265,33 @@ def _writer(endpoint: JudgeEndpoint, *, offline: bool) -> Outcome:
 
 def _pairwise(judge: PairwiseJudge, context: RewardContext, asked: Asked, *, offline: bool) -> Outcome:
     """Ask a judge to compare two made-up answers, in both orders, without retries; its replies are not kept."""
-    from kedge.rewards.pairwise import Panelist, TwoAnswers
+    from kedge.rewards.pairwise import Panelist
+
+    return ask_judge(asked_once(judge), lambda once: Panelist(once, context), asked, offline=offline)
+
+
+JudgeT = TypeVar("JudgeT", bound=PairwiseJudge)
+
+
+def asked_once(judge: JudgeT) -> JudgeT:
+    """The judge without retries, and without a budget: a question or two are not counted in it."""
+    changes = {"retries": 0, "timeout_s": min(judge.timeout_s, ASK_S), "budget": None, "rate": None}
+    return judge.model_copy(update=changes)
+
+
+def ask_judge(judge: JudgeT, opened: Callable[[JudgeT], Panelist], asked: Asked, *, offline: bool) -> Outcome:
+    """Ask a judge to compare two made-up answers, in both orders; `opened` refuses one that cannot be asked."""
+    from kedge.rewards.pairwise import TwoAnswers
 
     shown = redacted(judge.url)
     shared = Outcome(what="judge", subject=f"{judge.label} at {shown}", result="")
-    once = judge.model_copy(update={"retries": 0, "timeout_s": min(judge.timeout_s, ASK_S)})
     first, second = dummies(asked)
     try:
-        panelist = Panelist(once, context)
+        panelist = opened(judge)
         if offline:
             return replace(shared, result="not asked (--offline)")
-        (result,) = panelist.compare([TwoAnswers(prompt=first.prompt, first=first.text, second=second.text)])
+        pair = TwoAnswers(prompt=first.prompt, first=first.text, second=second.text, principle="Which is clearer?")
+        (result,) = panelist.compare([pair])
     except KedgeError as error:
         return replace(shared, result="cannot be used", findings=(fatal("judge.unusable", str(error)),))
     if result.reason:

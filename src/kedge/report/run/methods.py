@@ -136,7 +136,12 @@ def _revise(settings: Mapping[str, Any]) -> str:
 
 
 def _label(settings: Mapping[str, Any]) -> str:
-    project = (settings.get("by") or {}).get("project", "a project")
+    by: Any = settings.get("by") or {}
+    labellers: list[Any] = by if isinstance(by, list) else [by]
+    if all(labeller.get("kind") == "judge" for labeller in labellers):
+        judges = " and ".join(str(labeller.get("name") or labeller.get("model")) for labeller in labellers)
+        return f"Labels by a machine: what {judges} says of the tasks, both orders of every comparison."
+    project = labellers[0].get("project", "a project")
     return f"Labels: what people of {project} say of the tasks, settled by {settings.get('settle', 'votes')}."
 
 
