@@ -3,11 +3,11 @@
     python benchmarks/cai.py [--seeds 1 2 3] [--small] [--folder DIR]
 
 A shop's staff are rude in 28 % of their replies. Each seed: `sft` imitates them; `revise` lets a simulated AI (skill
-0.85, `simulated_ai.py`) criticise and rewrite the model's own replies by six principles of
+0.85, `simulated_ai.py`) criticise and rewrite the model's own replies by four principles of
 recipes/rules/constitution.yaml; `sl-cai` imitates the revisions. Then RL-CAI: `tasks` draws pairs of new replies,
-`label` asks the AI which is better by one principle each, `reward` learns from it, `ppo` improves on it. Nobody is told
-the truth. Rude replies to held-out messages are counted by it, with Wilson's 95 % interval a seed, and changes with
-Student's over seeds.
+`label` asks the AI which is better by one principle each, `reward` learns from these pairs and from those of `revise`,
+`ppo` improves on it. Nobody is told the truth. Rude replies to held-out messages are counted by it, with Wilson's 95 %
+interval a seed, and changes with Student's over seeds.
 
 Exit code 1 where the share of rude replies has not fallen, by the interval over seeds.
 """
@@ -37,8 +37,8 @@ from kedge.recipe.schema import load_recipe
 from simulated_ai import SimulatedAI, serving
 
 CONSTITUTION = Path(__file__).parents[1] / "recipes/rules/constitution.yaml"
-PRINCIPLES = ("rude", "threat", "facts", "answers-it", "plain", "privacy")
-"""Of the shipped ones: what can be said of a shop's replies, and one that finds nothing to say."""
+PRINCIPLES = ("rude", "facts", "answers-it", "plain")
+"""Of the shipped ones: those that have something to say of a shop's replies."""
 SKILL = 0.85
 MODELS = ("sft", "sl-cai", "rl-cai")
 TITLES = {"sft": "before", "sl-cai": "after SL-CAI", "rl-cai": "after RL-CAI"}
@@ -52,7 +52,7 @@ class Scale:
     revised: int = 600
     compared: int = 1000
     heldout: int = 400
-    iterations: int = 20
+    iterations: int = 15
 
 
 SMALL = Scale(demonstrations=3000, revised=200, compared=200, heldout=200, iterations=4)
@@ -151,7 +151,7 @@ def stages(scale: Scale, url: str) -> dict[str, Any]:
             "models": ["sft", "sl-cai"],
             "prompts": "data/compared.jsonl",
             "answers": 2,
-            "heldout": 0.1,
+            "heldout": 0.0,
         },
         "label": {
             "kind": "label",
@@ -163,14 +163,17 @@ def stages(scale: Scale, url: str) -> dict[str, Any]:
                 "trust": {"without": "simulated, with a known skill"},
             },
         },
+        "prepare": {"kind": "data", "files": ["label", "revise.pairs"], "heldout": 0.15},
         "reward": {
             **{name: value for name, value in learning.items() if name != "samples"},
             "kind": "reward",
             "from": "sl-cai",
-            "data": "label",
-            "heldout": "label.heldout",
-            "epochs": 2,
+            "data": "prepare.train",
+            "heldout": "prepare.heldout",
+            "epochs": 3,
+            "loss": {"length_control": "balance"},
             "optimiser": {"lr": 1e-3, "beta2": 0.98},
+            "if_unfit": "go_on",  # a hundred held-out pairs are too few for a verdict; the truth will tell
         },
         "rl-cai": {
             "kind": "ppo",
