@@ -23,6 +23,7 @@ from kedge.rewards.settings import (
     CallableSource,
     FunctionSource,
     HttpSource,
+    JudgeEndpoint,
     JudgeSource,
     MixSource,
     ModelSource,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 10.0
 """Longest wait for the reply of a server that is only asked whether it is there."""
+_SERVER_FIX: Final = (
+    "start the server, or mend the URL, the model's name or the key; --offline leaves servers out of the check"
+)
 _NEEDS_SOLUTION: Final = ("exact", "numeric", "math")
 _DUMMY_TEXT: Final = "This is an answer."
 _DUMMY_PROMPT: Final = (("user", "Is this a question?"),)
@@ -81,11 +85,15 @@ class RewardChecks:
             )
             yield checked, [replace(finding, where=f"{stage}.{place}") for finding in outcome.findings]
 
-    def _judge(self, judge: PairwiseJudge, asked: Asked) -> Outcome:
+    def _judge(self, judge: JudgeEndpoint, asked: Asked) -> Outcome:
         key = f"pairwise {judge.model_dump_json()}"
         if key not in self._outcomes:
             context = RewardContext(folder=self.recipe.file.parent, seed=self.recipe.settings.seed)
-            self._outcomes[key] = _pairwise(judge, context, asked, offline=self.offline)
+            self._outcomes[key] = (
+                _pairwise(judge, context, asked, offline=self.offline)
+                if isinstance(judge, PairwiseJudge)
+                else _writer(judge, offline=self.offline)
+            )
         return self._outcomes[key]
 
     def _outcome(
@@ -233,6 +241,28 @@ def _server(leaf: HttpSource | JudgeSource, context: RewardContext, asked: Asked
     return replace(shared, result="no usable reply", findings=(fatal("reward.server", message, fix),))
 
 
+def _writer(endpoint: JudgeEndpoint, *, offline: bool) -> Outcome:
+    """Ask a model that is to write for one word, without retries; its reply is not kept."""
+    from kedge.rewards.client import Call, CallFailed
+    from kedge.rewards.judge_protocol import chat_body, content_of
+    from kedge.rewards.paid import PaidCalls
+
+    shown = redacted(endpoint.url)
+    shared = Outcome(what="writer", subject=f"{endpoint.model} at {shown}", result="")
+    once = endpoint.model_copy(update={"retries": 0, "timeout_s": min(endpoint.timeout_s, ASK_S), "max_tokens": 8})
+    try:
+        calls = PaidCalls(once, None, budget=once.budget, rate=None, seed=0)
+        if offline:
+            return replace(shared, result="not asked (--offline)")
+        (reply,) = calls.ask([Call(body=chat_body(once, "Reply with one word."), read=content_of)])
+    except KedgeError as error:
+        return replace(shared, result="cannot be used", findings=(fatal("writer.unusable", str(error)),))
+    if isinstance(reply, CallFailed):
+        message = f"{shown} was asked for one word and gave none: {redacted(str(reply)).partition(' (tried ')[0]}"
+        return replace(shared, result="no usable reply", findings=(fatal("writer.server", message, _SERVER_FIX),))
+    return replace(shared, result="asked once: it writes")
+
+
 def _pairwise(judge: PairwiseJudge, context: RewardContext, asked: Asked, *, offline: bool) -> Outcome:
     """Ask a judge to compare two made-up answers, in both orders, without retries; its replies are not kept."""
     from kedge.rewards.pairwise import Panelist
@@ -267,10 +297,7 @@ def ask_judge(judge: JudgeT, opened: Callable[[JudgeT], Panelist], asked: Asked,
     if result.reason:
         reason = redacted(result.reason).partition(" (tried ")[0]
         message = f"{shown} was asked to compare two made-up answers and did not: {reason}"
-        fix = (
-            "start the server, or mend the URL, the model's name or the key; --offline leaves servers out of the check"
-        )
-        return replace(shared, result="no usable reply", findings=(fatal("judge.server", message, fix),))
+        return replace(shared, result="no usable reply", findings=(fatal("judge.server", message, _SERVER_FIX),))
     if result.as_a is None or result.as_b is None:
         message = f"{judge.label} was asked to compare two made-up answers, and its reply names no winner"
         finding = Finding(

@@ -21,6 +21,7 @@ from kedge.feedback.constitution import draw, fingerprint, read_constitution
 from kedge.feedback.judge_figures import Replies
 from kedge.feedback.trust import deciding_fields, judge_identity
 from kedge.rewards.context import RewardContext
+from kedge.rewards.judge_protocol import rubric_of
 from kedge.rewards.paid import Estimate, Spent
 from kedge.rewards.pairwise import BothOrders, Panelist, TwoAnswers, refuse_failures
 
@@ -57,9 +58,8 @@ class Trial:
         """`folder` is where the judge's file stands, `data` a hash of people's verdicts."""
         self.principles = read_constitution(folder / settings.constitution) if settings.constitution else ()
         self._settings, self._repeat, self._seed, self._cache, self._note = settings, repeat, seed, cache, note
-        self._ledger: Path | None = None  # what it costs is told apart by who the judge is, which its rubric decides
         fields = settings.model_dump(mode="json") | {
-            "rubric": self._panelist(0).rubric,
+            "rubric": rubric_of(settings, by_principle=bool(self.principles)),
             "constitution": fingerprint(self.principles) if self.principles else None,
         }
         self.identity, self.fields = judge_identity(fields), deciding_fields(fields)
@@ -116,7 +116,7 @@ class Trial:
         )
 
     def _shown(self, prompt: tuple[tuple[str, str], ...], first: str, second: str) -> TwoAnswers:
-        key = hash_json([prompt, first, second])
+        key = hash_json([prompt, *sorted((first, second))])
         principle = draw(self.principles, seed=self._seed, key=key).choice if self.principles else ""
         return TwoAnswers(prompt=prompt, first=first, second=second, principle=principle)
 

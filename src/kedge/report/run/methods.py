@@ -129,6 +129,12 @@ def _tasks(settings: Mapping[str, Any]) -> str:
     return f"Tasks for people: what they are asked about the answers of {_named(settings, 'models')}."
 
 
+def _revise(settings: Mapping[str, Any]) -> str:
+    who = (settings.get("by") or {}).get("model", "the model itself")
+    times = settings.get("times", 4)
+    return f"Constitutional AI, the supervised half: answers, criticised and revised {times} times by {who}."
+
+
 def _label(settings: Mapping[str, Any]) -> str:
     by: Any = settings.get("by") or {}
     labellers: list[Any] = by if isinstance(by, list) else [by]
@@ -175,5 +181,6 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "exam": _exam,
     "gate": _gate,
     "tasks": _tasks,
+    "revise": _revise,
     "label": _label,
 }
