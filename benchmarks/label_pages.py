@@ -29,7 +29,8 @@ from sqlalchemy import func, select
 from kedge.data.examples import Message
 from kedge.label import tables
 from kedge.label.database import Store, open_store
-from kedge.label.items import Draft, DraftAnswer, Gold, add_items
+from kedge.label.incoming import Draft, DraftAnswer, Gold
+from kedge.label.items import add_items
 from kedge.label.projects import Settings, new_project
 from kedge.label.team.members import machine_token
 

@@ -39,7 +39,8 @@ from kedge.label.accounts import add_person
 from kedge.label.agreement import read_agreement
 from kedge.label.database import open_store
 from kedge.label.export import Settling, export_labels
-from kedge.label.items import Draft, DraftAnswer, add_items
+from kedge.label.incoming import Draft, DraftAnswer
+from kedge.label.items import add_items
 from kedge.label.judging import judge
 from kedge.label.projects import Settings, new_project
 from kedge.label.questions import Decision

@@ -26,7 +26,7 @@ from kedge.label import tables
 from kedge.label.accounts import add_person
 from kedge.label.audit import tampered
 from kedge.label.database import Store, open_store
-from kedge.label.items import Draft, DraftAnswer
+from kedge.label.incoming import Draft, DraftAnswer
 from kedge.label.judging import judge
 from kedge.label.projects import Settings
 from kedge.label.questions import Decision

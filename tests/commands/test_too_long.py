@@ -57,6 +57,13 @@ CASES: dict[str, dict[str, Any]] = {
         "max_prompt_tokens": 200,
         "max_new_tokens": 8,
     },
+    "revise": {
+        "kind": "revise",
+        "prompts": "prompts.jsonl",
+        "constitution": "constitution.yaml",
+        "max_prompt_tokens": 200,
+        "max_new_tokens": 8,
+    },
     "evaluate": {
         "kind": "evaluate",
         "models": ["tiny"],

@@ -27,6 +27,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "exam": {"models": ["sft"], "exams": ["knowledge"]},
     "gate": {"candidate": "ppo", "baseline": "sft", "from": ["exam"]},
     "tasks": {"models": ["sft"], "prompts": "prompts.jsonl"},
+    "revise": {"prompts": "prompts.jsonl", "constitution": "constitution.yaml"},
     "label": {"data": "tasks", "by": {"kind": "people", "project": "shop"}},
 }
 TESTS = [name for name in dir(StageContract) if name.startswith("test_")]

@@ -143,6 +143,14 @@ def test_numbers_on_a_scale_are_no_thumbs(write_lines: Write) -> None:
     assert [brief(e) for e in load(write_lines("b.jsonl", words))] == [("Why?", "a", False)]
 
 
+@pytest.mark.parametrize("own", [{"as_of": 4}, {"judges": ["small"]}], ids=["people", "judges"])
+def test_the_number_of_labels_of_an_export_is_no_verdict(own: dict[str, Any], write_lines: Write) -> None:
+    row = {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "labels": 1}
+    assert len(load(write_lines("a.jsonl", [row | own]))) == 1
+    with pytest.raises(DataError, match=r"column 'labels' .* looks like a verdict"):
+        read(write_lines("b.jsonl", [row]))
+
+
 def test_three_verdicts_are_not_two(write_lines: Write) -> None:
     rows = [{"prompt": "Why?", "response": "a", "label": label} for label in (1, 0, -1)]
     with pytest.raises(DataError, match="'label' has -1 and 0 beside 1"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from kedge.data.examples import Message, Messages
 from kedge.label.accounts import Person, add_person
 from kedge.label.database import Store
-from kedge.label.items import Draft, DraftAnswer, Gold, add_items
+from kedge.label.incoming import Draft, DraftAnswer, Gold
+from kedge.label.items import add_items
 from kedge.label.projects import Project, Settings, new_project
 from kedge.label.questions import Decision
 

@@ -18,7 +18,7 @@ from kedge.label.database import Store
 from kedge.label.exchange.files import Tool, read_foreign, send_out
 from kedge.label.exchange.records import Foreign, Taken, take_in
 from kedge.label.export import Settling, export_labels
-from kedge.label.items import Draft, DraftAnswer
+from kedge.label.incoming import Draft, DraftAnswer
 from kedge.label.judging import judge
 from kedge.label.projects import Project, Settings, new_project
 from kedge.label.questions import Decision

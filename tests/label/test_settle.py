@@ -20,7 +20,7 @@ from kedge.label import tables
 from kedge.label.accounts import Person, add_person
 from kedge.label.database import Store
 from kedge.label.export import Settling, export_labels
-from kedge.label.items import Draft
+from kedge.label.incoming import Draft
 from kedge.label.judging import judge
 from kedge.label.projects import Project, Settings
 from kedge.label.questions import Decision

@@ -20,7 +20,8 @@ from kedge.core.errors import ConfigError, DataError, KedgeError
 from kedge.core.files import hash_bytes
 from kedge.label import tables
 from kedge.label.database import MIGRATIONS, Store, open_store
-from kedge.label.items import Draft, add_items
+from kedge.label.incoming import Draft
+from kedge.label.items import add_items
 from kedge.label.judging import judge
 from kedge.label.projects import find_project, new_project
 from kedge.label.questions import Decision

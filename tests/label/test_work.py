@@ -12,7 +12,8 @@ from made_up import PLAIN, Clock, gold_pair, pair, people, project_with, ranked,
 from kedge.core.errors import DataError
 from kedge.label.accounts import add_person, forget
 from kedge.label.database import Store
-from kedge.label.items import Draft, add_items
+from kedge.label.incoming import Draft
+from kedge.label.items import add_items
 from kedge.label.judging import judge
 from kedge.label.projects import Settings
 from kedge.label.questions import Decision

@@ -26,6 +26,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "exam": {"models": ["tiny"], "exams": ["knowledge"]},
     "gate": {"candidate": "tiny", "baseline": "tiny", "from": ["eval"]},
     "tasks": {"models": ["tiny"], "prompts": "p.jsonl"},
+    "revise": {"prompts": "p.jsonl", "constitution": "c.yaml"},
     "label": {"data": "t.jsonl", "by": {"project": "shop"}},
     "data": {"files": ["d.jsonl"]},
 }

@@ -51,6 +51,21 @@ def test_a_relative_file_belongs_to_the_recipe_that_names_it(write: Write, tmp_p
     assert Path(heldout.source()) == tmp_path / "e.jsonl"
 
 
+def test_data_of_any_kind_serves_where_records_are_wanted(write: Write) -> None:
+    file = write(
+        "a.yaml",
+        HEAD
+        + "  revise: {kind: revise, prompts: p.jsonl, constitution: c.yaml}\n"
+        + "  prep: {kind: data, files: [revise.pairs, q.jsonl]}\n"
+        + "  rm: {kind: reward, data: prep}\n",
+    )
+    plan = connect(load_recipe(file))
+    assert plan.order == ("revise", "prep", "rm")
+    assert [(link.stage, link.output) for link in plan.links["prep"]] == [("revise", "pairs"), ("", "")]
+    model = write("b.yaml", HEAD + "  sft: {kind: sft, data: d.jsonl}\n  prep: {kind: data, files: [sft]}\n")
+    assert faults_of(model) == ["prep.files: needs records, but sft.model is model"]
+
+
 def test_an_output_is_chosen_by_name_and_the_first_is_the_default(write: Write) -> None:
     file = write(
         "a.yaml",

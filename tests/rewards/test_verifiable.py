@@ -18,9 +18,8 @@ from kedge.core.answers import Answer
 from kedge.core.errors import PluginError
 from kedge.rewards import maths
 from kedge.rewards.context import RewardContext
-from kedge.rewards.extraction import Extracted, extract, extract_all, match_all
+from kedge.rewards.extraction import Extracted, Number, are_equal, extract, extract_all, last_number, match_all
 from kedge.rewards.failures import ScoreResult, Source
-from kedge.rewards.numeric import Number, are_equal, last_number
 from kedge.rewards.settings import ExactSource, JsonSource, MathSource, NamedPart, NumericSource, Pattern, RegexSource
 from kedge.rewards.verifiable import make_exact, make_json, make_numeric, make_regex
 

@@ -17,7 +17,8 @@ from httpx2 import Response
 from kedge.data.examples import Message, Messages
 from kedge.label.accounts import Person, Role, add_person, open_session
 from kedge.label.database import Store, open_store
-from kedge.label.items import Draft, DraftAnswer, Gold, add_items
+from kedge.label.incoming import Draft, DraftAnswer, Gold
+from kedge.label.items import add_items
 from kedge.label.projects import Project, Settings, new_project
 from kedge.label.team.members import add_member, local_person
 from kedge.web.app import NOTHING, Extras, make_app

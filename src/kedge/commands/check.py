@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.commands.checks.data import DataFiles, check_data, check_prompts
-from kedge.commands.checks.labels import label_lines
+from kedge.commands.checks.labels import label_judges, label_lines
 from kedge.commands.checks.machine import (
     device_findings,
     disk_bytes,
@@ -29,6 +29,7 @@ from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding, has_fatal
 from kedge.core.stage import PromptUse
+from kedge.feedback.constitution import read_constitution
 from kedge.gate.planned import unasked
 from kedge.gate.rules import load_rules
 from kedge.recipe.data_inputs import read_options
@@ -138,9 +139,14 @@ def check_recipe(
         if base.facts:
             bases[name] = base.facts
         report, rows = _check_stage(name, recipe, links, base, files, rewards)
-        report = replace(report, lines=(*report.lines, *label_lines(name, recipe, plan)))
+        judges = list(label_judges(name, recipe, offline=offline))
+        report = replace(
+            report,
+            lines=(*report.lines, *label_lines(name, recipe, plan)),
+            findings=(*report.findings, *(finding for _, found in judges for finding in found)),
+        )
         stages.append(report)
-        checked.extend(rows)
+        checked.extend((*rows, *(row for row, _ in judges)))
     needed = disk_bytes(recipe, bases)
     disk = Checked(
         what="disk",
@@ -270,18 +276,24 @@ def _check_stage(
 
 
 def _rules_findings(name: str, recipe: Recipe, links: Sequence[Link]) -> Iterator[Finding]:
-    """What a gate could not decide, told before anything is trained: its file of rules, and exams that nobody takes."""
+    """What is wrong with a constitution; what a gate could not decide, told before anything is trained: its file of
+    rules, and exams that nobody takes."""
     sources = [link for link in links if link.field == "from"]
     for link in links:
         if link.kinds != ("rules",):
             continue
+        is_constitution = link.field.rpartition(".")[2] == "constitution"
         try:
+            if is_constitution:
+                read_constitution(link.source())
+                continue
             rules = load_rules(Path(link.source()))
             asked = [recipe.stages[source.stage] for source in sources if source.stage]
             if len(asked) == len(sources) and (missing := unasked(rules, asked, recipe.file.parent)):
                 raise rules.problems(missing)
         except KedgeError as error:
-            yield Finding(level="fatal", code="gate.rules", message=str(error), where=name)
+            code = "constitution.unusable" if is_constitution else "gate.rules"
+            yield Finding(level="fatal", code=code, message=str(error), where=name)
 
 
 def _reward_members(recipe: Recipe, links: Sequence[Link]) -> int:

@@ -33,7 +33,7 @@ ArtifactKind = Literal[
     "verdict",
 ]
 """What flows between stages. `records` is a data file of any kind; what it holds is checked when it is read. `tasks`
-are what people are asked, `rules` is the file that a gate decides by."""
+are what people are asked, `rules` is the file that a gate decides by, or a constitution."""
 
 
 class DataFile(Section):
@@ -108,7 +108,8 @@ class PromptUse:
     max_unscored: float
     """The share of answers that may go without a score."""
     judges: Mapping[str, Any] | None = None
-    """The judges that compare the answers with those of another model, by their field in the recipe."""
+    """The judges that compare the answers with other ones, and the models that rewrite them, by their field in the
+    recipe."""
 
 
 RunStage = Callable[[Any, Any], Mapping[str, Path]]

@@ -72,6 +72,16 @@ def places_of(names: Sequence[Hashable]) -> Ints:
     return np.array([place.setdefault(name, len(place)) for name in names], dtype=np.int64)
 
 
+def clustered_variance(value_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
+    """The variance of the mean where clusters are independent (Miller 2024), and how many clusters there are."""
+    group_N = places_of(range(len(value_N)) if clusters is None else clusters)
+    total_G = np.bincount(group_N, weights=value_N - value_N.mean())
+    groups = len(total_G)
+    if groups < 2:
+        return math.inf, groups
+    return float((total_G**2).sum() * groups / (groups - 1) / len(value_N) ** 2), groups
+
+
 def student_cdf(t: float, dof: int) -> float:
     """The share of Student's t below `t`, by the closed sums for even and odd degrees of freedom (Abramowitz and Stegun
     26.7.3 and 26.7.4).

@@ -12,8 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from kedge.core.stats import Z95, student_cdf, student_quantile, wilson
-from kedge.evaluate.paired import clustered_variance
+from kedge.core.stats import Z95, clustered_variance, student_cdf, student_quantile, wilson
 from kedge.evaluate.win_rates import Estimate
 
 _NORMAL = NormalDist()

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from kedge.core.stats import Floats, falling_root, places_of, student_cdf, student_quantile
+from kedge.core.stats import Floats, clustered_variance, falling_root, student_cdf, student_quantile
 
 Verdict = Literal["pass", "fail", "undecided"]
 POWER = 0.8
@@ -207,16 +207,6 @@ def _gaps(
     if not (np.isfinite(first_N).all() and np.isfinite(second_N).all()):
         raise ValueError("a score is not finite")
     return first_N - second_N, bool(np.isin(first_N, (0, 1)).all() and np.isin(second_N, (0, 1)).all())
-
-
-def clustered_variance(value_N: Floats, clusters: Sequence[Hashable] | None) -> tuple[float, int]:
-    """The variance of the mean where clusters are independent (Miller 2024), and how many clusters there are."""
-    group_N = places_of(range(len(value_N)) if clusters is None else clusters)
-    total_G = np.bincount(group_N, weights=value_N - value_N.mean())
-    groups = len(total_G)
-    if groups < 2:
-        return math.inf, groups
-    return float((total_G**2).sum() * groups / (groups - 1) / len(value_N) ** 2), groups
 
 
 def _refuse_negative(**counts: int) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.core.stats import Floats, student_quantile, wilson
+from kedge.core.stats import Floats, clustered_variance, student_quantile, wilson
 from kedge.evaluate.detectors import CorrectedShare, corrected_share
-from kedge.evaluate.paired import clustered_variance, tango
+from kedge.evaluate.paired import tango
 from kedge.evaluate.win_rates import share_interval
 from kedge.exams.choice import expected_calibration_error
 from kedge.exams.exam import Metric

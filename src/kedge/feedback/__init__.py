@@ -1,6 +1,7 @@
 """The statistics of people's labels: agreement, reliability, care, and which pairs to ask next.
 
-Everything here is pure: labels in, numbers out. Nothing opens a file, a database or a model.
+Everything here is pure: labels in, numbers out. Nothing opens a database or a model, nor a file but those whose form is
+defined here (a constitution, a trust report).
 """
 
 from kedge.feedback.agreement import (

@@ -1,4 +1,5 @@
-"""Files into items: Kedge's pairs, rankings, thumbs and prompts; the answers of `evaluate`; tasks.
+"""Items before they are in a store, and the files that hold them: Kedge's pairs, rankings, thumbs and prompts; the
+answers of `evaluate`; tasks. Reading them needs no store.
 
 A task is a row with a `prompt` and `answers`, each a text or `{text, model, seed, scores}`; it may say `priority`,
 `propensity` with its `reason`, `round`, `language`, `heldout`, `harmful`, `origin`, and for gold `expected`,
@@ -21,11 +22,44 @@ from kedge.data.examples import Example, Message, Messages, Pair, Prompt, Rankin
 from kedge.data.messages import as_messages
 from kedge.data.reading import read
 from kedge.data.sources import rows
-from kedge.label.items import Draft, DraftAnswer, Gold
 
 _ANSWER_FIELDS = {"id", "model", "prompt", "answer", "scores"}
 _GOLD_STEP, _GOLD_TOLERANCE = -2, 1
 """Any step towards the chosen answer, which has place 0, is right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftAnswer:
+    text: Messages
+    model: str | None = None
+    seed: int | None = None
+    scores: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gold:
+    """The right verdict, by places: a step for two answers, ranks for more, −1 or 1 for one; and how far off still
+    counts as right: steps, or swapped neighbours."""
+
+    expected: int | tuple[int, ...]
+    tolerance: int = 0
+    explanation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An item before it is in the store."""
+
+    prompt: Messages
+    answers: tuple[DraftAnswer, ...] = ()
+    priority: float = 0.0
+    propensity: float | None = None
+    round: int = 0
+    is_heldout: bool = False
+    is_harmful: bool = False
+    language: str | None = None
+    origin: str | None = None
+    gold: Gold | None = None
 
 
 class _Answer(BaseModel):

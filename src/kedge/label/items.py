@@ -15,46 +15,13 @@ from kedge.data.examples import Messages
 from kedge.label import tables
 from kedge.label.audit import note
 from kedge.label.database import Store
+from kedge.label.incoming import Draft, Gold
 from kedge.label.projects import Project
 from kedge.label.questions import ItemKind
 from kedge.label.texts import encode_messages, put_texts
 
 _BATCH = 500
 _KINDS: Mapping[int, ItemKind] = {0: "write", 1: "thumb", 2: "pair"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftAnswer:
-    text: Messages
-    model: str | None = None
-    seed: int | None = None
-    scores: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gold:
-    """The right verdict, by places: a step for two answers, ranks for more, −1 or 1 for one; and how far off still
-    counts as right: steps, or swapped neighbours."""
-
-    expected: int | tuple[int, ...]
-    tolerance: int = 0
-    explanation: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """An item before it is in the store."""
-
-    prompt: Messages
-    answers: tuple[DraftAnswer, ...] = ()
-    priority: float = 0.0
-    propensity: float | None = None
-    round: int = 0
-    is_heldout: bool = False
-    is_harmful: bool = False
-    language: str | None = None
-    origin: str | None = None
-    gold: Gold | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

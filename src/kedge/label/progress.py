@@ -9,7 +9,8 @@ from sqlalchemy import Connection, func, select
 
 from kedge.label import tables
 from kedge.label.database import Store
-from kedge.label.items import Draft, key_of
+from kedge.label.incoming import Draft
+from kedge.label.items import key_of
 from kedge.label.projects import Project
 
 _BATCH = 500

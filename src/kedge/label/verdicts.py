@@ -13,7 +13,7 @@ from kedge.label.audit import last_seq
 from kedge.label.beliefs import read_beliefs
 from kedge.label.database import Store
 from kedge.label.export import read_labelled
-from kedge.label.items import Draft
+from kedge.label.incoming import Draft
 from kedge.label.progress import Progress
 from kedge.label.projects import Project
 from kedge.label.settle import SettleKind

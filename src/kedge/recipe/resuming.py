@@ -152,6 +152,11 @@ def _without_changeable(values: Mapping[str, Any], settings: Section) -> dict[st
             fixed.pop(key, None)
         elif isinstance(part, Section) and isinstance(fixed.get(key), dict):
             fixed[key] = _without_changeable(fixed[key], part)
+        elif isinstance(part, list) and isinstance(fixed.get(key), list) and len(fixed[key]) == len(part):
+            fixed[key] = [
+                _without_changeable(value, entry) if isinstance(entry, Section) and isinstance(value, dict) else value
+                for value, entry in zip(fixed[key], cast("list[Any]", part), strict=True)
+            ]
     return fixed
 
 

@@ -153,8 +153,13 @@ def _link(
 
 
 def _fits(made: ArtifactKind, wanted: Sequence[ArtifactKind]) -> bool:
-    """A file of records of any kind may serve wherever data is wanted; its content is checked when it is read."""
-    return made in wanted or (made == "records" and bool(DATA_KINDS & set(wanted)))
+    """A file of records of any kind may serve wherever data is wanted, and any data where records are; the content is
+    checked when it is read."""
+    return (
+        made in wanted
+        or (made == "records" and bool(DATA_KINDS & set(wanted)))
+        or ("records" in wanted and made in DATA_KINDS)
+    )
 
 
 def _in_order(graph: Mapping[str, set[str]]) -> tuple[str, ...]:

@@ -1,32 +1,28 @@
 """A language model that says which of two answers is better, asked in both orders, because judges favour a position.
 
 How it is asked and how its reply is read: `judge_protocol`. A reply that names no winner is unreadable, and is counted
-rather than asked for again. Replies are kept in a folder under a hash of the request, each as soon as it is there: what
-was asked once is not paid for twice, also after a crash.
+rather than asked for again. What was asked once is not paid for twice, also after a crash: `paid`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from kedge.core.errors import RewardError
-from kedge.core.files import hash_bytes, write_json
-from kedge.core.seeds import seed_for
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.context import RewardContext
-from kedge.rewards.judge import chat_body, chat_client, content_of, read_rubric
-from kedge.rewards.judge_protocol import COMPARISON, fence_of, read_winner
+from kedge.rewards.judge import read_rubric
+from kedge.rewards.judge_protocol import chat_body, content_of, fence_of, read_axes, read_winner, rubric_of
+from kedge.rewards.paid import Estimate, PaidCalls
 from kedge.rewards.settings import PairwiseJudge
 
-_VARIABLES = ("prompt", "first", "second", "fence")
+_VARIABLES = ("prompt", "first", "second", "principle", "axes", "fence")
 _WINS = {"a": 1.0, "b": 0.0, "tie": 0.5}
 _TOP = 20
 """Alternatives of each token that are asked for: the most that OpenAI's API gives."""
@@ -40,6 +36,8 @@ class TwoAnswers:
     prompt: tuple[tuple[str, str], ...]
     first: str
     second: str
+    principle: str = ""
+    """What is asked of them, under a constitution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +48,8 @@ class Verdict:
     """1, 0 (B is better) or 0.5 (a tie); None where its reply names no winner."""
     probability: float | None = None
     """The probability of A, half of that of a tie added, among the three verdicts; None without log-probabilities."""
+    axes: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """The same as `a`, axis by axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,88 +62,130 @@ class BothOrders:
     """That the first is better, as the mean of both orders."""
     reason: str = ""
     """Why the judge could not be asked; then both are None."""
+    axes: Mapping[str, tuple[float | None, float | None]] = field(
+        default_factory=dict[str, tuple[float | None, float | None]]
+    )
+    """The same as `as_a` and `as_b`, axis by axis."""
 
 
 class Panelist:
-    """One judge, ready to compare. What it replies is kept in `cache`, if that is given."""
+    """One judge, ready to compare. What it replies is kept in `cache`, if that is given, and what it costs in `ledger`.
 
-    def __init__(self, settings: PairwiseJudge, context: RewardContext, *, cache: Path | None = None) -> None:
+    With `by_principle` every pair names the principle that it is compared by.
+    """
+
+    def __init__(
+        self,
+        settings: PairwiseJudge,
+        context: RewardContext,
+        *,
+        cache: Path | None = None,
+        ledger: Path | None = None,
+        by_principle: bool = False,
+    ) -> None:
         self.name = settings.label
         self._settings, self._context = settings, context
-        self._cache = cache and cache / hash_bytes(f"{settings.url} {settings.model}".encode())[:16]
-        self._template = read_rubric(settings.rubric or COMPARISON, variables=_VARIABLES, shows=("first", "second"))
-        self._client = chat_client(settings)
+        self.rubric = rubric_of(settings, by_principle=by_principle)
+        self._template = read_rubric(
+            self.rubric,
+            variables=_VARIABLES,
+            shows=("first", "second"),
+            uses=("principle",) if by_principle else (),
+        )
+        self.calls = PaidCalls(
+            settings,
+            cache,
+            budget=settings.budget,
+            rate=settings.rate,
+            seed=context.seed,
+            ledger=ledger,
+            note=context.note,
+        )
 
-    def compare(self, pairs: Sequence[TwoAnswers]) -> list[BothOrders]:
-        """What the judge says of each pair. Equal texts are a tie without asking."""
-        wanted = [pair for pair in pairs if pair.first != pair.second]
-        requests = [request for pair in wanted for request in self._requests(pair)]
-        verdicts = self._verdicts(requests)
+    def compare(self, pairs: Sequence[TwoAnswers], *, sample: int = 0) -> list[BothOrders]:
+        """What the judge says of each pair; another `sample` is another vote. Equal texts are a tie without asking."""
+        verdicts = self.calls.ask(self._calls(pairs, sample))
         asked = iter(_both(verdicts[at], verdicts[at + 1]) for at in range(0, len(verdicts), 2))
-        equal = BothOrders(as_a=0.5, as_b=0.5, probability=0.5 if self._settings.logprobs else None)
+        equal = BothOrders(
+            as_a=0.5,
+            as_b=0.5,
+            probability=0.5 if self._settings.logprobs else None,
+            axes=dict.fromkeys(self._settings.axes, (0.5, 0.5)),
+        )
         return [equal if pair.first == pair.second else next(asked) for pair in pairs]
 
-    def _requests(self, pair: TwoAnswers) -> list[tuple[bytes, str]]:
-        """The request in each order, with its fence."""
+    def estimate(self, pairs: Sequence[TwoAnswers], *, samples: int = 1) -> Estimate:
+        """What comparing these will cost, before anything is asked."""
+        return self.calls.estimate([call for sample in range(samples) for call in self._calls(pairs, sample)])
+
+    def _calls(self, pairs: Sequence[TwoAnswers], sample: int) -> list[Call[Verdict]]:
+        """Two calls a pair, one in each order."""
+        wanted = [pair for pair in pairs if pair.first != pair.second]
+        return [call for pair in wanted for call in self._orders(pair, sample)]
+
+    def _orders(self, pair: TwoAnswers, sample: int) -> list[Call[Verdict]]:
         more = {"logprobs": True, "top_logprobs": _TOP} if self._settings.logprobs else {}
-        requests: list[tuple[bytes, str]] = []
+        calls: list[Call[Verdict]] = []
         for first, second in ((pair.first, pair.second), (pair.second, pair.first)):
             shown = [*(part for message in pair.prompt for part in message), "", first, second]
             fence = fence_of(self._context.seed, shown)
-            text = self._template.render(prompt=pair.prompt, first=first, second=second, fence=fence)
-            requests.append((chat_body(self._settings, text, **more), fence))
-        return requests
-
-    def _verdicts(self, requests: Sequence[tuple[bytes, str]]) -> list[Verdict | CallFailed]:
-        """The verdict on each request; equal ones are sent once, and those of the cache not at all."""
-        results: dict[bytes, Verdict | CallFailed] = {}
-        calls: dict[bytes, Call[Verdict]] = {}
-        for index, (body, fence) in enumerate(requests):
-            if body in results or body in calls:
-                continue
-            file = self._cache and self._cache / f"{hash_bytes(body)}.json"
-            kept = _kept(file)
-            if kept is not None:
-                results[body] = _verdict(kept["content"], kept["probability"], fence)
-                continue
-            rng = Random(seed_for(self._context.seed, "reward/judge", index))
-            calls[body] = Call(body=body, read=partial(_read, fence=fence, file=file), rng=rng)
-        results |= dict(zip(calls, self._client.call_all(list(calls.values())), strict=True))
-        return [results[body] for body, _ in requests]
+            text = self._template.render(
+                prompt=pair.prompt,
+                first=first,
+                second=second,
+                principle=pair.principle,
+                axes=self._settings.axes,
+                fence=fence,
+            )
+            calls.append(
+                Call(
+                    body=chat_body(self._settings, text, **more),
+                    read=partial(_verdict, fence=fence, axes=self._settings.axes),
+                    keep=partial(_kept, fence=fence),
+                    sample=sample,
+                )
+            )
+        return calls
 
 
-def refuse_failures(name: str, results: Sequence[BothOrders], *, max_share: float) -> int:
+def ledger_of(folder: Path, judge: PairwiseJudge, number: int = 0) -> Path:
+    """The file in a stage's folder that says what a judge cost; `number` tells the judges of a panel apart.
+
+    >>> ledger_of(Path("eval"), PairwiseJudge(kind="judge", url="http://localhost/v1", model="org/m 1"), 2).as_posix()
+    'eval/calls/2-org-m-1.jsonl'
+    """
+    return folder / "calls" / f"{number}-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.label)[:60]}.jsonl"
+
+
+def refuse_failures(
+    name: str, results: Sequence[BothOrders], *, max_share: float, setting: str = "failures.max_share"
+) -> int:
     """How many comparisons could not be asked; more than the share that may fail is an error that says why."""
     failed = [result.reason for result in results if result.reason]
     if len(failed) > max_share * len(results):
         raise RewardError(
             f"judge {name}: {len(failed):,} of {len(results):,} comparisons could not be asked, more than "
-            f"{max_share:.0%} (failures.max_share); the first: {failed[0]}. What was answered is kept: run it again, "
-            "and only the others are asked"
+            f"{max_share:.0%} ({setting}); the first: {failed[0]}. What was answered is kept: run it again, and only "
+            "the others are asked"
         )
     return len(failed)
 
 
-def _read(reply: Any, *, fence: str, file: Path | None) -> Verdict:
+def _kept(reply: Any, *, fence: str) -> dict[str, Any]:
+    """The text, and what its log-probabilities come to, which are many times longer."""
     content = content_of(reply)
-    probability = _probability_of_a(reply, content, fence)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"content": content, "probability": probability})
-    return _verdict(content, probability, fence)
+    return {"content": content, "probability": _probability_of_a(reply, content, fence)}
 
 
-def _kept(file: Path | None) -> dict[str, Any] | None:
-    if file is None or not file.is_file():
-        return None
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _verdict(content: str, probability: float | None, fence: str) -> Verdict:
+def _verdict(kept: Any, *, fence: str, axes: Sequence[str]) -> Verdict:
+    content = kept["content"]
     try:
-        return Verdict(a=_WINS[read_winner(content, fence=fence)], probability=probability)
+        winner = _WINS[read_winner(content, fence=fence)]
+        by_axis = read_axes(content, axes, fence=fence)
     except ValueError:
         return Verdict(a=None)
+    named = {axis: None if better is None else _WINS[better] for axis, better in by_axis.items()}
+    return Verdict(a=winner, probability=kept["probability"], axes=named)
 
 
 def _both(as_a: Verdict | CallFailed, as_b: Verdict | CallFailed) -> BothOrders:
@@ -156,11 +198,16 @@ def _both(as_a: Verdict | CallFailed, as_b: Verdict | CallFailed) -> BothOrders:
     probabilities = (as_a.probability, as_b.probability)
     return BothOrders(
         as_a=as_a.a,
-        as_b=None if as_b.a is None else 1 - as_b.a,
+        as_b=_other_side(as_b.a),
         probability=None
         if probabilities[0] is None or probabilities[1] is None
         else (probabilities[0] + 1 - probabilities[1]) / 2,
+        axes={axis: (value, _other_side(as_b.axes.get(axis))) for axis, value in as_a.axes.items()},
     )
+
+
+def _other_side(preference: float | None) -> float | None:
+    return None if preference is None else 1 - preference
 
 
 def _probability_of_a(reply: Any, content: str, fence: str) -> float | None:

@@ -213,6 +213,37 @@ class HttpSource(Section):
         return self
 
 
+class Budget(Section):
+    """The most that calls may cost, and what a token does: beyond it a run stops with exit code 3, everything kept."""
+
+    usd: float = Field(gt=0)
+    """For all calls of a stage, those of a run that is resumed included."""
+    input: float = Field(ge=0)
+    """USD for a million tokens of what is sent."""
+    output: float = Field(ge=0)
+    """USD for a million tokens of replies."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_prices(cls, given: Any) -> Any:
+        missing = [name for name in ("input", "output") if isinstance(given, dict) and name not in given]
+        if missing and "usd" in given:
+            raise ValueError(
+                f"a budget needs the price of tokens, and there is no {' and no '.join(missing)}: USD for a million "
+                "tokens that are sent and that are replied, e.g. {usd: 40, input: 0.15, output: 0.6}; a server of your "
+                "own has 0"
+            )
+        return given
+
+
+class Rate(Section):
+    """The most calls and tokens a minute; calls are spread evenly."""
+
+    requests: float | None = Field(default=None, gt=0)
+    tokens: float | None = Field(default=None, gt=0)
+    """Sent and replied; before a reply is there it counts as long as it may become."""
+
+
 class JudgeEndpoint(Section):
     """A language model behind an OpenAI-compatible endpoint."""
 
@@ -221,12 +252,16 @@ class JudgeEndpoint(Section):
     model: str = Field(min_length=1)
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
-    timeout_s: float = Field(default=60.0, gt=0)
-    retries: int = Field(default=3, ge=0)
-    backoff_s: float = Field(default=1.0, ge=0)
-    workers: int = Field(default=8, ge=1, le=64)
+    timeout_s: Annotated[float, MayChange()] = Field(default=60.0, gt=0)
+    retries: Annotated[int, MayChange()] = Field(default=3, ge=0)
+    backoff_s: Annotated[float, MayChange()] = Field(default=1.0, ge=0)
+    workers: Annotated[int, MayChange()] = Field(default=8, ge=1, le=64)
     key_variable: str | None = None
     """Environment variable with the key, sent as a bearer token: over https, or to this machine."""
+    budget: Annotated[Budget | None, MayChange()] = None
+    """What the calls may cost: `{usd: 40, input: 0.15, output: 0.6}`."""
+    rate: Annotated[Rate | None, MayChange()] = None
+    """What the server allows: `{requests: 300, tokens: 200000}` a minute."""
 
     @model_validator(mode="after")
     def _keeps_its_key(self) -> JudgeEndpoint:
@@ -259,10 +294,23 @@ class PairwiseJudge(JudgeEndpoint):
     name: str | None = Field(default=None, min_length=1)
     """What results call it; the model's name, when absent."""
     rubric: str | None = None
-    """A Jinja template of the request with `prompt`, `first`, `second`, and `fence`, the mark that stands before and
-    after what is compared (docs/evaluate.md)."""
+    """A Jinja template of the request with `prompt`, `first`, `second`, `fence`, the mark that stands before and after
+    what is compared (docs/evaluate.md), and under a constitution `principle`."""
+    axes: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]] = Field(default_factory=list[str])
+    """What else is judged in the same reply: `[helpful, honest, harmless]`."""
+    cot: bool = False
+    """Let the judge think step by step before its verdict."""
     logprobs: bool = False
     """Ask for log-probabilities, and read from them how sure the judge is."""
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> PairwiseJudge:
+        for axis in self.axes:
+            if axis in ("better", "reason") or self.axes.count(axis) > 1:
+                raise ValueError(f"axes: '{axis}' stands twice in what the judge replies; name every axis once")
+        if self.cot and self.rubric is not None:
+            raise ValueError("cot changes the rubric that ships; with a rubric of your own, ask for the steps in it")
+        return self
 
     @property
     def label(self) -> str:

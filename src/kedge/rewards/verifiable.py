@@ -22,9 +22,8 @@ from kedge.core.stats import places_of
 from kedge.core.suggest import did_you_mean
 from kedge.core.text_measures import repetition
 from kedge.rewards.context import RewardContext
-from kedge.rewards.extraction import Extracted, extract_all, match_all
+from kedge.rewards.extraction import Extracted, are_equal, extract_all, last_number, match_all
 from kedge.rewards.failures import ScoreResult, Source, needs_solution, unscored
-from kedge.rewards.numeric import are_equal, last_number
 from kedge.rewards.settings import ExactSource, Extract, InstructionsSource, JsonSource, NumericSource, RegexSource
 
 KINDS, ARGUMENTS, REQUEST = "instruction_id_list", "kwargs", "request"

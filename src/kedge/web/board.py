@@ -18,7 +18,8 @@ from kedge.data.examples import Message
 from kedge.data.messages import as_messages
 from kedge.label.accounts import pseudonym
 from kedge.label.audit import note
-from kedge.label.items import Draft, DraftAnswer, add_items
+from kedge.label.incoming import Draft, DraftAnswer
+from kedge.label.items import add_items
 from kedge.report.board.page import HostedBoard, render_board
 from kedge.report.board.records import Board, LostItem
 from kedge.web.pages import Site, project_for, visitor_of

@@ -190,7 +190,10 @@ def test_questions_have_settings_or_names_alone() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "a judge": ({"by": {"kind": "judge", "project": "x"}}, "by: judge is not there yet"),
+    "a judge without trust": (
+        {"by": {"kind": "judge", "url": "http://localhost/v1", "model": "m"}},
+        "kedge judge trust",
+    ),
     "unknown": ({"by": {"kind": "crowd", "project": "x"}}, "there is no 'crowd'"),
     "settle": ({"settle": "mean"}, "majority"),
     "question": ({"questions": ["pairs"]}, "there is no such question (did you mean 'pair'?)"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kedge.commands.checks.records import Asked, Checked, Outcome, fatal
 from kedge.commands.checks.reward_models import check_reward_model
@@ -23,6 +23,7 @@ from kedge.rewards.settings import (
     CallableSource,
     FunctionSource,
     HttpSource,
+    JudgeEndpoint,
     JudgeSource,
     MixSource,
     ModelSource,
@@ -38,9 +39,13 @@ if TYPE_CHECKING:
 
     from kedge.recipe.schema import Recipe
     from kedge.recipe.wiring import Link
+    from kedge.rewards.pairwise import Panelist
 
 ASK_S: Final = 10.0
 """Longest wait for the reply of a server that is only asked whether it is there."""
+_SERVER_FIX: Final = (
+    "start the server, or mend the URL, the model's name or the key; --offline leaves servers out of the check"
+)
 _NEEDS_SOLUTION: Final = ("exact", "numeric", "math")
 _DUMMY_TEXT: Final = "This is an answer."
 _DUMMY_PROMPT: Final = (("user", "Is this a question?"),)
@@ -80,11 +85,15 @@ class RewardChecks:
             )
             yield checked, [replace(finding, where=f"{stage}.{place}") for finding in outcome.findings]
 
-    def _judge(self, judge: PairwiseJudge, asked: Asked) -> Outcome:
+    def _judge(self, judge: JudgeEndpoint, asked: Asked) -> Outcome:
         key = f"pairwise {judge.model_dump_json()}"
         if key not in self._outcomes:
             context = RewardContext(folder=self.recipe.file.parent, seed=self.recipe.settings.seed)
-            self._outcomes[key] = _pairwise(judge, context, asked, offline=self.offline)
+            self._outcomes[key] = (
+                _pairwise(judge, context, asked, offline=self.offline)
+                if isinstance(judge, PairwiseJudge)
+                else _writer(judge, offline=self.offline)
+            )
         return self._outcomes[key]
 
     def _outcome(
@@ -232,28 +241,63 @@ def _server(leaf: HttpSource | JudgeSource, context: RewardContext, asked: Asked
     return replace(shared, result="no usable reply", findings=(fatal("reward.server", message, fix),))
 
 
+def _writer(endpoint: JudgeEndpoint, *, offline: bool) -> Outcome:
+    """Ask a model that is to write for one word, without retries; its reply is not kept."""
+    from kedge.rewards.client import Call, CallFailed
+    from kedge.rewards.judge_protocol import chat_body, content_of
+    from kedge.rewards.paid import PaidCalls
+
+    shown = redacted(endpoint.url)
+    shared = Outcome(what="writer", subject=f"{endpoint.model} at {shown}", result="")
+    once = endpoint.model_copy(update={"retries": 0, "timeout_s": min(endpoint.timeout_s, ASK_S), "max_tokens": 8})
+    try:
+        calls = PaidCalls(once, None, budget=once.budget, rate=None, seed=0)
+        if offline:
+            return replace(shared, result="not asked (--offline)")
+        (reply,) = calls.ask([Call(body=chat_body(once, "Reply with one word."), read=content_of)])
+    except KedgeError as error:
+        return replace(shared, result="cannot be used", findings=(fatal("writer.unusable", str(error)),))
+    if isinstance(reply, CallFailed):
+        message = f"{shown} was asked for one word and gave none: {redacted(str(reply)).partition(' (tried ')[0]}"
+        return replace(shared, result="no usable reply", findings=(fatal("writer.server", message, _SERVER_FIX),))
+    return replace(shared, result="asked once: it writes")
+
+
 def _pairwise(judge: PairwiseJudge, context: RewardContext, asked: Asked, *, offline: bool) -> Outcome:
     """Ask a judge to compare two made-up answers, in both orders, without retries; its replies are not kept."""
-    from kedge.rewards.pairwise import Panelist, TwoAnswers
+    from kedge.rewards.pairwise import Panelist
+
+    return ask_judge(asked_once(judge), lambda once: Panelist(once, context), asked, offline=offline)
+
+
+JudgeT = TypeVar("JudgeT", bound=PairwiseJudge)
+
+
+def asked_once(judge: JudgeT) -> JudgeT:
+    """The judge without retries, and without a budget: a question or two are not counted in it."""
+    changes = {"retries": 0, "timeout_s": min(judge.timeout_s, ASK_S), "budget": None, "rate": None}
+    return judge.model_copy(update=changes)
+
+
+def ask_judge(judge: JudgeT, opened: Callable[[JudgeT], Panelist], asked: Asked, *, offline: bool) -> Outcome:
+    """Ask a judge to compare two made-up answers, in both orders; `opened` refuses one that cannot be asked."""
+    from kedge.rewards.pairwise import TwoAnswers
 
     shown = redacted(judge.url)
     shared = Outcome(what="judge", subject=f"{judge.label} at {shown}", result="")
-    once = judge.model_copy(update={"retries": 0, "timeout_s": min(judge.timeout_s, ASK_S)})
     first, second = dummies(asked)
     try:
-        panelist = Panelist(once, context)
+        panelist = opened(judge)
         if offline:
             return replace(shared, result="not asked (--offline)")
-        (result,) = panelist.compare([TwoAnswers(prompt=first.prompt, first=first.text, second=second.text)])
+        pair = TwoAnswers(prompt=first.prompt, first=first.text, second=second.text, principle="Which is clearer?")
+        (result,) = panelist.compare([pair])
     except KedgeError as error:
         return replace(shared, result="cannot be used", findings=(fatal("judge.unusable", str(error)),))
     if result.reason:
         reason = redacted(result.reason).partition(" (tried ")[0]
         message = f"{shown} was asked to compare two made-up answers and did not: {reason}"
-        fix = (
-            "start the server, or mend the URL, the model's name or the key; --offline leaves servers out of the check"
-        )
-        return replace(shared, result="no usable reply", findings=(fatal("judge.server", message, fix),))
+        return replace(shared, result="no usable reply", findings=(fatal("judge.server", message, _SERVER_FIX),))
     if result.as_a is None or result.as_b is None:
         message = f"{judge.label} was asked to compare two made-up answers, and its reply names no winner"
         finding = Finding(
@@ -319,7 +363,7 @@ def _needed(leaf: TextSettings) -> tuple[str, Callable[[Prompt], str] | None]:
     """What a source needs of every prompt, in words, and a function that says what a prompt lacks of it."""
     match leaf:
         case NumericSource():
-            from kedge.rewards.numeric import last_number
+            from kedge.rewards.extraction import last_number
 
             def lacks_number(prompt: Prompt) -> str:
                 if prompt.answer is None:

@@ -28,7 +28,9 @@ _PAIR_WORDS = frozenset(["chosen", "rejected", "score", "scores", "reward", "rew
 """In the names of columns that say in numbers what a pair says already."""
 _MOST_VERDICT_CHARACTERS = 30
 _COUNT = "labels"
-"""In an export of `kedge label`: how many labels an example has."""
+"""In an export of `kedge label` or of a judge's labels: how many labels an example has."""
+_COUNTED_BY = frozenset(["as_of", "judges"])
+"""Fields that such an export has too."""
 
 _ANSWER = "(?:response|answer|output|completion|reply|generation|summary|candidate|message|conversation|text)"
 _SECOND_ANSWER = re.compile(
@@ -44,7 +46,7 @@ _SECOND_ANSWER = re.compile(
 def refusal(fields: Mapping[str, Any], read: frozenset[str], kind: Kind) -> str:
     """Why a row must not be read as `kind` with only the columns `read`; "" where nothing speaks against it."""
     for name in _suspects(frozenset(fields), read, kind):
-        if name == _COUNT and "as_of" in fields:
+        if name == _COUNT and not fields.keys().isdisjoint(_COUNTED_BY):
             continue
         value = fields[name]
         if _is_verdict_name(name) and _is_verdict(value):

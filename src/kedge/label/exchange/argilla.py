@@ -13,7 +13,7 @@ from kedge.data.decode import Row
 from kedge.data.messages import as_messages
 from kedge.label.exchange.records import Foreign, LabelledItem, PersonLabel, Unsaid, plain, read_rows, refuse
 from kedge.label.export import Labelled
-from kedge.label.items import Draft, DraftAnswer
+from kedge.label.incoming import Draft, DraftAnswer
 from kedge.label.questions import Decision
 
 TOOL = "argilla"

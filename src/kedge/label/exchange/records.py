@@ -19,7 +19,8 @@ from kedge.label.accounts import Person, pseudonym
 from kedge.label.audit import note
 from kedge.label.database import Store
 from kedge.label.export import Labelled, read_labelled
-from kedge.label.items import Draft, add_items, key_of
+from kedge.label.incoming import Draft
+from kedge.label.items import add_items, key_of
 from kedge.label.judging import write_judgment
 from kedge.label.projects import Project
 from kedge.label.questions import Decision

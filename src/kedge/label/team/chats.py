@@ -18,7 +18,8 @@ from kedge.label import tables
 from kedge.label.accounts import Person
 from kedge.label.audit import note
 from kedge.label.database import Store
-from kedge.label.items import Draft, DraftAnswer, add_items, key_of
+from kedge.label.incoming import Draft, DraftAnswer
+from kedge.label.items import add_items, key_of
 from kedge.label.judging import judge
 from kedge.label.projects import Project
 from kedge.label.questions import Decision

@@ -129,8 +129,19 @@ def _tasks(settings: Mapping[str, Any]) -> str:
     return f"Tasks for people: what they are asked about the answers of {_named(settings, 'models')}."
 
 
+def _revise(settings: Mapping[str, Any]) -> str:
+    who = (settings.get("by") or {}).get("model", "the model itself")
+    times = settings.get("times", 4)
+    return f"Constitutional AI, the supervised half: answers, criticised and revised {times} times by {who}."
+
+
 def _label(settings: Mapping[str, Any]) -> str:
-    project = (settings.get("by") or {}).get("project", "a project")
+    by: Any = settings.get("by") or {}
+    labellers: list[Any] = by if isinstance(by, list) else [by]
+    if all(labeller.get("kind") == "judge" for labeller in labellers):
+        judges = " and ".join(str(labeller.get("name") or labeller.get("model")) for labeller in labellers)
+        return f"Labels by a machine: what {judges} says of the tasks, both orders of every comparison."
+    project = labellers[0].get("project", "a project")
     return f"Labels: what people of {project} say of the tasks, settled by {settings.get('settle', 'votes')}."
 
 
@@ -170,5 +181,6 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "exam": _exam,
     "gate": _gate,
     "tasks": _tasks,
+    "revise": _revise,
     "label": _label,
 }

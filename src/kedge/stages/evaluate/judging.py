@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from kedge.evaluate.answers import ModelAnswer
 from kedge.evaluate.judged import Judged
 from kedge.models.loading.cache import cache_root
 from kedge.rewards.context import RewardContext
-from kedge.rewards.pairwise import Panelist
+from kedge.rewards.pairwise import Panelist, ledger_of
 from kedge.stages.evaluate.settings import EvaluateSettings
 from kedge.stages.rl.comparing import compared
 from kedge.stages.shared.context import Context
@@ -23,8 +24,11 @@ Judgements = Mapping[str, Mapping[str, Sequence[Judged]]]
 
 def open_panel(context: Context, settings: EvaluateSettings) -> list[Panelist]:
     """The judges, ready to be asked: a rubric or a key that is wrong is refused before anything is sampled."""
-    known = RewardContext(folder=context.recipe_folder, seed=context.seed)
-    return [Panelist(judge, known, cache=cache_root() / "judge") for judge in settings.machines]
+    known = RewardContext(folder=context.recipe_folder, seed=context.seed, note=partial(context.event, "warning"))
+    return [
+        Panelist(judge, known, cache=cache_root() / "judge", ledger=ledger_of(context.folder, judge, number))
+        for number, judge in enumerate(settings.machines)
+    ]
 
 
 def judge_answers(
@@ -47,6 +51,8 @@ def judge_answers(
             comparisons = compared(judge, pairs, prompts, max_failed=max_failed) if context.world.rank == 0 else []
             judged[judge.name][model] = context.world.same(comparisons)
             _report_unreadable(context, judge.name, model, judged[judge.name][model])
+        if context.world.rank == 0:
+            context.say(f"  {judge.name}: {judge.calls.spent.in_words()}")
     return judged
 
 

@@ -47,7 +47,8 @@ def _verdicts(
 ) -> list[tuple[float | None, float | None]]:
     folder: Path = context.recipe_folder
     with open_people(judge.address(folder)) as store:
-        from kedge.label.items import Draft, DraftAnswer, add_items
+        from kedge.label.incoming import Draft, DraftAnswer
+        from kedge.label.items import add_items
         from kedge.label.progress import progress_of
         from kedge.label.projects import find_project
         from kedge.label.verdicts import preferences

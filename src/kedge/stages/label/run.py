@@ -1,4 +1,5 @@
-"""Tasks into the store of labels; and when people have done them, an export that is sealed into the run."""
+"""Tasks into the store of labels; and when people have done them, an export that is sealed into the run. Judges need no
+store: `judged`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kedge.core.errors import ConfigError, ContractStop, Waiting
 from kedge.core.files import write_json, write_text
 from kedge.report.pages import render_page
-from kedge.stages.label.settings import LabelSettings
+from kedge.stages.label.judged import AGREEMENT, REPORT, label_by_judges
+from kedge.stages.label.settings import LabelSettings, People
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.people import open_people
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from kedge.label.projects import Project
     from kedge.label.status import PersonStatus
 
-AGREEMENT, REPORT = "agreement.json", "label-report.html"
 _QUESTIONS = ("pair", "rank", "thumb")
 """Whose agreement is asked for, the first that there is."""
 
@@ -43,12 +44,18 @@ class _Labels:
 
 
 def run(context: Context, settings: LabelSettings) -> Mapping[str, Path]:
-    """Add the tasks, wait for people, export; the first process speaks to the store."""
-    return context.once(lambda: _run(context, settings))
+    """Ask judges; or add the tasks, wait for people, export. The first process speaks to them."""
+    label = label_by_judges if settings.judges else _run
+    return context.once(lambda: label(context, settings))
+
+
+def _people(settings: LabelSettings) -> People:
+    assert settings.people is not None
+    return settings.people
 
 
 def _run(context: Context, settings: LabelSettings) -> Mapping[str, Path]:
-    by = settings.by
+    by = _people(settings)
     with open_people(by.address(context.recipe_folder), create=by.guideline is not None) as store:
         from kedge.label.incoming import read_items
         from kedge.label.items import add_items
@@ -81,7 +88,7 @@ def _run(context: Context, settings: LabelSettings) -> Mapping[str, Path]:
 def _project(context: Context, settings: LabelSettings, store: Store) -> Project:
     from kedge.label.projects import all_names, find_project, new_project
 
-    by = settings.by
+    by = _people(settings)
     if by.guideline is None or by.project in all_names(store):
         return find_project(store, by.project)
     file = context.recipe_folder / by.guideline
@@ -156,7 +163,7 @@ def _nameless(store: Store, project: Project, people: Sequence[PersonStatus]) ->
 
 def _numbers(settings: LabelSettings, labels: _Labels) -> dict[str, Any]:
     return {
-        "project": settings.by.project,
+        "project": _people(settings).project,
         "as_of": labels.as_of,
         "settle": settings.settle,
         "ties": settings.ties,
@@ -204,7 +211,7 @@ def _unmet(settings: LabelSettings, labels: _Labels) -> list[str]:
 
 def _refuse(settings: LabelSettings, labels: _Labels) -> None:
     if problems := _unmet(settings, labels):
-        name = settings.by.project
+        name = _people(settings).project
         raise ContractStop(
             f"labels of {name}: {'; '.join(problems)}. `kedge label calibrate {name}` makes a session of the worst "
             "disagreements; with more labels, --resume looks again"

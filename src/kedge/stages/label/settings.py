@@ -1,11 +1,11 @@
-"""Stage `label`: tasks in, what people say of them out; the run waits until they have said it."""
+"""Stage `label`: tasks in, what people or judges say of them out. The run waits for people, and pays for judges."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from kedge.core.errors import ConfigError
 from kedge.core.findings import Finding
@@ -15,6 +15,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.feedback.steps import Margins
 from kedge.label.questions import parse_questions
 from kedge.label.settle import SettleKind
+from kedge.rewards.settings import PairwiseJudge
 from kedge.stages.shared.people import PeopleProject
 
 _WAYS = ("people", "judge")
@@ -60,18 +61,75 @@ class Need(Section):
     """Labels in all."""
 
 
-def _by_people(value: Any) -> Any:
-    kind = cast("Mapping[str, Any]", value).get("kind", "people") if isinstance(value, Mapping) else value
-    if kind == "judge":
-        raise ValueError(
-            "by: judge is not there yet: labels are made by people (kind: people); a judge can compare models in a "
-            "stage `evaluate`"
-        )
+class WithoutTrust(Section):
+    """A judge that was not measured beside people, and why it labels all the same."""
+
+    without: str
+    """The reason; it stays in the manifest, in agreement.json and in the report."""
+
+    @field_validator("without")
+    @classmethod
+    def _says_something(cls, reason: str) -> str:
+        if not reason.strip():
+            raise ValueError("say why the judge may label without a trust report")
+        return reason.strip()
+
+
+class Judge(PairwiseJudge):
+    """A language model that labels: it compares two answers, always in both orders."""
+
+    constitution: PathText | None = None
+    """A file of principles, of which one is drawn for every comparison."""
+    orders: Literal["both"] = "both"
+    """Every comparison is asked in both orders; where they disagree it is a tie."""
+    votes: int = Field(default=1, ge=1, le=64)
+    """How often each order is asked; more than once needs a temperature."""
+    clamp: bool | None = None
+    """Keep probabilities between 0.4 and 0.6, as Constitutional AI does; where absent, as `cot` is."""
+    trust: PathText | WithoutTrust
+    """What `kedge judge trust` wrote about this judge, or `{without: "reason"}`."""
+    max_failed: Annotated[float, MayChange()] = Field(default=0.02, ge=0, le=1)
+    """The share of comparisons that may go without a reply; they are left out."""
+
+    @model_validator(mode="after")
+    def _votes_differ(self) -> Judge:
+        if self.votes > 1 and self.temperature == 0:
+            raise ValueError(f"votes: {self.votes} replies at temperature 0 are all the same; write temperature: 0.7")
+        return self
+
+    @property
+    def is_clamped(self) -> bool:
+        return self.cot if self.clamp is None else self.clamp
+
+
+def _labeller(value: Any) -> Any:
+    if isinstance(value, list):
+        kinds = {_kind_named(entry) for entry in cast("list[Any]", value)}
+        if "people" in kinds and len(kinds) > 1:
+            raise ValueError(
+                "by: people and judges do not label in one stage; make two stages `label`, and name both where they "
+                "are read (data: [label, ai])"
+            )
+        if kinds == {"people"}:
+            raise ValueError("by: a list is a panel of judges; people work in one project")
+        return [_labeller(entry) for entry in cast("list[Any]", value)]
+    kind = _kind_named(value)
     if isinstance(kind, str) and kind not in _WAYS:
-        raise ValueError(f"by: there is no {kind!r}{did_you_mean(kind, _WAYS)}; who labels: people")
+        raise ValueError(f"by: there is no {kind!r}{did_you_mean(kind, _WAYS)}; who labels: people, or a judge")
+    if value == "judge":
+        raise ValueError("by: a judge is behind an address; write {kind: judge, url: …, model: …, trust: trust.json}")
     if isinstance(value, str):
         raise ValueError("by: people work in a project; write {kind: people, project: NAME}")
-    return value
+    if isinstance(value, Mapping) and kind == "judge" and "trust" not in value:
+        raise ValueError(
+            "by: a judge labels once it has earned trust: `kedge judge trust` measures it beside people and writes "
+            'trust.json, which `trust:` names; or trust: {without: "reason"}, which stays in the run for ever'
+        )
+    return {**value, "kind": kind} if isinstance(value, Mapping) else value
+
+
+def _kind_named(value: Any) -> Any:
+    return cast("Mapping[str, Any]", value).get("kind", "people") if isinstance(value, Mapping) else value
 
 
 def _kind_of(value: Any) -> Any:
@@ -88,13 +146,16 @@ def _known_questions(value: list[str] | dict[str, Any]) -> list[str] | dict[str,
 
 
 class LabelSettings(Section):
-    """Ask people about tasks, and wait until they have answered."""
+    """Ask people or judges about tasks."""
 
     kind: Literal["label"]
     data: Annotated[str, Input("tasks")]
     """What is asked: a stage `tasks`, or its file."""
-    by: Annotated[People, BeforeValidator(_by_people)]
-    """Who labels."""
+    by: Annotated[
+        Annotated[People | Judge, Field(discriminator="kind")] | Annotated[list[Judge], Field(min_length=1)],
+        BeforeValidator(_labeller),
+    ]
+    """Who labels: people of a project, or a judge; a list of judges is a panel."""
     questions: Annotated[list[str] | dict[str, Any], AfterValidator(_known_questions)] = Field(
         default_factory=lambda: ["pair"], min_length=1
     )
@@ -111,32 +172,77 @@ class LabelSettings(Section):
     need: Need = Need()
     """What the labels must reach."""
 
+    @property
+    def people(self) -> People | None:
+        return self.by if isinstance(self.by, People) else None
+
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        return tuple(self.by) if isinstance(self.by, list) else () if isinstance(self.by, People) else (self.by,)
+
 
 def explain(settings: LabelSettings) -> list[str]:
-    by, need = settings.by, settings.need
-    lines = [
-        f"people of project {by.project}: {by.mean_labels():.2f} labels a task on average "
-        f"({by.wanted}, and {max(by.wanted, by.overlap.wanted)} of {by.overlap.share:.0%})",
-        f"settled by {settings.settle}; the run waits for them with exit code 4, and --resume goes on",
-    ]
+    by, need = settings.people, settings.need
+    lines: list[str] = []
+    if by is not None:
+        lines = [
+            f"people of project {by.project}: {by.mean_labels():.2f} labels a task on average "
+            f"({by.wanted}, and {max(by.wanted, by.overlap.wanted)} of {by.overlap.share:.0%})",
+            f"settled by {settings.settle}; the run waits for them with exit code 4, and --resume goes on",
+        ]
+    for judge in settings.judges:
+        lines.append(
+            f"judge {judge.label}: {2 * judge.votes} calls a comparison, both orders"
+            + (f" × {judge.votes} votes" if judge.votes > 1 else "")
+            + (f", at most {judge.budget.usd:g} USD (exit code 3)" if judge.budget else "")
+            + (f"; without trust: {judge.trust.without}" if isinstance(judge.trust, WithoutTrust) else "")
+        )
+    if len(settings.judges) > 1:
+        lines.append(f"a panel of {len(settings.judges)}, settled by {settings.settle}")
     needs = [f"α of at least {need.alpha}"] if need.alpha is not None else []
     needs += [f"{need.labels:,} labels"] if need.labels is not None else []
     return [*lines, *([f"stops with exit code 3 below {' or '.join(needs)}"] if needs else [])]
 
 
 def check(settings: LabelSettings) -> Iterator[Finding]:
-    if settings.need.alpha is not None and not (settings.by.wanted > 1 or settings.by.overlap.share > 0):
-        yield Finding(
-            level="fatal",
-            code="label.need",
-            message="need.alpha asks for agreement, and no task is labelled by two people",
-            where="need.alpha",
-            fix="by.overlap: {share: 0.2, wanted: 3}, or leave need.alpha out",
+    by = settings.people
+    is_alone = len(settings.judges) == 1 if by is None else not (by.wanted > 1 or by.overlap.share > 0)
+    if settings.need.alpha is not None and is_alone:
+        fix = "by.overlap: {share: 0.2, wanted: 3}" if by else "a list of judges"
+        yield _fatal(
+            "need.alpha",
+            f"need.alpha asks for agreement, and no task is labelled by two {'people' if by else 'judges'}",
+            f"{fix}, or leave need.alpha out",
         )
+    if settings.judges:
+        yield from _check_judges(settings)
+
+
+def _check_judges(settings: LabelSettings) -> Iterator[Finding]:
+    names = [judge.label for judge in settings.judges]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield _fatal("by", f"{', '.join(twice)}: judges are told apart by these names", "give each a name")
+    if settings.settle == "weighted":
+        yield _fatal(
+            "settle", "settle: weighted weighs people by gold questions, which judges are not asked", "dawid_skene"
+        )
+    changed = [name for name in ("questions", "enough") if name in settings.model_fields_set]
+    for name in changed:
+        yield _fatal(name, f"{name} is for people: a judge compares answers, and answers at once", "leave it out")
+
+
+def _fatal(where: str, message: str, fix: str) -> Finding:
+    return Finding(
+        level="fatal",
+        code="label.need" if where == "need.alpha" else "label.judge",
+        message=message,
+        where=where,
+        fix=fix,
+    )
 
 
 STAGE = Stage(
-    summary="What people say of tasks: pairs, rankings, thumbs, demonstrations.",
+    summary="What people or judges say of tasks: pairs, rankings, thumbs, demonstrations.",
     settings=LabelSettings,
     makes={
         "pairs": "pairs",

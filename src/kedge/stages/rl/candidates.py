@@ -23,17 +23,22 @@ from kedge.stages.shared.tokenizer import tokenizer_for
 _QUIET_S = 30.0
 
 
-class AskingSettings(Protocol):
-    """Settings of a stage in which several models answer."""
+class FittingSettings(Protocol):
+    """Settings of a stage in which a model answers prompts."""
 
-    @property
-    def answers(self) -> int: ...
     @property
     def max_new_tokens(self) -> int: ...
     @property
     def max_prompt_tokens(self) -> int | None: ...
     @property
     def too_long(self) -> TooLong: ...
+
+
+class AskingSettings(FittingSettings, Protocol):
+    """Settings of a stage in which several models answer."""
+
+    @property
+    def answers(self) -> int: ...
     @property
     def temperature(self) -> float: ...
     @property
@@ -65,10 +70,13 @@ def read_prompts_once(context: Context, *, code: str) -> list[Prompt]:
     return prompts
 
 
-def fitting_prompts(context: Context, settings: AskingSettings, prompts: list[Prompt]) -> list[Prompt]:
-    """The prompts that every model can read beside an answer; what happens to others is said by `too_long`."""
+def fitting_prompts(
+    context: Context, settings: FittingSettings, prompts: list[Prompt], *, field: str = "models"
+) -> list[Prompt]:
+    """The prompts that every model of a field can read beside an answer; what happens to others is said by
+    `too_long`."""
     source = context.input("prompts")
-    for model in dict.fromkeys(context.inputs("models")):
+    for model in dict.fromkeys(context.inputs(field)):
         longest, limit_name = prompt_limit(model, settings.max_prompt_tokens, settings.max_new_tokens)
         fitted = fit_prompts(
             tokenizer_for(model, context.chat_template),

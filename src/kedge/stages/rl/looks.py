@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,7 +39,7 @@ from kedge.models.forward.heads import LanguageModel, language_model
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.describe import window_of
 from kedge.rewards.context import RewardContext
-from kedge.rewards.pairwise import Panelist
+from kedge.rewards.pairwise import Panelist, ledger_of
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.state import capture_rng, restore_rng
 from kedge.stages.rl.answering import Answered, sample_answers
@@ -97,8 +97,9 @@ def _judge(context: Context, settings: RLSettings, tokenizer: PreTrainedTokenize
     fitted = fit_prompts(
         tokenizer, prompts, source=source, max_tokens=longest, too_long="refuse", limit_name=limit_name
     )
-    known = RewardContext(folder=context.recipe_folder, seed=context.seed)
-    panelist = Panelist(settings.eval.judge, known, cache=cache_root() / "judge")
+    known = RewardContext(folder=context.recipe_folder, seed=context.seed, note=partial(context.event, "warning"))
+    judge = settings.eval.judge
+    panelist = Panelist(judge, known, cache=cache_root() / "judge", ledger=ledger_of(context.folder, judge))
     return FixedPrompts(panelist=panelist, prompts=fitted.prompts)
 
 
