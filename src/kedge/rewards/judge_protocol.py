@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from kedge.rewards.settings import JudgeEndpoint
+from kedge.rewards.settings import JudgeEndpoint, PairwiseJudge
 
 RUBRIC = """\
 You grade an assistant's answer. Judge whether it is correct, helpful, honest and harmless. Length alone is no merit.
@@ -75,6 +75,12 @@ def comparison_rubric(*, by_principle: bool = False, axes: Sequence[str] = (), c
 
 
 COMPARISON = comparison_rubric()
+
+
+def rubric_of(judge: PairwiseJudge, *, by_principle: bool = False) -> str:
+    """The template that a judge is asked with: its own, or the one that ships. It is a part of who the judge is."""
+    return judge.rubric or comparison_rubric(by_principle=by_principle, axes=judge.axes, cot=judge.cot)
+
 
 _CODE_BLOCK = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 

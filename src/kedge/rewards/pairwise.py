@@ -18,7 +18,7 @@ from kedge.core.errors import RewardError
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.context import RewardContext
 from kedge.rewards.judge import read_rubric
-from kedge.rewards.judge_protocol import chat_body, comparison_rubric, content_of, fence_of, read_axes, read_winner
+from kedge.rewards.judge_protocol import chat_body, content_of, fence_of, read_axes, read_winner, rubric_of
 from kedge.rewards.paid import Estimate, PaidCalls
 from kedge.rewards.settings import PairwiseJudge
 
@@ -85,9 +85,7 @@ class Panelist:
     ) -> None:
         self.name = settings.label
         self._settings, self._context = settings, context
-        self.rubric = settings.rubric or comparison_rubric(
-            by_principle=by_principle, axes=settings.axes, cot=settings.cot
-        )
+        self.rubric = rubric_of(settings, by_principle=by_principle)
         self._template = read_rubric(
             self.rubric,
             variables=_VARIABLES,
