@@ -60,4 +60,6 @@ def test_the_recipe_of_constitutional_ai_runs_to_its_gate(tmp_path: Path, monkey
     drawn = {json.loads(line)["principle"] for line in (run / "label/pairs.jsonl").read_text().splitlines()}
     assert len(drawn) > 8
     verdict = json.loads((run / "gate/verdict.json").read_text())
-    assert {"win_rate", "safety.refused_unsafe", "safety.refused_safe", "kl"} <= {one["metric"] for one in verdict["results"]}
+    assert {"win_rate", "safety.refused_unsafe", "safety.refused_safe", "kl"} <= {
+        one["metric"] for one in verdict["results"]
+    }
