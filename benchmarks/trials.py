@@ -4,7 +4,8 @@
 
 - kills: one recipe with every kind of stage, killed (SIGKILL) at random moments and resumed, with an empty cache each
   time; metrics, events, samples, weights and files must be those of a run that nothing interrupted.
-- malformed: recipes, data files, constitutions, run folders, disks and rewards that are wrong; each must be answered with words.
+- malformed: recipes, data files, constitutions, run folders, disks and rewards that are wrong; each must be answered
+  with words.
 - processes: runs of several processes of which one raises, hangs, is stopped or killed; and kills of one or all of them
   at random moments, resumed on one, two or three.
 - attacks: programs that try to leave the sandbox or to harm the machine.
