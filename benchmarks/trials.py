@@ -4,7 +4,8 @@
 
 - kills: one recipe with every kind of stage, killed (SIGKILL) at random moments and resumed, with an empty cache each
   time; metrics, events, samples, weights and files must be those of a run that nothing interrupted.
-- malformed: recipes, data files, run folders, disks and rewards that are wrong; each must be answered with words.
+- malformed: recipes, data files, constitutions, run folders, disks and rewards that are wrong; each must be answered
+  with words.
 - processes: runs of several processes of which one raises, hangs, is stopped or killed; and kills of one or all of them
   at random moments, resumed on one, two or three.
 - attacks: programs that try to leave the sandbox or to harm the machine.
@@ -167,7 +168,11 @@ def unseen_faults(seed: int) -> Iterator[Trial]:
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     "kills": lambda options: kills(options.kills, options.seed),
     "malformed": lambda _: cases(
-        "recipe/malformed_recipes.py", "data/malformed.py", "runs/trouble.py", "commands/preflight_cases.py"
+        "recipe/malformed_recipes.py",
+        "data/malformed.py",
+        "runs/trouble.py",
+        "commands/preflight_cases.py",
+        "feedback/malformed_constitutions.py",
     ),
     "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
