@@ -28,6 +28,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "tasks": {"models": ["tiny"], "prompts": "p.jsonl"},
     "label": {"data": "t.jsonl", "by": {"project": "shop"}},
     "data": {"files": ["d.jsonl"]},
+    "drift": {"policy": "tiny", "prompts": "p.jsonl"},
 }
 """What each kind cannot do without; optional sections are given, so that their settings are tried too."""
 CHOICES = ("method", "combine", "generator")

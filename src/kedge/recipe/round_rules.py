@@ -58,9 +58,9 @@ def _policy_checks(policy: Figures, limits: DriftLimits) -> Iterator[Check]:
     yield _above("kl_first", policy.get("kl_first"), limits.kl_first, "nats from the first policy")
     length, before = policy.get("length"), policy.get("previous_length")
     ratio = length / before if length and before else None
-    ends = ratio is not None and limits.length_ratio is not None
-    has_failed = ends and not 1 / limits.length_ratio <= ratio <= limits.length_ratio  # pyright: ignore
-    yield _check("length_ratio", ratio, limits.length_ratio, bool(has_failed), "times as long as before")
+    most = limits.length_ratio
+    has_failed = ratio is not None and most is not None and not 1 / most <= ratio <= most
+    yield _check("length_ratio", ratio, most, has_failed, "times as long as before")
     refused, refused_before, answers = (policy.get(name) for name in ("refusals", "previous_refusals", "answers"))
     rise = low = None
     if refused is not None and refused_before is not None and answers:
@@ -85,9 +85,10 @@ def _reward_checks(reward: Figures, limits: DriftLimits) -> Iterator[Check]:
     yield _check("flips", flips, limits.flips, has_failed, "of the anchor's pairs are ordered differently")
     for name, held_out in (reward.get("heldout") or {}).items():
         before = held_out.get("then")
-        loss = None if before is None else before - held_out["accuracy"]
-        at_best = None if before is None else before - held_out["high"]
-        has_failed = at_best is not None and limits.forgetting is not None and at_best > limits.forgetting
+        if before is None:  # of this round: nothing can have been forgotten yet
+            continue
+        loss, at_best = before - held_out["accuracy"], before - held_out["high"]
+        has_failed = limits.forgetting is not None and at_best > limits.forgetting
         words = f"less accuracy on the held-out labels of {name}"
         yield _check(f"forgetting {name}", loss, limits.forgetting, has_failed, words)
     yield _above("ece", reward.get("ece"), limits.ece, "expected calibration error")

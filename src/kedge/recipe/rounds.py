@@ -304,10 +304,18 @@ def _drift_values(rounds: Rounds, number: int) -> tuple[dict[str, Any], dict[Key
 
 
 def _put_questions(rounds: Rounds, policy: str, put: Any) -> None:
-    """What the policies are asked and how, and who knows what is good: as in the first evaluation, else as the policy
+    """What the policies are asked and how, and who knows what is good: as in the evaluation of the policy, else as it
     was trained."""
     whole = rounds.whole
-    evaluation = next((name for name, stage in whole.stages.items() if getattr(stage, "kind", "") == "evaluate"), None)
+    evaluation = next(
+        (
+            name
+            for name, stage in whole.stages.items()
+            if getattr(stage, "kind", "") == "evaluate"
+            and any(link.stage == policy and not link.home for link in rounds.plan.links[name])
+        ),
+        None,
+    )
     prompts = rounds.settings.drift.prompts
     if prompts is not None:
         put("prompts", prompts, ("rounds", "drift", "prompts"))

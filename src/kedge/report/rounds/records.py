@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kedge.core.errors import RunError
+from kedge.core.errors import ConfigError, RunError
 from kedge.runs.folder import runs_in, status_of
-from kedge.runs.manifest import Manifest, Status, read_manifest
+from kedge.runs.manifest import ROUNDS, Manifest, Status, read_manifest
 
 DRIFT, BEST = "drift.json", "best.json"
 _EMPTY: Final[Mapping[str, Any]] = {}
@@ -61,9 +61,17 @@ class RoundsRecord:
 
 
 def rounds_below(folder: Path) -> list[Path]:
-    """The folders of the rounds that have begun, in order."""
-    rounds = [child for child in runs_in(folder) if read_manifest(child).round is not None]
-    return sorted(rounds, key=lambda child: read_manifest(child).round or 0)
+    """The folders of the rounds that have begun, in order; none of a run without rounds."""
+    if read_manifest(folder).kind != ROUNDS:
+        return []
+    return sorted(runs_in(folder), key=lambda child: read_manifest(child).round or 0)
+
+
+def refuse_rounds(folder: Path) -> None:
+    """An error for the folder of several rounds, where one of them is meant."""
+    if read_manifest(folder).kind == ROUNDS:
+        listed = ", ".join(str(home) for home in rounds_below(folder)) or "none has begun yet"
+        raise ConfigError(f"{folder} is a run of several rounds; name one of them: {listed}")
 
 
 def read_rounds(folder: Path) -> RoundsRecord:
