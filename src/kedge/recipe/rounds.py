@@ -7,7 +7,7 @@ again: it is done in round 1, and later rounds read what it made there. All othe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,7 +64,8 @@ class Rounds:
         try:
             recipe = recipe_in(tree, self.whole.file)
         except ConfigError as error:
-            raise ConfigError(f"{error}\n  (in round 1, where `previous.STAGE` is what rounds.first says)") from None
+            begun = [f"previous.{name} is {value or 'null'}" for name, value in self.settings.first.items()]
+            raise ConfigError(f"{error}\n  (in round 1, where {' and '.join(begun)}: rounds.first)") from None
         return replace(recipe, settings=self._settings(1))
 
     @cached_property
@@ -233,11 +234,27 @@ def _in_round_1(recipe: Recipe) -> Tree:
     values.pop("rounds", None)
     for name, settings in recipe.stages.items():
         for path, _, _ in inputs_of(settings):
-            _replace(values["stages"][name], path, rounds.first)
+            _replace(values["stages"][name], path, _First(rounds.first, recipe.stages))
     return replace(recipe.tree, values=values)
 
 
-def _replace(values: Any, path: Sequence[str], first: Mapping[str, str | None]) -> None:
+@dataclass(frozen=True, slots=True)
+class _First:
+    """What stages of the round before are in round 1, and which names are stages."""
+
+    values: Mapping[str, str | None]
+    stages: Container[str]
+
+    def of(self, value: str) -> str | None:
+        """What an input names in round 1; an output is asked of a stage, a file has none."""
+        stage = value.split(".")[1] if value.startswith(f"{PREVIOUS}.") else None
+        if stage not in self.values:
+            return value
+        begun, output = self.values[stage], value.split(".")[2:]
+        return ".".join([begun, *output]) if begun is not None and begun in self.stages else begun
+
+
+def _replace(values: Any, path: Sequence[str], first: _First) -> None:
     """Put what `first` says into the values at `path`, where they name the round before; defaults are not written."""
     *above, last = path
     for key in above:
@@ -248,21 +265,17 @@ def _replace(values: Any, path: Sequence[str], first: Mapping[str, str | None]) 
     section[last] = _in_first(section[last], first)
 
 
-def _in_first(value: Any, first: Mapping[str, str | None]) -> Any:
+def _in_first(value: Any, first: _First) -> Any:
     """One value of an input in round 1. Of a list, what is nothing is left out, and what is there twice.
 
-    >>> first = {"ppo": "sft", "reward": None}
+    >>> first = _First({"ppo": "sft", "reward": None, "label": "pairs.jsonl"}, ("sft", "ppo", "reward", "label"))
     >>> _in_first("previous.ppo", first), _in_first("previous.ppo.model", first), _in_first("previous.reward", first)
     ('sft', 'sft.model', None)
-    >>> _in_first(["sft", "previous.ppo", "ppo"], first), _in_first({"file": "previous.reward"}, first)
-    (['sft', 'ppo'], None)
+    >>> _in_first(["sft", "previous.ppo", "ppo"], first), _in_first({"file": "previous.label.pairs"}, first)
+    (['sft', 'ppo'], {'file': 'pairs.jsonl'})
     """
     if isinstance(value, str):
-        stage = value.split(".")[1] if value.startswith(f"{PREVIOUS}.") else None
-        if stage not in first:
-            return value
-        begun, output = first[stage], value.split(".")[2:]
-        return begun if begun is None else ".".join([begun, *output])
+        return first.of(value)
     if isinstance(value, list):
         parts = [_in_first(part, first) for part in cast("list[Any]", value)]
         return [part for place, part in enumerate(parts) if part is not None and part not in parts[:place]]

@@ -84,7 +84,7 @@ def _run_round(rounds: Rounds, number: int, folder: Path, *, say: Say, world: Wo
         say(f"round {number}: done before, kept")
         return
     if number > 1:
-        once(world, lambda: _refuse_old_reward(rounds, recipe, folder))
+        once(world, lambda: refuse_old_reward(rounds, recipe, folder))
     has_begun = once(world, lambda: (home / MANIFEST_NAME).exists())
     try:
         run_pipeline(home, recipe, is_resumed=has_begun, say=say, world=world, **options)
@@ -138,7 +138,7 @@ def _seal(home: Path) -> None:
             run.amend(as_of=as_of)
 
 
-def _refuse_old_reward(rounds: Rounds, recipe: Recipe, folder: Path) -> None:
+def refuse_old_reward(rounds: Rounds, recipe: Recipe, folder: Path) -> None:
     """A reward model that was labelled on answers of a policy far from the one that it would improve is not optimised
     against: what it says of the new answers nobody has checked."""
     assert recipe.round is not None
