@@ -74,7 +74,7 @@ def run(recipe: Path, *more: str, kill_at: str | None = None) -> int:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """Everything that a run computed, by file: outputs by their hashes, metrics without the clock, drift and the best."""
+    """Everything that a run computed: outputs by their hashes, metrics without the clock, drift and the best."""
     found: dict[str, Any] = {}
     for stage in _stages(folder):
         name = str(stage.relative_to(folder))

@@ -14,8 +14,12 @@ RULES = """
 def plain(answer):
     return sum(letter < "\\x80" for letter in answer.text) / 8
 """
-ANY = {"kl_previous": None, "kl_first": None, "spearman": None, "flips": None, "forgetting": None, "ece": None}
-ANY |= {"shift": None, "length_ratio": None, "refusal_rise": None, "distinct_ratio": None, "win_rate": None}
+ANY = dict.fromkeys(
+    (
+        *("kl_previous", "kl_first", "spearman", "flips", "forgetting", "ece", "shift"),
+        *("length_ratio", "refusal_rise", "distinct_ratio", "win_rate"),
+    )
+)
 """No limit of drift: so small a model drifts at once."""
 ROUNDS: dict[str, Any] = {
     "count": 2,

@@ -21,7 +21,7 @@ from kedge.stages.drift.reward_models import changes_of_order
 
 
 def result(number: int, gold: float | None, *, before: float | None = None, **more: Any) -> RoundResult:
-    fields = {"win_rate": None, "has_passed": True, **more}
+    fields: dict[str, Any] = {"win_rate": None, "has_passed": True, **more}
     return RoundResult(number=number, gold=gold, previous_gold=before, **fields)
 
 
@@ -101,7 +101,8 @@ def test_the_best_round_is_the_one_with_most_gold_that_passed() -> None:
     results = [result(1, 3.0, before=1.0), result(2, 4.0, before=3.0, has_passed=False), result(3, 2.0, before=4.0)]
     best = best_round(results)
     assert (best.round, best.evidence) == (1, {"0": 1.0, "1": 3.0, "3": 2.0})
-    assert "round 1 is the best by the mean of gold" in best.words and "round 2 did not pass" in best.words
+    assert "round 1 is the best by the mean of gold" in best.words
+    assert "round 2 did not pass" in best.words
 
 
 def test_the_first_policy_is_the_best_where_no_round_is_better_and_the_earlier_of_equals() -> None:

@@ -68,15 +68,22 @@ def set_figures(monkeypatch: pytest.MonkeyPatch, by_round: dict[int, dict[str, A
 def test_each_round_is_a_run_that_names_the_one_before(recipe: Path) -> None:
     folder, _ = run(recipe)
     manifests = [read_manifest(folder / f"round-{number}") for number in (1, 2)]
-    assert [(one.kind, one.round, one.status) for one in manifests] == [("pipeline", 1, "done"), ("pipeline", 2, "done")]
+    assert [(one.kind, one.round, one.status) for one in manifests] == [
+        ("pipeline", 1, "done"),
+        ("pipeline", 2, "done"),
+    ]
     assert manifests[0].previous is None
     assert manifests[1].previous == hash_file(folder / "round-1/run.json")
     assert (read_manifest(folder).kind, read_manifest(folder).status) == ("rounds", "done")
     assert not (folder / "round-2/prepare").exists()  # done once
     (link,) = lineage(folder / "round-2/thin")[:1]
-    assert (link.artefact.path, link.parent) == ("../../round-1/thin/data/train.jsonl", (folder / "round-1/thin").resolve())
+    assert (link.artefact.path, link.parent) == (
+        "../../round-1/thin/data/train.jsonl",
+        (folder / "round-1/thin").resolve(),
+    )
     page = (folder / "report.html").read_text()
-    assert "2 of 2 rounds are over" in page and 'href="round-2/report.html"' in page
+    assert "2 of 2 rounds are over" in page
+    assert 'href="round-2/report.html"' in page
 
 
 def test_a_run_without_rounds_says_nothing_of_them(write: Write, recipe: Path) -> None:
@@ -85,7 +92,8 @@ def test_a_run_without_rounds_says_nothing_of_them(write: Write, recipe: Path) -
     folder = run_recipe(load_recipe(write("plain.yaml", plain)), recipe.parent, is_resumed=False, say=print)
     for place in (folder, folder / "thin"):
         written = json.loads((place / "run.json").read_text())
-        assert {"round", "previous", "as_of"}.isdisjoint(written) and "rounds" not in written["settings"]
+        assert {"round", "previous", "as_of"}.isdisjoint(written)
+        assert "rounds" not in written["settings"]
 
 
 def test_resuming_what_is_done_changes_no_round(recipe: Path) -> None:
@@ -138,7 +146,8 @@ def test_a_round_that_stops_or_waits_ends_the_run_and_resuming_goes_on_in_it(
     first = (folder / "round-1/run.json").read_bytes()
     _, said = run(recipe, is_resumed=True)
     assert (status_of(folder), (folder / "round-1/run.json").read_bytes()) == ("done", first)
-    assert "thin: done before, kept" in said and "drift: done before, kept" not in said
+    assert "thin: done before, kept" in said
+    assert "drift: done before, kept" not in said
 
 
 def test_drift_ends_the_rounds_with_exit_code_3_and_a_wider_limit_goes_on(
@@ -199,7 +208,9 @@ def test_a_reward_model_that_is_older_than_the_policy_is_not_optimised_against(
     write_json(tmp_path / "run/round-1/drift/figures.json", {"policy": {"kl_previous": age, "kl_first": age}})
     if not is_refused:
         return refuse_old_reward(rounds, rounds.recipe(2), tmp_path / "run")
-    with pytest.raises(ContractStop, match=r"previous.reward of round 1 is 3.1 nats of KL older than the policy") as stop:
+    with pytest.raises(
+        ContractStop, match=r"previous.reward of round 1 is 3.1 nats of KL older than the policy"
+    ) as stop:
         refuse_old_reward(rounds, rounds.recipe(2), tmp_path / "run")
     assert stop.value.exit_code == 3
 

@@ -62,7 +62,10 @@ CASES = (
     Wrong(
         name="null where an input is required",
         stages={"ppo": {"reward": "previous.reward"}},
-        expected=("stages.ppo.reward", "(in round 1, where previous.ppo is sft and previous.reward is null: rounds.first)"),
+        expected=(
+            "stages.ppo.reward",
+            "(in round 1, where previous.ppo is sft and previous.reward is null: rounds.first)",
+        ),
     ),
     Wrong(
         name="no models in round 1",

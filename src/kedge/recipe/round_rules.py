@@ -177,7 +177,9 @@ def best_round(results: Sequence[RoundResult]) -> Best:
     candidates = {number: value for number, value in strengths.items() if number == 0 or number in passed}
     if not strengths:
         last = max(passed, default=0)
-        words = f"round {last} is kept: neither gold nor a judge has compared the rounds, and it is the last that passed"
+        words = (
+            f"round {last} is kept: neither gold nor a judge has compared the rounds, and it is the last that passed"
+        )
         return Best(round=last, evidence={}, words=words)
     best = max(candidates, key=lambda number: (candidates[number], -number))
     evidence = {str(number): value for number, value in candidates.items()}

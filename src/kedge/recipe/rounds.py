@@ -153,11 +153,11 @@ class Rounds:
             (folder_of(earlier), weight_of_age(number - earlier, keep.weight_halves_after))
             for earlier in range(1, number)
         )
-        return {name: kept for name in self.labelled()} if kept else {}
+        return dict.fromkeys(self.labelled(), kept) if kept else {}
 
     def _held_out(self, number: int) -> dict[str, tuple[str, ...]]:
         earlier = tuple(folder_of(before) for before in range(1, number))
-        return {name: earlier for name in self.labelled()} if earlier else {}
+        return dict.fromkeys(self.labelled(), earlier) if earlier else {}
 
     def _weighted(self, recipe: Recipe, place: RoundPlace) -> Recipe:
         """Where labels of earlier rounds count less, the stages that read them are told by which field."""

@@ -54,21 +54,25 @@ def run_rounds(
     if is_resumed:
         once(world, lambda: _refuse_changes(rounds, folder))
     speak: Say = say if world.rank == 0 else lambda _: None
-    with terminable(), Run.shared(world, partial(open_pipeline, recipe, folder, is_resumed=is_resumed, say=speak)) as run:
-        with reported(folder, speak, world), finished(run, RunTracker(run)) as outputs:
-            once(world, write_inputs)
-            for number in range(1, rounds.settings.count + 1):
-                _run_round(rounds, number, folder, say=speak, on_step=on_step, world=world, device=device)
-                judged = once(world, lambda number=number: _judge(rounds, number, folder))
-                outputs[:] = judged.outputs
-                for line in judged.lines:
-                    speak(line)
-                if judged.failure is not None:
-                    raise ContractStop(judged.failure)
-                if judged.converged is not None:
-                    run.event("info", "rounds.converged", judged.converged)
-                    speak(judged.converged)
-                    break
+    with (
+        terminable(),
+        Run.shared(world, partial(open_pipeline, recipe, folder, is_resumed=is_resumed, say=speak)) as run,
+        reported(folder, speak, world),
+        finished(run, RunTracker(run)) as outputs,
+    ):
+        once(world, write_inputs)
+        for number in range(1, rounds.settings.count + 1):
+            _run_round(rounds, number, folder, say=speak, on_step=on_step, world=world, device=device)
+            judged = once(world, partial(_judge, rounds, number, folder))
+            outputs[:] = judged.outputs
+            for line in judged.lines:
+                speak(line)
+            if judged.failure is not None:
+                raise ContractStop(judged.failure)
+            if judged.converged is not None:
+                run.event("info", "rounds.converged", judged.converged)
+                speak(judged.converged)
+                break
     speak(f"done: {folder}")
     return folder
 
@@ -149,10 +153,11 @@ def refuse_old_reward(rounds: Rounds, recipe: Recipe, folder: Path) -> None:
         begins = [link for link in own if link.field == "from" and link.home and link.stage == rounds.policy]
         rewards = [link for link in own if link.field.partition(".")[0] == "reward" and link.home]
         for link in rewards if limit is not None and begins else ():
-            age = reward_age(figures, made_in=rounds.round_of(link, number), now=number)
+            made_in = rounds.round_of(link, number)
+            age = reward_age(figures, made_in=made_in, now=number)
             if age is not None and age > limit:
                 raise ContractStop(
-                    f"round {number}, {name}: the reward model {link.value} of round {rounds.round_of(link, number)} is "
+                    f"round {number}, {name}: the reward model {link.value} of round {made_in} is "
                     f"{age:.1f} nats of KL older than the policy that it would improve, and {name}.kl.limit is "
                     f"{limit:g}: train one on labels of this round's answers (reward: STAGE), or raise the limit"
                 )
@@ -177,7 +182,9 @@ def _judge(rounds: Rounds, number: int, folder: Path) -> _Judged:
     model = _model_of(rounds, best, folder)
     record = {"round": best.round, "stage": rounds.policy, "model": model.path if model else None, "rule": BEST_RULE}
     write_json(folder / BEST_FILE, {**record, "evidence": best.evidence, "words": best.words})
-    failed = [check["words"] for check in _read(folder / folder_of(number) / DRIFT_FILE)["checks"] if check["has_failed"]]
+    failed = [
+        check["words"] for check in _read(folder / folder_of(number) / DRIFT_FILE)["checks"] if check["has_failed"]
+    ]
     drifted = f"round {number} has drifted: {'; '.join(failed)}" if failed else f"round {number}: no drift"
     failure = None
     if failed and stop.drift == "fail":

@@ -167,7 +167,9 @@ def _link(
     stage = made[head].stage if head in made else head
     if problem := _unknown_round(head, recipe, made, is_file=(folder / value).exists()):
         faults.append(f"{name}.{field}: {problem}")
-    if stage not in recipe.stages or (output and output not in recipe.kinds[stage].makes and (folder / value).is_file()):
+    if stage not in recipe.stages or (
+        output and output not in recipe.kinds[stage].makes and (folder / value).is_file()
+    ):
         link = Link(field=field, kinds=kinds, value=value, folder=folder)
         if link.is_data and not Path(link.source()).exists() and "/" not in value:
             hint = did_you_mean(head, [other for other in recipe.stages if other != name])

@@ -26,7 +26,8 @@ def round_lines(rounds: Rounds) -> Iterator[str]:
     if keep.pairs == "all" and rounds.labelled():
         last = settings.count - 1
         weight = weight_of_age(last, keep.weight_halves_after)
-        yield f"{', '.join(rounds.labelled())}: labels of all rounds so far; those of round 1 count {weight:.2f} in the last"
+        learners = ", ".join(rounds.labelled())
+        yield f"{learners}: labels of all rounds so far; those of round 1 count {weight:.2f} in the last"
     compared = [name for name in (rounds.policy, rounds.reward) if name]
     yield f"{' and '.join(compared)} are compared with those of the round before; the best round is kept, not the last"
 

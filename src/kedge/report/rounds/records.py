@@ -81,9 +81,7 @@ def read_rounds(folder: Path) -> RoundsRecord:
         manifest=read_manifest(folder),
         status=status_of(folder),
         rounds=tuple(
-            RoundRecord(
-                folder=home, manifest=read_manifest(home), status=status_of(home), figures=_json(home / DRIFT)
-            )
+            RoundRecord(folder=home, manifest=read_manifest(home), status=status_of(home), figures=_json(home / DRIFT))
             for home in rounds_below(folder)
         ),
         best=_json(folder / BEST),

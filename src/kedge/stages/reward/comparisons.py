@@ -277,11 +277,10 @@ def _weight(example: Pair | Ranking, field: str | None) -> float | None:
     if field is None:
         return None
     weight = example.extra.get(field)
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not is_number or not math.isfinite(weight) or weight <= 0:
-        where = f"{example.origin}: weights: {field}"
-        raise DataError(f"{where} is {quoted(weight)}, and a weight is a number above 0; correct it, or leave it out")
-    return float(weight)
+    if isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf:
+        return float(weight)
+    where = f"{example.origin}: weights: {field}"
+    raise DataError(f"{where} is {quoted(weight)}, and a weight is a number above 0; correct it, or leave it out")
 
 
 def _turned(of_answers: list[ValueT], rank: Sequence[int]) -> list[ValueT]:

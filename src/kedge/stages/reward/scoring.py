@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
-import torch
 from torch import Tensor
 
-from kedge.core.batches import pad_tokens
-from kedge.core.records import send
 from kedge.core.world import ALONE, World
 from kedge.data.encoding.store import LazyRows
-from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted
-from kedge.models.training.passes import InferenceSize
 from kedge.report.reward import Combine as ReportCombine
 from kedge.report.reward import RewardReport, ScoredPair, reward_report
 from kedge.stages.reward.comparisons import EncodedComparison, folds
