@@ -123,7 +123,7 @@ class Recipe:
         return str(beside) if beside and beside.is_file() else asked
 
     def resolved(self) -> dict[str, Any]:
-        """The recipe with every default filled in, as JSON: the same values rerun the run. A round has its own stages."""
+        """The recipe with every default filled in, as JSON: the same values rerun the run. A round's are its own."""
         left_out = {"stages"} if self.settings.rounds else {"stages", "rounds"}
         top = self.settings.model_dump(mode="json", by_alias=True, exclude=left_out)
         elsewhere = self.round.made if self.round else {}

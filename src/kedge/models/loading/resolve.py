@@ -73,8 +73,8 @@ def _best_of_rounds(folder: Path, facts: dict[str, Any]) -> Path:
         if output.get("name") == "best" and is_model(folder / output["path"]):
             return folder / output["path"]
     raise ModelError(
-        f"{folder}: a run of several rounds (status '{facts.get('status')}'), of which none is known to be the best yet; "
-        f"name a stage of one of them: {folder / 'round-1'}/STAGE"
+        f"{folder}: a run of several rounds, of which none is known to be the best yet; its status is "
+        f"'{facts.get('status')}'; name a stage of one of them: {folder / 'round-1'}/STAGE"
     )
 
 
