@@ -9,6 +9,7 @@ import pytest
 from small_rounds import write_rounds
 from wrong_rounds import CASES, Wrong, attempt
 
+from kedge.commands.checks.rounds import round_lines
 from kedge.core.errors import ConfigError
 from kedge.recipe.data_inputs import files_to_read
 from kedge.recipe.rounds import Rounds, rounds_of
@@ -98,3 +99,18 @@ def test_drift_compares_with_all_rounds_so_far_on_one_anchor(rounds: Rounds) -> 
     assert drift["heldout"] == ["round-1.prepare.heldout", "round-2.prepare.heldout", "prepare.heldout"]
     assert (drift["prompts"], drift["max_new_tokens"]) == ("heldout.jsonl", 6)
     assert drift["gold"]["path"] == "rules.py:plain"
+
+
+def test_the_check_tells_what_is_done_how_often_and_what_is_asked_of_people_in_all(tmp_path: Path) -> None:
+    stages = {
+        "tasks": {"kind": "tasks", "models": ["previous.ppo"], "prompts": "prompts.jsonl", "count": 10},
+        "label": {"kind": "label", "data": "tasks", "by": {"kind": "people", "project": "shop"}},
+        "reward": {"data": "label.pairs", "heldout": "label.heldout"},
+    }
+    rounds = rounds_of(load_recipe(write_rounds(tmp_path, rounds={"count": 3}, stages=stages)))
+    lines = list(round_lines(rounds))
+    assert lines[0] == "3 rounds, each: ask, prepare, reward, ppo, eval, tasks, label, drift"
+    assert lines[1] == "once, in round 1, because nothing of an earlier round goes into it: sft"
+    assert "tasks: 3 rounds × 10 tasks = 30 tasks in all" in lines
+    assert any(line.startswith("label, 3 times: 10 tasks, about 14 labels") for line in lines)
+    assert "reward: labels of all rounds so far; those of round 1 count 0.25 in the last" in lines

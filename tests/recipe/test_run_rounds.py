@@ -12,6 +12,8 @@ import round_kills
 from small_rounds import write_rounds
 
 from kedge.api.run import Run
+from kedge.commands.board.places import find_places
+from kedge.commands.doctor import examine
 from kedge.core.errors import ConfigError, ContractStop, ModelError, Waiting
 from kedge.core.files import hash_file, write_json
 from kedge.models.loading.resolve import model_of_stage
@@ -19,6 +21,8 @@ from kedge.recipe.rounds import rounds_of
 from kedge.recipe.run_rounds import refuse_old_reward
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
+from kedge.report.compare.entries import read_entries
+from kedge.report.live.feed import RunFeed
 from kedge.report.writing import write_report
 from kedge.runs.folder import status_of
 from kedge.runs.lineage import lineage
@@ -84,6 +88,20 @@ def test_each_round_is_a_run_that_names_the_one_before(recipe: Path) -> None:
     page = (folder / "report.html").read_text()
     assert "2 of 2 rounds are over" in page
     assert 'href="round-2/report.html"' in page
+
+
+def test_commands_on_the_folder_of_all_rounds_work_or_say_which_to_name(recipe: Path) -> None:
+    folder, _ = run(recipe)
+    feed = RunFeed(folder)
+    feed.poll()
+    shown = feed.record()
+    assert (shown.manifest.name, [stage.name for stage in shown.stages]) == ("r/round-2", ["thin", "drift"])
+    assert shown.unstarted == ()
+    for command in (examine, lambda place: read_entries([place])):
+        with pytest.raises(ConfigError, match="is a run of several rounds; name one of them: .*round-1, .*round-2"):
+            command(folder)
+    assert [stage.stage for stage in examine(folder / "round-2")] == ["thin", "drift"]
+    assert [place.run_name for place in find_places([folder]).places][-1] == "r/round-2"
 
 
 def test_a_run_without_rounds_says_nothing_of_them(write: Write, recipe: Path) -> None:

@@ -224,10 +224,13 @@ def _unknown_round(head: str, recipe: Recipe, made: Mapping[str, Made], *, is_fi
 
 
 def _fits(made: ArtifactKind, wanted: Sequence[ArtifactKind]) -> bool:
-    """A file of records of any kind may serve wherever data is wanted, and data of any kind where records are; its
-    content is checked when it is read."""
-    is_any_kind = (made == "records" and bool(DATA_KINDS & set(wanted))) or ("records" in wanted and made in DATA_KINDS)
-    return made in wanted or is_any_kind
+    """A file of records of any kind may serve wherever data is wanted, and any data where records are; the content is
+    checked when it is read."""
+    return (
+        made in wanted
+        or (made == "records" and bool(DATA_KINDS & set(wanted)))
+        or ("records" in wanted and made in DATA_KINDS)
+    )
 
 
 def _in_order(graph: Mapping[str, set[str]]) -> tuple[str, ...]:

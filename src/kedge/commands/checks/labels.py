@@ -23,7 +23,7 @@ def label_lines(name: str, recipe: Recipe, plan: Plan) -> Iterator[str]:
     settings = recipe.stages[name]
     if not isinstance(settings, LabelSettings):
         return
-    tasks = tasks_of(name, recipe, plan)
+    tasks = _tasks(name, recipe, plan)
     if tasks is None:
         return
     labels = round(tasks * settings.by.mean_labels())
@@ -35,7 +35,7 @@ def label_lines(name: str, recipe: Recipe, plan: Plan) -> Iterator[str]:
     yield f"{tasks:,} tasks, about {labels:,} labels: {hours:,.1f} h of people{cost} ({each})"
 
 
-def tasks_of(name: str, recipe: Recipe, plan: Plan) -> int | None:
+def _tasks(name: str, recipe: Recipe, plan: Plan) -> int | None:
     """How many tasks a stage is given; None where only the run will tell."""
     (link,) = (link for link in plan.links[name] if link.field == "data")
     if not link.stage:

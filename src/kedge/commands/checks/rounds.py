@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kedge.commands.checks.labels import tasks_of
+from kedge.commands.checks.labels import label_lines
 from kedge.core.findings import Finding
 from kedge.recipe.round_rules import weight_of_age
 from kedge.recipe.rounds import DRIFT, Rounds
 from kedge.recipe.wiring import connect
-from kedge.stages.label.settings import LabelSettings
 from kedge.stages.shared.batch_arithmetic import count
+from kedge.stages.tasks.settings import TasksSettings
 
 
 def round_lines(rounds: Rounds) -> Iterator[str]:
@@ -33,14 +33,16 @@ def round_lines(rounds: Rounds) -> Iterator[str]:
 
 
 def _label_totals(rounds: Rounds) -> Iterator[str]:
-    plan, times = connect(rounds.whole), rounds.settings.count
+    """What is asked of people and judges: in a round, and in all."""
+    recipe, times = rounds.recipe(2), rounds.settings.count
+    plan = connect(recipe)
     for name in rounds.repeated:
-        stage = rounds.whole.stages[name]
-        if not isinstance(stage, LabelSettings):
-            continue
-        if (tasks := tasks_of(name, rounds.whole, plan)) is not None:
-            labels = round(tasks * stage.by.mean_labels())
-            yield f"{name}: {times} rounds × about {count(labels, 'label')} = {count(times * labels, 'label')}"
+        stage = recipe.stages[name]
+        if isinstance(stage, TasksSettings) and stage.number is not None:
+            total = count(times * stage.number, "task")
+            yield f"{name}: {times} rounds × {count(stage.number, 'task')} = {total} in all"
+        for line in label_lines(name, recipe, plan):
+            yield f"{name}, {times} times: {line}"
 
 
 def later_findings(name: str, rounds: Rounds) -> Iterator[Finding]:
