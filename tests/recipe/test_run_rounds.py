@@ -98,7 +98,7 @@ def test_commands_on_the_folder_of_all_rounds_work_or_say_which_to_name(recipe: 
     assert (shown.manifest.name, [stage.name for stage in shown.stages]) == ("r/round-2", ["thin", "drift"])
     assert shown.unstarted == ()
     for command in (examine, lambda place: read_entries([place])):
-        with pytest.raises(ConfigError, match="is a run of several rounds; name one of them: .*round-1, .*round-2"):
+        with pytest.raises(ConfigError, match=r"is a run of several rounds; name one of them: .*round-1, .*round-2"):
             command(folder)
     assert [stage.stage for stage in examine(folder / "round-2")] == ["thin", "drift"]
     assert [place.run_name for place in find_places([folder]).places][-1] == "r/round-2"

@@ -90,7 +90,7 @@ def test_every_problem_is_reported_at_once_with_its_line_and_the_nearest_name(wr
         "installed: best_of_n, data, drift, evaluate, exam, gate, group, label, ppo, preference, reward, sft, tasks",
         "  line 14: stages.odd: must be a mapping of settings, found 3",
         "  line 15: stages.none.kind: is required and missing; one of best_of_n, data, drift, evaluate, exam, gate, "
-        "label, ppo, preference, reward, sft, tasks",
+        "group, label, ppo, preference, reward, sft, tasks",
     ]
 
 
