@@ -183,6 +183,32 @@ def test_drift_ends_the_rounds_with_exit_code_3_and_a_wider_limit_goes_on(
     assert (status_of(folder), status_of(folder / "round-2")) == ("done", "done")
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_failed_gate_ends_the_rounds_unless_they_may_go_on_and_is_never_the_best(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    def drift(context: Any, settings: Any) -> dict[str, Path]:
+        if context.round == 1:
+            raise ContractStop("the gate says no")
+        return {}
+
+    monkeypatch.setattr("kedge.stages.drift.run.run", drift)
+    monkeypatch.setattr("kedge.recipe.run_rounds._gate_failed", lambda home: home.name == "round-1")
+    folder = recipe.parent / "runs/r"
+    if stops:
+        with pytest.raises(ContractStop, match="the gate says no"):
+            run(recipe)
+        assert (status_of(folder), (folder / "round-2").exists()) == ("stopped", False)
+        return
+    run(recipe, "rounds.stop.gate=null")
+    assert (status_of(folder), status_of(folder / "round-1"), status_of(folder / "round-2")) == (
+        "done",
+        "stopped",
+        "done",
+    )
+    assert json.loads((folder / "best.json").read_text())["round"] == 2
+
+
 def test_rounds_that_may_drift_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_figures(monkeypatch, {1: {"reward": {"ece": 0.4}}, 2: {}})
     folder, said = run(recipe, "rounds.stop.drift=null")
