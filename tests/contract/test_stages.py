@@ -28,6 +28,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "gate": {"candidate": "ppo", "baseline": "sft", "from": ["exam"]},
     "tasks": {"models": ["sft"], "prompts": "prompts.jsonl"},
     "label": {"data": "tasks", "by": {"kind": "people", "project": "shop"}},
+    "drift": {"policy": "ppo", "previous": "sft", "prompts": "prompts.jsonl"},
 }
 TESTS = [name for name in dir(StageContract) if name.startswith("test_")]
 

@@ -139,6 +139,11 @@ def _gate(settings: Mapping[str, Any]) -> str:
     return f"Gate: may {candidate} go out? Decided beside {baseline} by rules, exams and badcases."
 
 
+def _drift(settings: Mapping[str, Any]) -> str:
+    compared = [str(settings[name]) for name in ("policy", "reward") if settings.get(name)]
+    return f"Drift: {' and '.join(compared) or 'nothing'} beside the round before."
+
+
 def _passes(settings: Mapping[str, Any]) -> str:
     epochs = settings.get("epochs", 1)
     return "one pass over them" if epochs == 1 else f"{epochs:g} passes over them"
@@ -171,4 +176,5 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "gate": _gate,
     "tasks": _tasks,
     "label": _label,
+    "drift": _drift,
 }
