@@ -8,7 +8,7 @@ model. Printed: the true reward of both final policies on 200 held-out messages,
 messages; the mean difference with that over seeds; and `peak`, the best mean of five iterations that the one round had
 on its training prompts, where a run that knew the truth would have stopped.
 
-    python benchmarks/rounds.py [--seeds 1 2 3] [--labels 300] [--folder DIR]
+    python benchmarks/rounds.py [--seeds 1 2 3] [--labels 300] [--iterations 30] [--kl 0.02] [--target NATS]
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from kedge.recipe.schema import load_recipe
 from kedge.recipe.templates import template_folder
 
 SIZES = Sizes(demonstrations=8000, pairs=10, prompts=2000, heldout=200)
-ITERATIONS = 30
-"""Of PPO, a round."""
 PEOPLE = '''\
 """The true preference, and a person who labels by it with noise (recipes/data/help_desk.py says more)."""
 
@@ -61,7 +59,7 @@ def main() -> None:
     args = parse()
     start = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        rows = [compare(seed, args.labels, (args.folder or Path(scratch)) / str(seed)) for seed in args.seeds]
+        rows = [compare(seed, args, (args.folder or Path(scratch)) / str(seed)) for seed in args.seeds]
     print(f"{'seed':>4} {'SFT':>6} {'one round':>10} {'peak':>6} {'round 1 of 2':>13} {'two':>6}   difference   95 %")
     for row in rows:
         low, high = row["interval"]
@@ -77,13 +75,13 @@ def main() -> None:
     sys.exit(mean <= 0)
 
 
-def compare(seed: int, labels: int, folder: Path) -> dict[str, Any]:
-    """Both arms of one seed; `labels` are those of one of two rounds."""
+def compare(seed: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Both arms of one seed; one round has the labels, the iterations and the KL of both of the two rounds."""
     write_demo(folder, seed, SIZES)
     write_text(folder / "people.py", PEOPLE)
     runs = folder / "runs"
     recipe = template_folder() / "rounds.yaml"
-    two = load_recipe(recipe, {**in_the_demo_s_world(folder, seed), **asking(folder, labels)})
+    two = load_recipe(recipe, {**in_the_demo_s_world(folder, seed), **spending(folder, args, times=1)})
     run_in(runs / "two", two, is_resumed=False, say=quiet)
     sft = str(runs / "two/round-1/sft/model")
     alone = {
@@ -91,12 +89,11 @@ def compare(seed: int, labels: int, folder: Path) -> dict[str, Any]:
         "stages.ask.models": [sft],
         "stages.reward.from": sft,
         "stages.ppo.from": sft,
-        "stages.ppo.iterations": 2 * ITERATIONS,
         "stages.eval.models": [sft, "ppo"],
         # The stage stays in the recipe, and is not needed: one step of it.
         "stages.sft.max_steps": 1,
     }
-    one = load_recipe(recipe, {**in_the_demo_s_world(folder, seed), **asking(folder, 2 * labels), **alone})
+    one = load_recipe(recipe, {**in_the_demo_s_world(folder, seed), **spending(folder, args, times=2), **alone})
     run_in(runs / "one", one, is_resumed=False, say=quiet)
     first, last, single = (truth(runs / name) for name in ("two/round-1/eval", "two/round-2/eval", "one/eval"))
     gaps = last["ppo"] - single["ppo"]
@@ -122,6 +119,7 @@ def in_the_demo_s_world(folder: Path, seed: int) -> dict[str, Any]:
         "sft.epochs": 1,
         "sft.optimiser": {"lr": 5e-3, "beta2": 0.98},
         "ask.reward.path": f"{folder / 'people.py'}:person",
+        "ask.answers": 2,
         "ask.max_new_tokens": 60,
         "ask.rows": 100,
         "prepare.heldout": 0.15,
@@ -129,7 +127,6 @@ def in_the_demo_s_world(folder: Path, seed: int) -> dict[str, Any]:
         "reward.optimiser": {"lr": 1e-3, "beta2": 0.98},
         "ppo.gold": gold,
         "ppo.prompts": str(folder / "data/prompts.jsonl"),
-        "ppo.iterations": ITERATIONS,
         "ppo.batch": 64,
         "ppo.answers": 1,
         "ppo.micro_batch": 64,
@@ -140,8 +137,6 @@ def in_the_demo_s_world(folder: Path, seed: int) -> dict[str, Any]:
         "ppo.loss": {"policy": {"stop_at_kl": 0.03}, "value": {"clip": None}},
         "ppo.actor": {"lr": 5e-4, "schedule": "linear", "warmup": 0, "eps": 1e-5},
         "ppo.critic": {"lr": 1e-3, "schedule": "constant", "warmup": 0, "eps": 1e-5},
-        # A weak anchor: how far a reward model can be followed is what the rounds differ in.
-        "ppo.kl": {"start": 0.02, "target": None, "limit": None, "on_limit": "stop"},
         "ppo.checkpoints.every": 1000,
         "eval.gold": gold,
         "eval.prompts": str(folder / "data/heldout-prompts.jsonl"),
@@ -158,8 +153,14 @@ def no_limits() -> dict[str, Any]:
     return {f"rounds.drift.limits.{name}": None for name in NO_LIMITS} | {"rounds.stop": {"gate": None, "drift": None}}
 
 
-def asking(folder: Path, labels: int) -> dict[str, Any]:
-    return {"stages.ask.prompts": {"file": str(folder / "data/prompts.jsonl"), "limit": labels}}
+def spending(folder: Path, args: argparse.Namespace, *, times: int) -> dict[str, Any]:
+    """Labels, iterations, and how far the policy may go, of a round that has so many rounds' share of them."""
+    target = None if args.target is None else times * args.target
+    return {
+        "stages.ask.prompts": {"file": str(folder / "data/prompts.jsonl"), "limit": times * args.labels},
+        "stages.ppo.iterations": times * args.iterations,
+        "stages.ppo.kl": {"start": args.kl, "target": target, "horizon": 200, "limit": None, "on_limit": "stop"},
+    }
 
 
 def truth(stage: Path) -> dict[str, Any]:
@@ -193,6 +194,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--labels", type=int, default=300, help="of each of two rounds; one round has twice as many")
+    parser.add_argument("--iterations", type=int, default=30, help="of PPO, of each of two rounds")
+    parser.add_argument("--kl", type=float, default=0.02, help="the price of KL, at the start")
+    parser.add_argument("--target", type=float, help="steer KL towards this, in each of two rounds")
     parser.add_argument("--folder", type=Path, help="keep the runs here")
     return parser.parse_args()
 
