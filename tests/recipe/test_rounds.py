@@ -14,6 +14,7 @@ from kedge.core.errors import ConfigError
 from kedge.recipe.data_inputs import files_to_read
 from kedge.recipe.rounds import Rounds, rounds_of
 from kedge.recipe.schema import load_recipe
+from kedge.recipe.templates import template_folder
 from kedge.recipe.wiring import EARLIER, connect
 
 
@@ -114,3 +115,9 @@ def test_the_check_tells_what_is_done_how_often_and_what_is_asked_of_people_in_a
     assert "tasks: 3 rounds × 10 tasks = 30 tasks in all" in lines
     assert any(line.startswith("label, 3 times: 10 tasks, about 14 labels") for line in lines)
     assert "reward: labels of all rounds so far; those of round 1 count 0.25 in the last" in lines
+
+
+def test_the_shipped_recipe_has_rounds_that_can_run() -> None:
+    rounds = rounds_of(load_recipe(template_folder() / "rounds.yaml"))
+    assert (rounds.once, rounds.policy, rounds.reward) == (("sft",), "ppo", "reward")
+    assert rounds.repeated == ("ask", "prepare", "reward", "ppo", "eval")
