@@ -3,9 +3,10 @@
 Both arms begin with the same SFT model, buy the same number of labels from the same simulated people, and take the same
 number of PPO iterations. One round asks about answers of the SFT model and learns from all labels at once; two rounds
 ask half of them about the SFT model, and the other half about the policy that came of the first. The recipe is
-`recipes/rounds.yaml` with the demo's model and data; one round may go as far, in KL, as two together. Printed: the true reward of both final policies on 200 held-out messages, by seed, with 95 % intervals over
-messages; the mean difference with that over seeds; and `peak`, the best mean of five iterations that the one round had
-on its training prompts, where a run that knew the truth would have stopped.
+`recipes/rounds.yaml` with the demo's model and data; one round may go as far, in KL, as two together. Printed: the true
+reward of both final policies on 200 held-out messages, by seed, with 95 % intervals over messages; the mean difference
+with that over seeds; and `peak`, the best mean of five iterations that the one round had on its training prompts, where
+a run that knew the truth would have stopped.
 
     python benchmarks/rounds.py [--seeds 1 2 3] [--labels 400] [--iterations 20] [--kl 0.1] [--target 4]
 """
