@@ -64,6 +64,13 @@ CASES: dict[str, dict[str, Any]] = {
         "max_prompt_tokens": 200,
         "max_new_tokens": 8,
     },
+    "drift": {
+        "kind": "drift",
+        "policy": "tiny",
+        "prompts": "prompts.jsonl",
+        "max_prompt_tokens": 200,
+        "max_new_tokens": 8,
+    },
     "evaluate": {
         "kind": "evaluate",
         "models": ["tiny"],

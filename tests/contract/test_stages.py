@@ -29,6 +29,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "tasks": {"models": ["sft"], "prompts": "prompts.jsonl"},
     "revise": {"prompts": "prompts.jsonl", "constitution": "constitution.yaml"},
     "label": {"data": "tasks", "by": {"kind": "people", "project": "shop"}},
+    "drift": {"policy": "ppo", "previous": "sft", "prompts": "prompts.jsonl"},
 }
 TESTS = [name for name in dir(StageContract) if name.startswith("test_")]
 

@@ -29,6 +29,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "revise": {"prompts": "p.jsonl", "constitution": "c.yaml"},
     "label": {"data": "t.jsonl", "by": {"project": "shop"}},
     "data": {"files": ["d.jsonl"]},
+    "drift": {"policy": "tiny", "prompts": "p.jsonl"},
 }
 """What each kind cannot do without; optional sections are given, so that their settings are tried too."""
 CHOICES = ("method", "combine", "generator")

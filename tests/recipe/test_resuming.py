@@ -16,7 +16,7 @@ from kedge.core import plugins
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.files import hash_folder
 from kedge.models.loading.tiny import make_tiny
-from kedge.recipe import runner
+from kedge.recipe import pipeline
 from kedge.recipe.inputs import local_modules
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import Recipe, load_recipe
@@ -224,14 +224,14 @@ def test_the_model_may_change_where_no_stage_that_has_begun_starts_from_it(stage
 
 def test_other_versions_and_threads_are_events_and_lines(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
     stages.fail("second")
-    now = runner.environment
+    now = pipeline.environment
 
     def later(**about: Any) -> Any:
         here = now(**about)
         return replace(here, packages={**here.packages, "torch": "9.9"})
 
-    monkeypatch.setattr(runner, "environment", later)
-    monkeypatch.setattr(runner, "_num_threads", lambda: 64)
+    monkeypatch.setattr(pipeline, "environment", later)
+    monkeypatch.setattr(pipeline, "_num_threads", lambda: 64)
     folder = stages.run(is_resumed=True)
     version = now(device="").packages["torch"]
     for home in (folder, folder / "second"):

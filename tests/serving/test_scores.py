@@ -25,7 +25,7 @@ from kedge.rewards.failures import ScoreResult, unscored
 from kedge.rewards.http import make
 from kedge.rewards.settings import HttpSource
 from kedge.serving.score_app import score_app
-from kedge.stages.reward.scoring import score_sequences
+from kedge.stages.rl.scoring import score_sequences
 
 ROWS = [("Which day?", "It ships Friday."), ("Is it red?", "Yes."), ("How?", "Ask! " * 40), ("Why?", "")]
 

@@ -95,8 +95,17 @@ class Run:
         return folders.status_of(self.folder)
 
     @property
+    def rounds(self) -> list[Run]:
+        """The rounds that have begun, in order; none where the recipe has no rounds."""
+        from kedge.report.rounds.records import rounds_below
+
+        return [Run(folder) for folder in rounds_below(self.folder)]
+
+    @property
     def stages(self) -> dict[str, StageRun]:
-        """The stages that have begun, oldest first."""
+        """The stages that have begun, oldest first; of several rounds, those of the last one."""
+        if rounds := self.rounds:
+            return rounds[-1].stages
         if read_manifest(self.folder).stage:
             stages = [StageRun(self.folder)]
         else:

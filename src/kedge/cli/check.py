@@ -105,6 +105,10 @@ def _print_report(console: Console, report: RecipeReport) -> None:
     if report.data:
         console.print("  [bold]data[/], all files together")
         print_findings(console, report.data, indent="    ")
+    if report.rounds:
+        console.print("  [bold]rounds[/]")
+        for line in report.rounds:
+            tell(console, escape(line), indent="    ")
     if report.placement:
         console.print("  [bold]placement[/]")
         for line in report.placement:

@@ -25,6 +25,7 @@ from kedge.commands.checks.machine import (
 )
 from kedge.commands.checks.records import Checked, merged
 from kedge.commands.checks.rewards import RewardChecks
+from kedge.commands.checks.rounds import later_findings, round_lines
 from kedge.core.errors import ConfigError, KedgeError
 from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding, has_fatal
@@ -33,6 +34,7 @@ from kedge.feedback.constitution import read_constitution
 from kedge.gate.planned import unasked
 from kedge.gate.rules import load_rules
 from kedge.recipe.data_inputs import read_options
+from kedge.recipe.rounds import rounds_of
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, connect
 from kedge.stages.shared.tokenizer import tokenizer_for
@@ -90,6 +92,8 @@ class RecipeReport:
     """What was looked at besides, a line each: prompts, rewards, disk."""
     placement: tuple[str, ...] = ()
     """Who computes what, where several processes do."""
+    rounds: tuple[str, ...] = ()
+    """What is done how often, where the recipe has rounds."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -108,6 +112,7 @@ class RecipeReport:
             "is_fit": self.is_fit,
             "stages": {stage.name: {"kind": stage.kind, "lines": list(stage.lines)} for stage in self.stages},
             "placement": list(self.placement),
+            **({"rounds": list(self.rounds)} if self.rounds else {}),
             "checked": [asdict(row) for row in self.checked],
             "findings": [finding.as_dict() for finding in self.findings],
         }
@@ -122,8 +127,24 @@ def check_recipe(
 ) -> RecipeReport:
     """Look at the models, the data and the rewards of every stage, all files together, and the machine.
 
-    `offline` asks no reward server; `runs` is the folder whose disk the checkpoints will be on.
+    `offline` asks no reward server; `runs` is the folder whose disk the checkpoints will be on. Of a recipe with rounds
+    the first is looked at, and of the others what differs.
     """
+    if recipe.settings.rounds is None:
+        return _check_pipeline(recipe, progress=progress, offline=offline, runs=runs, times=1)
+    rounds = rounds_of(recipe)
+    times = rounds.settings.count
+    report = _check_pipeline(rounds.recipe(1), progress=progress, offline=offline, runs=runs, times=times)
+    stages = [
+        replace(stage, findings=(*stage.findings, *later_findings(stage.name, rounds))) for stage in report.stages
+    ]
+    return replace(report, stages=tuple(stages), rounds=tuple(round_lines(rounds)))
+
+
+def _check_pipeline(
+    recipe: Recipe, *, progress: Callable[[int], None] | None, offline: bool, runs: Path, times: int
+) -> RecipeReport:
+    """The report on a recipe that is run so many times."""
     plan = connect(recipe)
     template = recipe.chat_template
     models = {name: check_model(name, template) for name in _outside_models(plan.links.values())}
@@ -147,7 +168,7 @@ def check_recipe(
         )
         stages.append(report)
         checked.extend((*rows, *(row for row, _ in judges)))
-    needed = disk_bytes(recipe, bases)
+    needed = times * disk_bytes(recipe, bases)
     disk = Checked(
         what="disk",
         subject=str(runs),

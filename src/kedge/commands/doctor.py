@@ -12,6 +12,7 @@ from typing import Any
 from kedge.commands.command_line import kedge_command
 from kedge.core.errors import ConfigError, RunError
 from kedge.monitor.doctor import Change, Diagnosis, History, diagnose
+from kedge.report.rounds.records import refuse_rounds
 from kedge.report.run.run_records import REWARD_REPORT
 from kedge.report.writing import run_folder
 from kedge.runs.folder import Run, runs_in
@@ -37,6 +38,7 @@ class Examined:
 def examine(run: Path) -> list[Examined]:
     """Every stage of a pipeline that has begun, in that order, or the one stage whose folder this is."""
     folder = run_folder(run)
+    refuse_rounds(folder)
     try:
         stages = runs_in(folder) or [folder]
         return [_examined(stage) for stage in stages]

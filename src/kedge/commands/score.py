@@ -21,9 +21,9 @@ from kedge.data.reading import read, recognised
 from kedge.data.sources import SET_ASIDE_SUFFIX, stem_of
 from kedge.data.writing import WRITABLE, row_writer
 from kedge.models.reward.ensemble import combined, disagreement
-from kedge.stages.reward.scoring import score_sequences
 from kedge.stages.rl.judge import Judge
 from kedge.stages.rl.judge import load_judge as load_judge
+from kedge.stages.rl.scoring import score_sequences
 from kedge.stages.shared.encoding import Encoder
 
 Progress = Callable[[int], None]

@@ -27,6 +27,7 @@ from kedge.core.yaml.source import KeyPath, Place, Tree
 from kedge.monitor.alerts import AlertSettings
 from kedge.recipe.layers import Overrides, layers_of, load_layers
 from kedge.recipe.placement import PlacementSettings
+from kedge.recipe.round_settings import RoundsSettings
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -70,8 +71,34 @@ class RecipeSettings(Section):
     """Who is told of events while a run goes on: webhooks and commands."""
     placement: Annotated[PlacementSettings, MayChange()] = PlacementSettings()
     """The processes that compute the run; never changes a result."""
+    rounds: RoundsSettings | None = None
+    """The whole recipe again and again, each round from what the one before has made (docs/rounds.md)."""
     stages: dict[str, dict[str, Any]] = Field(min_length=1, max_length=MAX_STAGES)
     """The steps, by name. Each says its `kind`; an input may name another stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a stage has made in an earlier round, or will have made for those that follow."""
+
+    stage: str
+    folder: str
+    """From the folder of the round that reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlace:
+    """Which round a recipe is, and what it finds there already."""
+
+    number: int
+    previous: str | None
+    """The hash of the manifest of the round before."""
+    made: Mapping[str, Made]
+    """By the name that an input may have: `previous.ppo`, `round-1.label`, and `sft` for a stage that is done once."""
+    kept: Mapping[str, tuple[tuple[str, float], ...]]
+    """By stage whose `data` are labels, the earlier rounds whose labels are added, and what they weigh."""
+    held_out: Mapping[str, tuple[str, ...]]
+    """By the same stages, the held-out labels of earlier rounds, whose prompts nobody is trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +111,8 @@ class Recipe:
     stages: Mapping[str, Section]
     kinds: Mapping[str, Stage]
     tree: Tree
+    round: RoundPlace | None = None
+    """Where this is one round of a recipe with `rounds`."""
 
     @property
     def chat_template(self) -> str | None:
@@ -94,9 +123,15 @@ class Recipe:
         return str(beside) if beside and beside.is_file() else asked
 
     def resolved(self) -> dict[str, Any]:
-        """The recipe with every default filled in, as JSON: the same values rerun the run."""
-        top = self.settings.model_dump(mode="json", by_alias=True, exclude={"stages"})
-        stages = {name: stage.model_dump(mode="json", by_alias=True) for name, stage in self.stages.items()}
+        """The recipe with every default filled in, as JSON: the same values rerun the run. A round's are its own."""
+        left_out = {"stages"} if self.settings.rounds else {"stages", "rounds"}
+        top = self.settings.model_dump(mode="json", by_alias=True, exclude=left_out)
+        elsewhere = self.round.made if self.round else {}
+        stages = {
+            name: stage.model_dump(mode="json", by_alias=True)
+            for name, stage in self.stages.items()
+            if name not in elsewhere
+        }
         return {**top, "stages": stages}
 
 
@@ -131,6 +166,11 @@ def recipe_of(
     places = dict.fromkeys(_paths_in(values), Place(None, 0))
     tree = layers_of(Tree(dict(values), places, file, root), file, overrides)
     return _checked(tree, file, [(0, problem) for problem in noticed])
+
+
+def recipe_in(tree: Tree, file: Path) -> Recipe:
+    """The recipe that a tree of values is."""
+    return _checked(tree, file, [])
 
 
 def _paths_in(values: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
@@ -14,7 +15,11 @@ from kedge.core.settings import Section, unusable_path
 from kedge.core.stage import DATA_KINDS, ArtifactKind, DataFile, Input, WeightedFile
 from kedge.core.suggest import did_you_mean
 from kedge.core.yaml.source import dotted
-from kedge.recipe.schema import Recipe
+from kedge.recipe.schema import Made, Recipe
+
+EARLIER = "heldout.earlier"
+"""The field of links to the held-out labels of earlier rounds."""
+PREVIOUS = "previous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,10 @@ class Link:
     folder: Path
     stage: str = ""
     output: str = ""
+    home: str = ""
+    """The folder of that stage from the run's own, where another round has made it."""
+    weight: float | None = None
+    """Of labels of an earlier round that are added to those of the link before: what each of them counts."""
     reading: DataFile | None = None
     """How a file of data is read, where the recipe says more than its name."""
     is_one_of_several: bool = False
@@ -66,7 +75,8 @@ def connect(recipe: Recipe) -> Plan:
     """Resolve every input; raise one ConfigError with all that cannot be connected."""
     faults: list[str] = []
     links = {name: tuple(_links_of(name, recipe, faults)) for name in recipe.stages}
-    graph = {name: {link.stage for link in links[name] if link.stage} for name in recipe.stages}
+    made = recipe.round.made if recipe.round else {}
+    graph = {name: {link.stage for link in links[name] if link.stage and not link.home} for name in recipe.stages}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -74,7 +84,7 @@ def connect(recipe: Recipe) -> Plan:
     if faults:
         listed = "\n".join(f"  {fault}" for fault in faults)
         raise ConfigError(f"{recipe.file}: the pipeline cannot run:\n{listed}")
-    return Plan(order=_in_order(graph), links=links)
+    return Plan(order=tuple(name for name in _in_order(graph) if name not in made), links=links)
 
 
 def inputs_of(settings: Section) -> Iterator[tuple[tuple[str, ...], Input, Any]]:
@@ -115,7 +125,25 @@ def _links_of(name: str, recipe: Recipe, faults: list[str]) -> list[Link]:
             link = _link(name, field, narrowed.get(field, mark.kinds), file, folder, recipe, faults)
             reading = entry if isinstance(entry, DataFile) else None
             links.append(replace(link, reading=reading, is_one_of_several=mark.several))
+            links.extend(_of_earlier_rounds(name, links[-1], recipe, faults))
     return links
+
+
+def _of_earlier_rounds(name: str, link: Link, recipe: Recipe, faults: list[str]) -> list[Link]:
+    """The labels of earlier rounds that are added to those of a link, and those that stay held out."""
+    if recipe.round is None or not link.stage or link.home:
+        return []
+
+    def earlier(number: str, field: str, weight: float | None) -> Link:
+        value = f"{number}.{link.value}"
+        other = _link(name, field, link.kinds, value, link.folder, recipe, faults)
+        return replace(other, weight=weight, reading=link.reading, is_one_of_several=link.is_one_of_several)
+
+    if link.field == "data":
+        return [earlier(number, "data", weight) for number, weight in recipe.round.kept.get(name, ())]
+    if link.field == "heldout":
+        return [earlier(number, EARLIER, None) for number in recipe.round.held_out.get(name, ())]
+    return []
 
 
 def _refuse_half_weighted(where: str, entries: Sequence[Any], faults: list[str]) -> None:
@@ -133,15 +161,22 @@ def _link(
     recipe: Recipe,
     faults: list[str],
 ) -> Link:
-    head, dot, output = value.partition(".")
-    if head not in recipe.stages or (dot and output not in recipe.kinds[head].makes and (folder / value).is_file()):
+    made = _made_elsewhere(recipe)
+    first, _, rest = value.partition(".")
+    head, output = (first, rest) if first in recipe.stages else _split(value)
+    stage = made[head].stage if head in made else head
+    if problem := _unknown_round(head, recipe, made, is_file=(folder / value).exists()):
+        faults.append(f"{name}.{field}: {problem}")
+    if stage not in recipe.stages or (
+        output and output not in recipe.kinds[stage].makes and (folder / value).is_file()
+    ):
         link = Link(field=field, kinds=kinds, value=value, folder=folder)
         if link.is_data and not Path(link.source()).exists() and "/" not in value:
             hint = did_you_mean(head, [other for other in recipe.stages if other != name])
             if hint:
                 faults.append(f"{name}.{field}: there is no file {quoted(value)} and no stage of that name{hint}")
         return link
-    makes = recipe.kinds[head].makes
+    makes = recipe.kinds[stage].makes
     output = output or next(iter(makes))
     if output not in makes:
         faults.append(
@@ -149,7 +184,43 @@ def _link(
         )
     elif not _fits(makes[output], kinds):
         faults.append(f"{name}.{field}: needs {' or '.join(kinds)}, but {head}.{output} is {makes[output]}")
-    return Link(field=field, kinds=kinds, value=value, folder=folder, stage=head, output=output)
+    home = made[head].folder if head in made else ""
+    return Link(field=field, kinds=kinds, value=value, folder=folder, stage=stage, output=output, home=home)
+
+
+def _split(value: str) -> tuple[str, str]:
+    """The stage that an input names and the output: `previous.ppo` and `round-1.label` are names of stages too.
+
+    >>> _split("prepare.heldout"), _split("previous.ppo"), _split("previous.label.pairs"), _split("ppo")
+    (('prepare', 'heldout'), ('previous.ppo', ''), ('previous.label', 'pairs'), ('ppo', ''))
+    """
+    head, _, output = value.partition(".")
+    if head == PREVIOUS or re.fullmatch(r"round-\d+", head):
+        stage, _, output = output.partition(".")
+        head = f"{head}.{stage}"
+    return head, output
+
+
+def _made_elsewhere(recipe: Recipe) -> Mapping[str, Made]:
+    """What other rounds have made; of a recipe that is no round yet, what the one before would have."""
+    if recipe.round is not None:
+        return recipe.round.made
+    if recipe.settings.rounds is None:
+        return {}
+    return {f"{PREVIOUS}.{stage}": Made(stage=stage, folder=f"../{PREVIOUS}/{stage}") for stage in recipe.stages}
+
+
+def _unknown_round(head: str, recipe: Recipe, made: Mapping[str, Made], *, is_file: bool) -> str | None:
+    """What is wrong with a name that begins with `previous.`; None where nothing is."""
+    before, dot, stage = head.partition(".")
+    if before != PREVIOUS or not dot or head in made or is_file:
+        return None
+    if recipe.round is None and recipe.settings.rounds is None:
+        if stage not in recipe.stages:
+            return None
+        return f"{quoted(head)} is what the round before has made, and the recipe has no `rounds` (docs/rounds.md)"
+    hint = did_you_mean(stage, recipe.stages)
+    return f"{quoted(head)}: there is no stage {quoted(stage)}{hint}; there are {', '.join(recipe.stages)}"
 
 
 def _fits(made: ArtifactKind, wanted: Sequence[ArtifactKind]) -> bool:

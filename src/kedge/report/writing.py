@@ -8,10 +8,12 @@ from kedge.core.errors import ConfigError
 from kedge.core.files import write_text
 from kedge.core.suggest import did_you_mean
 from kedge.report.card import last_values, model_card
+from kedge.report.rounds.page import render_rounds
+from kedge.report.rounds.records import read_rounds
 from kedge.report.run.page import render_run
 from kedge.report.run.run_records import read_run
 from kedge.runs.folder import Run
-from kedge.runs.manifest import MANIFEST_NAME
+from kedge.runs.manifest import MANIFEST_NAME, ROUNDS, read_manifest
 
 REPORT_NAME = "report.html"
 
@@ -20,7 +22,8 @@ def write_report(run: Path, to: Path | None) -> Path:
     """Write the page, as a whole or not at all; returns its path."""
     folder = run_folder(run)
     target = to or folder / REPORT_NAME
-    page = render_run(read_run(folder))
+    has_rounds = read_manifest(folder).kind == ROUNDS
+    page = render_rounds(read_rounds(folder)) if has_rounds else render_run(read_run(folder))
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, page)
     return target

@@ -208,6 +208,12 @@ class Run:
         self._update(status="running", finished=None, **changes)
 
     @by_first
+    def amend(self, **changes: Any) -> None:
+        """Write into the manifest what is known only after the run has ended."""
+        self._require_lock()
+        self._update(**changes)
+
+    @by_first
     def finish(self, status: Status, *, outputs: Iterable[Artefact] = ()) -> None:
         """Write how the run ended. The lock stays until `close`."""
         self._require_lock()

@@ -33,19 +33,25 @@ class Link:
 def describe(name: str, kind: str, path: Path, *, run_folder: Path) -> Artefact:
     """A file or folder as an artefact: its path and the hash of its content.
 
-    Inside the same pipeline folder the path is relative, so that the whole folder can be moved. The card of a model,
-    which says when it was made and which its owner completes, is not content.
+    Inside the same pipeline folder, and inside that of all rounds, the path is relative, so that the whole folder can
+    be moved. The card of a model, which says when it was made and which its owner completes, is not content.
     """
     if not path.exists():
         raise DataError(f"{kind} '{name}': there is no file or folder {path}.")
     target, home = path.resolve(), run_folder.resolve()
-    stored = os.path.relpath(target, home) if target.is_relative_to(home.parent) else str(target)
+    stored = os.path.relpath(target, home) if target.is_relative_to(_whole(home)) else str(target)
     return Artefact(
         name=name,
         kind=kind,
         path=Path(stored).as_posix(),
         hash=hash_folder(target, without=(CARD,)) if target.is_dir() else hash_file(target),
     )
+
+
+def _whole(home: Path) -> Path:
+    """The folder of the pipeline that a stage belongs to, or that of all its rounds."""
+    pipeline = home.parent
+    return pipeline.parent if (pipeline.parent / MANIFEST_NAME).is_file() else pipeline
 
 
 def locate(artefact: Artefact, run_folder: Path) -> Path:

@@ -23,6 +23,8 @@ from kedge.runs.journal import dump_exact, encode_exact, load_exact, now
 
 MANIFEST_NAME = "run.json"
 SCHEMA = 1
+ROUNDS = "rounds"
+"""The kind of a run of several rounds, each of which is a pipeline in a folder of its own."""
 Status = Literal["running", "done", "failed", "stopped", "waiting", "interrupted"]
 
 _PACKAGES = (
@@ -81,6 +83,15 @@ class Manifest:
     environment: Environment
     inputs: tuple[Artefact, ...] = field(default=())
     outputs: tuple[Artefact, ...] = field(default=())
+    round: int | None = None
+    """Which round of a recipe with `rounds` this is; this and what follows are not written for any other run."""
+    previous: str | None = None
+    """The hash of the manifest of the round before."""
+    as_of: Mapping[str, int] | None = None
+    """By stage `label` of the round, the last judgment that its export has."""
+
+
+_OF_ROUNDS = ("round", "previous", "as_of")
 
 
 def new_manifest(
@@ -94,6 +105,8 @@ def new_manifest(
     device: str = "",
     threads: int | None = None,
     inputs: Iterable[Artefact] = (),
+    round: int | None = None,
+    previous: str | None = None,
 ) -> Manifest:
     """The manifest of a run that begins now, on this machine. `recipe_hash` is that of the settings unless given."""
     plain = load_exact(dump_exact(settings))
@@ -107,6 +120,8 @@ def new_manifest(
         settings=plain,
         environment=environment(device=device, threads=threads),
         inputs=tuple(inputs),
+        round=round,
+        previous=previous,
     )
 
 
@@ -124,7 +139,9 @@ def environment(*, device: str, threads: int | None = None) -> Environment:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     with run_errors("write", folder / MANIFEST_NAME):
-        write_json(folder / MANIFEST_NAME, encode_exact(asdict(manifest)))
+        fields = asdict(manifest)
+        written = {name: value for name, value in fields.items() if value is not None or name not in _OF_ROUNDS}
+        write_json(folder / MANIFEST_NAME, encode_exact(written))
 
 
 def read_manifest(folder: Path) -> Manifest:

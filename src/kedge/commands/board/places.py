@@ -11,7 +11,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.gate.evidence import EVALUATION, EXAM
 from kedge.gate.verdict import NAME as VERDICT
 from kedge.runs.folder import runs_in
-from kedge.runs.manifest import MANIFEST_NAME, Manifest, read_manifest
+from kedge.runs.manifest import MANIFEST_NAME, ROUNDS, Manifest, read_manifest
 
 _RESULTS = (EXAM, EVALUATION, VERDICT)
 
@@ -69,13 +69,16 @@ def _places(path: Path, run: int) -> Iterator[Place]:
             )
         return
     manifest = read_manifest(path) if (path / MANIFEST_NAME).is_file() else None
-    stages = runs_in(path) if manifest is None or manifest.kind == "pipeline" else []
+    holds_runs = manifest is None or manifest.kind in ("pipeline", ROUNDS)
+    stages = runs_in(path) if holds_runs else []
     name = manifest.name if manifest else path.name
-    if manifest is None or manifest.kind != "pipeline":
+    if manifest is not None and manifest.round is not None:
+        name = f"{name}/round-{manifest.round}"
+    if manifest is None or not holds_runs:
         yield _place(path, run, name, 0, manifest)
     for number, stage in enumerate(stages, start=1):
         inside = read_manifest(stage)
-        if inside.kind == "pipeline":  # a folder of runs
+        if inside.kind in ("pipeline", ROUNDS):  # a folder of runs, or of rounds
             yield from _places(stage, run)
         else:
             yield _place(stage, run, name if manifest else inside.name, number, inside)

@@ -45,13 +45,16 @@ def resolve(model: str | Path) -> Path | str:
 
 
 def model_of_stage(folder: Path) -> Path:
-    """The model that a stage made, for the folder of that stage; any other folder as it is.
+    """The model that a stage made, for the folder of that stage, and the best one for that of rounds; any other folder
+    as it is.
 
     A stage that is not done is an error: its model is missing, or not the one that it would have made.
     """
     facts = _run_facts(folder)
     if facts is None or facts.get("kind") == "pipeline":
         return folder
+    if facts.get("kind") == "rounds":
+        return _best_of_rounds(folder, facts)
     name, status, model = facts.get("stage") or folder.name, facts.get("status"), folder / "model"
     if status == "done" and is_model(model):
         return model
@@ -62,6 +65,16 @@ def model_of_stage(folder: Path) -> Path:
     raise ModelError(
         f"{folder}: stage '{name}' is not done (it {ended}), so it has no finished model; go on with it first: "
         f"kedge run RECIPE --resume{saved}"
+    )
+
+
+def _best_of_rounds(folder: Path, facts: dict[str, Any]) -> Path:
+    for output in facts.get("outputs") or ():
+        if output.get("name") == "best" and is_model(folder / output["path"]):
+            return folder / output["path"]
+    raise ModelError(
+        f"{folder}: a run of several rounds, of which none is known to be the best yet; its status is "
+        f"'{facts.get('status')}'; name a stage of one of them: {folder / 'round-1'}/STAGE"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.core.errors import ConfigError, RunError
+from kedge.report.rounds.records import refuse_rounds
 from kedge.report.run.run_records import Record, StageRecord, read_run
 from kedge.runs.folder import runs_in
 
@@ -24,7 +25,7 @@ METRICS = frozenset(
     }
 )
 """What tables, charts and sentences of a comparison read: of a long run, the rest would be read for nothing."""
-_NO_POLICY = ("data", "reward", "evaluate")
+_NO_POLICY = ("data", "reward", "evaluate", "tasks", "label", "exam", "gate", "drift")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ def read_entries(folders: Sequence[Path]) -> list[Entry]:
 
 def _stages(folder: Path) -> tuple[StageRecord, Sequence[StageRecord]]:
     """The stage to compare, and all stages of its pipeline."""
+    refuse_rounds(folder)
     run = read_run(folder, only=METRICS)
     if not run.is_pipeline:
         stage = run.stages[0]

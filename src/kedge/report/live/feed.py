@@ -7,11 +7,13 @@ A resumed run replaces its journals by shorter ones; the reader notices and star
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from kedge.report.rounds.records import rounds_below
 from kedge.report.run.run_records import RunRecord, StageRecord
 from kedge.runs.folder import runs_in, status_of
-from kedge.runs.manifest import MANIFEST_NAME, Manifest, Status, read_manifest
+from kedge.runs.manifest import MANIFEST_NAME, ROUNDS, Manifest, Status, read_manifest
 from kedge.runs.reading import MetricFeed, RecordFeed
 
 
@@ -50,7 +52,8 @@ class StageFeed:
 
 
 class RunFeed:
-    """A pipeline, whose stages appear one after the other, or a stage on its own. `revision` counts its changes."""
+    """A pipeline, whose stages appear one after the other, or a stage on its own; of several rounds, the newest.
+    `revision` counts its changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,20 +73,34 @@ class RunFeed:
 
     def _children(self) -> list[Path]:
         """Names of stages do not change, so a manifest is read again only where a new folder has come."""
-        if self._own.manifest.kind != "pipeline":
+        pipeline = self._pipeline()
+        if pipeline is None:
             return []
-        folders = {child for child in self.folder.iterdir() if (child / MANIFEST_NAME).is_file()}
-        return list(self._stages) if folders == set(self._stages) else runs_in(self.folder)
+        folders = {child for child in pipeline.iterdir() if (child / MANIFEST_NAME).is_file()}
+        if folders != set(self._stages):
+            self._stages = {child: feed for child, feed in self._stages.items() if child in folders}
+            return runs_in(pipeline)
+        return list(self._stages)
+
+    def _pipeline(self) -> Path | None:
+        """The folder whose stages are shown: that of the newest round where there are several; None for a stage."""
+        if self._own.manifest.kind != ROUNDS:
+            return self.folder if self._own.manifest.kind == "pipeline" else None
+        return next(reversed(rounds_below(self.folder)), None)
 
     def record(self) -> RunRecord:
         own = self._own.record()
-        is_pipeline = own.kind == "pipeline"
+        is_pipeline = own.kind in ("pipeline", ROUNDS)
+        manifest = own.manifest
+        if own.kind == ROUNDS and (newest := self._pipeline()) is not None:
+            of_round = read_manifest(newest)
+            manifest = replace(of_round, name=f"{of_round.name}/{newest.name}")
         stages = tuple(feed.record() for feed in self._stages.values()) if is_pipeline else (own,)
         begun = {stage.manifest.stage for stage in stages}
-        planned = own.settings.get("stages", {}) if is_pipeline else {}
+        planned = manifest.settings.get("stages", {}) if is_pipeline else {}
         return RunRecord(
             folder=self.folder,
-            manifest=own.manifest,
+            manifest=manifest,
             status=own.status,
             events=own.events if is_pipeline else (),
             stages=stages,

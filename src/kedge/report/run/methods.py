@@ -150,6 +150,11 @@ def _gate(settings: Mapping[str, Any]) -> str:
     return f"Gate: may {candidate} go out? Decided beside {baseline} by rules, exams and badcases."
 
 
+def _drift(settings: Mapping[str, Any]) -> str:
+    compared = [str(settings[name]) for name in ("policy", "reward") if settings.get(name)]
+    return f"Drift: {' and '.join(compared) or 'nothing'} beside the round before."
+
+
 def _passes(settings: Mapping[str, Any]) -> str:
     epochs = settings.get("epochs", 1)
     return "one pass over them" if epochs == 1 else f"{epochs:g} passes over them"
@@ -183,4 +188,5 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "tasks": _tasks,
     "revise": _revise,
     "label": _label,
+    "drift": _drift,
 }

@@ -21,6 +21,8 @@ Record = Mapping[str, Any]
 
 REWARD_REPORT, EVALUATION = "reward-report.json", "evaluation.json"
 LOOKS = "exams/000000/exam.json"
+_UNTRAINED = ("data", "evaluate", "tasks", "label", "exam", "gate", "drift")
+"""Kinds of stages that train nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ def _altered(run: Run) -> Iterator[str]:
 
 
 def _missing(record: StageRecord) -> Iterator[str]:
-    trains = record.kind not in ("data", "evaluate")
+    trains = record.kind not in _UNTRAINED
     if trains and not record.metrics:
         yield "there are no metrics: no step was finished"
     if record.kind in ("sft", "ppo", "preference") and not record.samples:

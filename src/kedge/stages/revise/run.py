@@ -62,7 +62,7 @@ def run(context: Context, settings: ReviseSettings) -> Mapping[str, Path]:
     """Answer, criticise, revise, settle, write."""
     principles = read_constitution(context.input("constitution"))
     prompts = read_prompts_once(context, code="revise.broken")
-    prompts = fitting_prompts(context, settings, prompts, field="from")
+    prompts = fitting_prompts(context, settings, prompts, context.inputs("from"))
     if not prompts:
         raise DataError(f"{context.input('prompts')}: no prompts in it; look at it with kedge data check")
     safe = [is_safe(prompt, settings.safe) for prompt in prompts]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kedge.core.batches import TIE
 from kedge.core.errors import DataError
+from kedge.core.quoting import quoted
 from kedge.core.seeds import seed_for
 from kedge.core.stage import TooLong
 from kedge.core.stats import logistic_slope
@@ -64,17 +65,19 @@ def read_comparisons(
     use_margin: bool,
     labels: Labels = "hard",
     ties: Ties = "drop",
+    weights: str | None = None,
     too_long: TooLong = "cut",
     report: Callable[[int], None] = lambda _: None,
     report_ties: Callable[[int], None] = lambda _: None,
 ) -> LazyRows[EncodedComparison]:
     """All comparisons, one file for each objective. Rankings of three and more in which everything ties prefer nothing,
-    and are left out; those of two, and pairs of certainty ½, as `ties` says.
+    and are left out; those of two, and pairs of certainty ½, as `ties` says. `weights` names the field of the records
+    that says how much a comparison counts.
 
     `report` is told how many have an answer that is too long, which is cut or left out with its comparison, and
     `report_ties` how many were left out because they prefer nothing.
     """
-    read = [_read(source, encoder, too_long, ties) for source in sources]
+    read = [_read(source, encoder, too_long, ties, weights) for source in sources]
     tables = [data.table for data in read]
     num_long = sum(data.left_out.get(TOO_LONG, 0) + int(data.table.column("is_cut").sum()) for data in read)
     columns = {name: np.concatenate([table.column(name) for table in tables]) for name in (PROMPT_KEY, _GAP)}
@@ -96,13 +99,14 @@ def read_comparisons(
     return LazyRows(items.__getitem__, range(len(items)), columns)
 
 
-def _read(source: str, encoder: Encoder, too_long: TooLong, ties: Ties) -> EncodedData:
+def _read(source: str, encoder: Encoder, too_long: TooLong, ties: Ties, weights: str | None) -> EncodedData:
+    settings = {"kind": "comparisons", "max_length": encoder.max_length, "too_long": too_long, "ties": ties}
     data = encoded_data(
         source,
         _comparisons(source),
-        lambda tokenise: ComparisonEncoder(replace(encoder, tokenise=tokenise), source, too_long, ties),
+        lambda tokenise: ComparisonEncoder(replace(encoder, tokenise=tokenise), source, too_long, ties, weights),
         encoder.tokenizer,
-        settings={"kind": "comparisons", "max_length": encoder.max_length, "too_long": too_long, "ties": ties},
+        settings={**settings, "weights": weights},
         code=(__name__, Encoder.__module__, reward_tokens.__module__),
     )
     if data.left_out.get(TOO_LONG) and too_long == "refuse":
@@ -122,12 +126,14 @@ class ComparisonEncoder:
     source: str
     too_long: TooLong
     ties: Ties = "drop"
+    weights: str | None = None
 
     columns: ClassVar[Columns] = {
         "answers": "token_lists",
         "rank": "numbers",
         "margin": "fraction",
         "certainty": "fraction",
+        "weight": "fraction",
         PROMPT_KEY: "key",
         "prompt_text": "text",
         "answer_texts": "texts",
@@ -161,6 +167,7 @@ class ComparisonEncoder:
             "rank": rank if len(rank) > 2 else (1, 2),
             "margin": example.margin if isinstance(example, Pair) else None,
             "certainty": certainty,
+            "weight": _weight(example, self.weights),
             PROMPT_KEY: prompt_key(example),
             "prompt_text": text_of(example.prompt),
             "answer_texts": _turned([text_of(answer) for answer in answers], rank),
@@ -177,11 +184,14 @@ def _comparison(
     margin, certainty = table.value("margin", row), table.value("certainty", row)
     if certainty is None or (labels == "hard" and certainty != TIE):
         certainty = 1.0
+    weight = table.value("weight", row)
+    weight = 1.0 if weight is None else weight
     ranked = RankedAnswers(
         answers=table.value("answers", row),
         rank=tuple(table.value("rank", row)),
         margin=(margin or 0.0) if use_margin else 0.0,
         certainty=certainty,
+        weight=weight,
         objective=objective,
     )
     return EncodedComparison(
@@ -262,6 +272,17 @@ def _order(example: Pair | Ranking) -> tuple[tuple[int, ...], float | None]:
     return ((1, 2), certainty) if certainty is None or certainty > TIE else ((2, 1), 1 - certainty)
 
 
+def _weight(example: Pair | Ranking, field: str | None) -> float | None:
+    """How much a comparison counts, by a field of its record."""
+    if field is None:
+        return None
+    weight = example.extra.get(field)
+    if isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf:
+        return float(weight)
+    where = f"{example.origin}: weights: {field}"
+    raise DataError(f"{where} is {quoted(weight)}, and a weight is a number above 0; correct it, or leave it out")
+
+
 def _turned(of_answers: list[ValueT], rank: Sequence[int]) -> list[ValueT]:
     """What is known of two answers, the better one first; more answers stay in the order of their file."""
     return of_answers[::-1] if len(rank) == 2 and rank[1] < rank[0] else of_answers
@@ -286,7 +307,9 @@ def _balanced(items: LazyRows[EncodedComparison], strength: float) -> LazyRows[E
     unit = (longer + shorter) / (longer + shorter * ratio)
     weight = {1: unit, -1: unit * ratio, 0: 1.0}
     return items.map(
-        lambda item: _with_ranked(item, weight=weight[_sign(_length_gap(item.lengths, item.ranked.certainty))])
+        lambda item: _with_ranked(
+            item, weight=item.ranked.weight * weight[_sign(_length_gap(item.lengths, item.ranked.certainty))]
+        )
     )
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
-import torch
 from torch import Tensor
 
-from kedge.core.batches import pad_tokens
-from kedge.core.records import send
 from kedge.core.world import ALONE, World
 from kedge.data.encoding.store import LazyRows
-from kedge.data.tokenizer import padding_id
 from kedge.models.reward.ensemble import Member
 from kedge.models.settings import Combine, UncertaintyWeighted
-from kedge.models.training.passes import InferenceSize
 from kedge.report.reward import Combine as ReportCombine
 from kedge.report.reward import RewardReport, ScoredPair, reward_report
 from kedge.stages.reward.comparisons import EncodedComparison, folds
+from kedge.stages.rl.scoring import score_sequences
 
 MOST_TRAINED = 1000
 """Training comparisons that are scored to compare with the held-out ones."""
@@ -26,31 +22,6 @@ MOST_OUT_OF_FOLD = 20_000
 """Training comparisons that are scored out of fold, taken evenly: their accuracy is known to 0.7 points then."""
 
 _IN_REPORTS: dict[str, ReportCombine] = {"mean": "mean", "worst_case": "worst", "uncertainty_weighted": "uncertainty"}
-
-
-def score_sequences(
-    members: Sequence[Member],
-    sequences: Sequence[Sequence[int]],
-    *,
-    normalised: bool = True,
-    progress: Callable[[int], None] = lambda _: None,
-    world: World = ALONE,
-) -> Tensor:
-    """`scores_MNK` of N token sequences in their order, computed longest first in batches of similar length; the
-    processes of `world` share them."""
-    pad, device = padding_id(members[0].tokenizer), members[0].device
-    scored = set[int]()  # rows, since a pass that does not fit is done again
-
-    def score(rows: list[int]) -> Tensor:
-        tokens_BT, mask_BT = pad_tokens([sequences[row] for row in rows], pad=pad)
-        tokens_BT = send(tokens_BT, device)
-        scores_MBK = torch.stack([member.score_tokens(tokens_BT, mask_BT, normalised=normalised) for member in members])
-        scored.update(rows)
-        progress(len(scored))
-        return scores_MBK.transpose(0, 1)
-
-    lengths = [len(sequence) for sequence in sequences]
-    return InferenceSize(device, world=world).by_length(lengths, score).transpose(0, 1).cpu()
 
 
 def report_on(

@@ -85,6 +85,8 @@ class RewardSettings(Section):
     1 where there is none); `hard` believes every pair."""
     ties: Ties = "drop"
     """Pairs of certainty 0.5, and two answers on one rank: `drop` leaves them out, `half` asks for equal scores."""
+    weights: Annotated[str | None, Field(min_length=1)] = None
+    """A field of the preferences' records that says how much each counts; all count the same when absent."""
     optimiser: OptimiserSettings = OptimiserSettings(lr=1e-5)
     """AdamW and its schedule."""
     eval: EvalSettings = EvalSettings()

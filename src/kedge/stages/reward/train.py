@@ -45,8 +45,9 @@ from kedge.stages.reward.comparisons import (
     length_controlled,
     read_comparisons,
 )
-from kedge.stages.reward.scoring import report_on, report_out_of_fold, score_sequences
+from kedge.stages.reward.scoring import report_on, report_out_of_fold
 from kedge.stages.reward.settings import RewardSettings
+from kedge.stages.rl.scoring import score_sequences
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import CostMeter, pick_device
 from kedge.stages.shared.encoding import Encoder, report_long, truncation
@@ -135,6 +136,7 @@ def _read(context: Context, settings: RewardSettings, encoder: Encoder, field: s
         use_margin=settings.loss.margin,
         labels=settings.labels,
         ties=settings.ties,
+        weights=settings.weights if field == "data" else None,
         too_long=settings.too_long,
         report=report,
         report_ties=report_ties,

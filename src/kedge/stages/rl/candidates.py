@@ -71,12 +71,12 @@ def read_prompts_once(context: Context, *, code: str) -> list[Prompt]:
 
 
 def fitting_prompts(
-    context: Context, settings: FittingSettings, prompts: list[Prompt], *, field: str = "models"
+    context: Context, settings: FittingSettings, prompts: list[Prompt], models: Sequence[str] | None = None
 ) -> list[Prompt]:
-    """The prompts that every model of a field can read beside an answer; what happens to others is said by
-    `too_long`."""
+    """The prompts that every model can read beside an answer; what happens to others is said by `too_long`. The models
+    are those of the field `models` unless others are given."""
     source = context.input("prompts")
-    for model in dict.fromkeys(context.inputs(field)):
+    for model in dict.fromkeys(context.inputs("models") if models is None else models):
         longest, limit_name = prompt_limit(model, settings.max_prompt_tokens, settings.max_new_tokens)
         fitted = fit_prompts(
             tokenizer_for(model, context.chat_template),
@@ -92,9 +92,15 @@ def fitting_prompts(
 
 
 def candidate_answers(
-    context: Context, settings: AskingSettings, prompts: Sequence[Prompt], *, name: str, model: str
+    context: Context,
+    settings: AskingSettings,
+    prompts: Sequence[Prompt],
+    *,
+    name: str,
+    model: str,
+    seed: int | None = None,
 ) -> Candidate:
-    """The answers of one model to all prompts."""
+    """The answers of one model to all prompts; `seed` is that of the stage unless given."""
     request = Answering(
         model=model,
         sampling=SamplingSettings(
@@ -105,7 +111,7 @@ def candidate_answers(
         ),
         answers=settings.answers,
         # One seed for all models: they draw with the same luck, and what differs is the model.
-        seed=seed_for(context.seed, "answers"),
+        seed=seed_for(context.seed if seed is None else seed, "answers"),
         chat_template=context.chat_template,
         device=context.device,
         dtype=settings.dtype,

@@ -31,6 +31,8 @@ class Context:
     chat_template: str | None
     recipe_folder: Path
     """Where the paths of code that a recipe names start."""
+    round: int = 0
+    """Which round of the recipe this is; 0 where it has none."""
     sources: Mapping[str, Sequence[str]]
     say: Say
     stop: StopRequest = field(default_factory=StopRequest)

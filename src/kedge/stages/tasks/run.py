@@ -83,7 +83,7 @@ def run(context: Context, settings: TasksSettings) -> Mapping[str, Path]:
     reasons = Counter(task.reason for task in tasks)
     told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
     context.event("info", "tasks.chosen", f"{len(tasks):,} tasks: {told}", **dict(reasons))
-    return context.once(lambda: {"tasks": _write(context.folder / FILE, tasks, settings.round)})
+    return context.once(lambda: {"tasks": _write(context.folder / FILE, tasks, settings.round or context.round)})
 
 
 def _plan(context: Context, settings: TasksSettings, prompts: int) -> tuple[_Plan, list[Prompt]]:

@@ -56,7 +56,7 @@ class TasksSettings(Section):
     choose: Annotated[Choose, BeforeValidator(_from_name)] = Choose()
     """Which pairs are asked."""
     round: int = Field(default=0, ge=0)
-    """The number of the round, which labels carry."""
+    """The number of the round, which labels carry; in a recipe with `rounds`, that of the round when absent."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest answer."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)

@@ -1,0 +1,1 @@
+"""The page over all rounds of a recipe."""

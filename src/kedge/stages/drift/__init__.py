@@ -1,0 +1,1 @@
+"""Stage `drift`: a round beside those before it."""

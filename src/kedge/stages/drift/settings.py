@@ -1,0 +1,105 @@
+"""Stage `drift`: what has changed between two rounds, of the policy, of the reward model and of its labels.
+
+A recipe with `rounds` ends every round with it, and fills its settings in. It measures; what of it is too much is said
+by `rounds.drift.limits`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kedge.core.settings import Section
+from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage, TooLong
+from kedge.models.settings import AutoSize
+from kedge.rewards.settings import FailureSettings, RewardSourceSettings
+from kedge.stages.shared.batch_arithmetic import count
+
+
+class DriftStageSettings(Section):
+    """Compare a policy and a reward model with those of the round before."""
+
+    kind: Literal["drift"]
+    policy: Annotated[str | None, Input("model")] = None
+    """The policy of this round."""
+    previous: Annotated[str | None, Input("model")] = None
+    """That of the round before."""
+    first: Annotated[str | None, Input("model")] = None
+    """The one that the first round began with."""
+    prompts: Annotated[ReadData | None, Input("prompts")] = None
+    """What both are asked."""
+    number: int = Field(default=200, ge=1, alias="count")
+    """So many of the prompts, from the first on."""
+    gold: Annotated[str | RewardSourceSettings | None, Input("reward_model")] = None
+    """Who knows what is good, and was never learnt from."""
+    reward: Annotated[str | None, Input("reward_model")] = None
+    """The reward model of this round."""
+    previous_reward: Annotated[str | None, Input("reward_model")] = None
+    """That of the round before."""
+    anchor: Annotated[str | None, Input("pairs", "rankings")] = None
+    """Pairs on which both reward models are asked."""
+    heldout: Annotated[list[str], Input("pairs", "rankings", several=True)] = Field(default_factory=list[str])
+    """Held-out labels of every round so far, this one's last."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of the answers: the same in all rounds, so that what differs is the policy."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest answer."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Longest prompt; what the windows of the models leave beside the longest answer, when absent."""
+    too_long: TooLong = "refuse"
+    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
+    temperature: float = Field(default=1.0, ge=1e-6)
+    """Of sampling, and of the log-probabilities behind the KL."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keep the smallest set of likeliest tokens with at least this mass; 1 keeps all."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Keep so many of the likeliest tokens; 1 always takes the likeliest."""
+    tie: float = Field(default=1e-4, ge=0)
+    """Scores that differ by no more than this are equal."""
+    failures: FailureSettings = FailureSettings()
+    """How many answers may go without a score."""
+    rows: Annotated[AutoSize, MayChange()] = "auto"
+    """Answers sampled at once; `auto` is as many as have room. It changes speed and memory, never an answer."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights while they answer; `auto` is float32 on a CPU, bfloat16 on a GPU."""
+
+    @property
+    def answers(self) -> int:
+        """To each prompt, of each policy."""
+        return 1
+
+
+def explain(settings: DriftStageSettings) -> list[str]:
+    lines: list[str] = []
+    if settings.policy:
+        others = [name for name in (settings.previous, settings.first) if name]
+        beside = f" beside {' and '.join(dict.fromkeys(others))}" if others else ""
+        lines.append(f"{settings.policy}{beside}, on at most {count(settings.number, 'prompt')}")
+    if settings.reward:
+        beside = f" beside {settings.previous_reward}" if settings.previous_reward else ""
+        lines.append(f"{settings.reward}{beside}, on {count(len(settings.heldout), 'set')} of held-out labels")
+    return lines
+
+
+def prompt_use(settings: DriftStageSettings) -> PromptUse | None:
+    if settings.policy is None or settings.prompts is None:
+        return None
+    return PromptUse(
+        field="prompts",
+        max_tokens=settings.max_prompt_tokens,
+        max_new_tokens=settings.max_new_tokens,
+        too_long=settings.too_long,
+        rewards={} if settings.gold is None else {"gold": settings.gold},
+        max_unscored=settings.failures.max_share,
+    )
+
+
+STAGE = Stage(
+    summary="What has changed since the round before: policy, reward model, labels.",
+    settings=DriftStageSettings,
+    makes={"figures": "evaluation"},
+    explain=explain,
+    prompts=prompt_use,
+    run="kedge.stages.drift.run:run",
+)
