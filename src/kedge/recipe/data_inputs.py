@@ -36,7 +36,7 @@ def files_to_read(links: Sequence[Link], sources: Sequence[str], home: Path, *, 
         labels = _labels_of_rounds(by_field.pop("data"), held_out, home)
     else:
         labels = {}
-    return labels | {field: _files(field, entries, home, seed=seed) for field, entries in by_field.items()}
+    return {**labels, **{field: _files(field, entries, home, seed=seed) for field, entries in by_field.items()}}
 
 
 def _labels_of_rounds(

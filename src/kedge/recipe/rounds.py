@@ -247,7 +247,7 @@ class _First:
 
     def of(self, value: str) -> str | None:
         """What an input names in round 1; an output is asked of a stage, a file has none."""
-        stage = value.split(".")[1] if value.startswith(f"{PREVIOUS}.") else None
+        stage = value.split(".")[1] if value.startswith(f"{PREVIOUS}.") else ""
         if stage not in self.values:
             return value
         begun, output = self.values[stage], value.split(".")[2:]

@@ -149,13 +149,13 @@ def refuse_old_reward(rounds: Rounds, recipe: Recipe, folder: Path) -> None:
     number, links = recipe.round.number, connect(recipe).links
     figures = _read(folder / folder_of(number - 1) / DRIFT / FIGURES)
     for name, own in links.items():
-        limit = getattr(getattr(recipe.stages[name], "kl", None), "limit", None)
+        limit: float | None = getattr(getattr(recipe.stages[name], "kl", None), "limit", None)
         begins = [link for link in own if link.field == "from" and link.home and link.stage == rounds.policy]
         rewards = [link for link in own if link.field.partition(".")[0] == "reward" and link.home]
-        for link in rewards if limit is not None and begins else ():
+        for link in rewards if begins else ():
             made_in = rounds.round_of(link, number)
             age = reward_age(figures, made_in=made_in, now=number)
-            if age is not None and age > limit:
+            if age is not None and limit is not None and age > limit:
                 raise ContractStop(
                     f"round {number}, {name}: the reward model {link.value} of round {made_in} is "
                     f"{age:.1f} nats of KL older than the policy that it would improve, and {name}.kl.limit is "

@@ -60,7 +60,7 @@ def _policy_figures(context: Context, settings: DriftStageSettings) -> tuple[dic
     seed = seed_for(settings.seed, "bootstrap")
     sources = [source for source in (_GOLD, _NEW) if source in scores["policy"]]
     summaries = {name: summarise(own, sources, seed=seed) for name, own in answers.items()}
-    figures = {
+    figures: dict[str, Any] = {
         "answers": len(answers["policy"]),
         "kl_previous": _kl(context, settings, answered["policy"], "previous"),
         "kl_first": _kl(context, settings, answered["policy"], "first"),
