@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.core.answers import Answer
-from kedge.rewards import judge
+from kedge.rewards import judge, paid
 from kedge.rewards.client import Call
 from kedge.rewards.context import RewardContext
 from kedge.rewards.judge_protocol import fence_of
@@ -113,19 +113,19 @@ def _graded(answer: Answer, calls: list[Call[float]]) -> float:
     """The score of an answer by the real source, with a judge in the place of the network."""
 
     class Gullible:
-        def __init__(self, endpoint: Any) -> None:
+        def __init__(self, endpoint: Any, around: Any) -> None:
             pass
 
         def call_all(self, given: list[Call[float]]) -> list[float]:
             calls.extend(given)
-            return [call.read(reply_to(json.loads(call.body)["messages"][0]["content"])) for call in given]
+            return [call.keep(reply_to(json.loads(call.body)["messages"][0]["content"])) for call in given]
 
     settings = JudgeSource(kind="judge", url="http://localhost/v1", model="m")
-    real, judge.Client = judge.Client, Gullible  # type: ignore[misc, assignment]
+    real, paid.Client = paid.Client, Gullible  # type: ignore[misc, assignment]
     try:
         (result,) = judge.make(settings, RewardContext(folder=Path(), seed=SEED)).judge([answer])
     finally:
-        judge.Client = real  # type: ignore[misc]
+        paid.Client = real  # type: ignore[misc]
     return result.score
 
 

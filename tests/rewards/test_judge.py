@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kedge.core.answers import Answer
-from kedge.core.errors import ConfigError
+from kedge.core.errors import ConfigError, ContractStop
 from kedge.rewards.context import RewardContext
 from kedge.rewards.judge import make
 from kedge.rewards.judge_protocol import fence_of, read_object, read_score, read_winner
@@ -200,3 +201,29 @@ def test_a_fence_is_the_same_for_the_same_call_and_no_other(server: Any, context
     fences = [text.split("the mark ")[1].split(". ")[0] for text in texts[:3]]
     assert len(set(fences)) == 3
     assert all(len(fence) == 36 and text.count(fence) >= 6 for fence, text in zip(fences, texts, strict=False))
+
+
+def test_a_grade_at_temperature_0_is_paid_once_also_after_a_crash(
+    server: Any, tmp_path: Path, answer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
+    server.reply = lambda body: says('{"score": 8}')
+    for iteration in range(2):
+        resumed = RewardContext(folder=tmp_path, seed=7, calls=tmp_path / "calls")
+        assert make(settings(server), resumed).score([answer("x"), answer("y"), answer("x")]) == [8.0, 8.0, 8.0]
+        assert len(server.requests) == 2, iteration
+
+
+def test_equal_answers_at_a_temperature_are_graded_each(server: Any, context: RewardContext, answer: Make) -> None:
+    server.reply = lambda body: says(json.dumps({"score": len(server.requests)}))
+    scores = make(settings(server, temperature=1.0), context).score([answer("x"), answer("x")])
+    assert sorted(scores) == [1.0, 2.0]
+
+
+def test_a_judge_as_reward_has_a_budget(server: Any, tmp_path: Path, answer: Make) -> None:
+    server.reply = lambda body: says('{"score": 8}')
+    budget = {"usd": 0.02, "input": 10.0, "output": 10.0}
+    source = make(settings(server, budget=budget, max_tokens=10), RewardContext(folder=tmp_path, seed=7, share=0.5))
+    with pytest.raises(ContractStop, match=r"budget of 0\.01 USD"):
+        source.score([answer("x" * number) for number in range(20)])
+    assert 0 < len(server.requests) < 20

@@ -277,6 +277,23 @@ def test_what_was_in_flight_when_a_run_was_killed_is_told_and_counted(server: An
     assert (calls.spent.calls, calls.spent.prompt_tokens) == (2, 200)
 
 
+def test_a_run_keeps_its_own_replies_where_the_cache_is_gone(server: Any, tmp_path: Path) -> None:
+    server.reply = echo
+    paid(server, tmp_path / "cache", ledger=tmp_path / "run.jsonl").ask(ask_for(server, "a", "b"))
+    moved = paid(server, tmp_path / "another", ledger=tmp_path / "run.jsonl")
+    assert moved.ask(ask_for(server, "b", "a")) == ["B", "A"]
+    assert (len(server.requests), moved.spent.calls, moved.spent.kept) == (2, 2, 2)
+
+
+def test_a_paid_reply_that_is_of_no_use_is_counted_and_asked_for_again(server: Any, tmp_path: Path) -> None:
+    """`keep` says what is of use: a grade that is none is not kept."""
+    server.reply = lambda body: says("7" if len(server.requests) == 2 else "hm")
+    (call,) = ask_for(server, "a")
+    calls = paid(server, tmp_path, workers=1)
+    assert calls.ask([Call(body=call.body, read=float, keep=lambda reply: float(content_of(reply)))]) == [7.0]
+    assert (calls.spent.calls, calls.spent.lost, calls.spent.prompt_tokens) == (2, 0, 200)
+
+
 KILLED = """
 import sys
 from pathlib import Path

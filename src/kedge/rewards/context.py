@@ -21,3 +21,7 @@ class RewardContext:
     """Takes what a source has to say at its start: the code of an event, and its words."""
     fields: frozenset[str] | None = None
     """The fields that records of prompts have, `solution` where it is known; None before the prompts are known."""
+    calls: Path | None = None
+    """The folder in which is written down what calls that cost money were replied; None keeps nothing of them."""
+    share: float = 1.0
+    """Of a budget, what this process may spend: where several score, each has its part."""

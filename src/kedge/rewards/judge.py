@@ -1,7 +1,7 @@
 """A language model as a judge, behind any OpenAI-compatible endpoint, that grades answers one by one.
 
-How it is asked and how its reply is read: `judge_protocol`; comparisons of two answers: `pairwise`. Left out: several
-votes, batching APIs.
+How it is asked and how its reply is read: `judge_protocol`; what it costs: `paid`; comparisons of two answers:
+`pairwise`. Left out: several votes, batching APIs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from random import Random
 from typing import Any
 
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
@@ -17,25 +16,26 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
-from kedge.core.seeds import seed_for
+from kedge.core.files import cache_root, hash_bytes
 from kedge.core.suggest import did_you_mean
-from kedge.rewards.client import Call, CallFailed, Client, Endpoint, key_from
+from kedge.rewards.client import Call, CallFailed, all_of_it
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import ScoreResult, Source, unscored
-from kedge.rewards.judge_protocol import RUBRIC, chat_body, chat_url, content_of, fence_of, read_score
-from kedge.rewards.settings import JudgeEndpoint, JudgeSource
+from kedge.rewards.judge_protocol import RUBRIC, chat_body, content_of, fence_of, read_score
+from kedge.rewards.paid import PaidCalls
+from kedge.rewards.settings import JudgeSource
 
 _VARIABLES = ("prompt", "answer", "solution", "extra", "lowest", "highest", "fence")
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
 def make(settings: JudgeSource, context: RewardContext) -> Source:
-    client = chat_client(settings)
+    calls = _paid_calls(settings, context)
     rubric = read_rubric(settings.rubric or RUBRIC, variables=_VARIABLES, shows=("answer",))
 
     def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         results: dict[int, ScoreResult] = {}
-        calls: dict[int, Call[float]] = {}
+        requests: dict[int, Call[float]] = {}
         for row, answer in enumerate(answers):
             fence = fence_of(context.seed, [*_shown(answer), answer.text])
             try:
@@ -43,31 +43,35 @@ def make(settings: JudgeSource, context: RewardContext) -> Source:
             except Exception as error:  # a template can fail in any way, for a row whose record lacks something
                 results[row] = unscored(f"judge.rubric: {type(error).__name__}: {error}")
                 continue
-            read = partial(_grade, settings=settings, fence=fence)
-            calls[row] = Call(body=chat_body(settings, text), read=read, rng=_rng(context, row))
-        for row, result in zip(calls, client.call_all(list(calls.values())), strict=True):
+            grade = partial(_grade, settings=settings, fence=fence)
+            # Two equal answers at a temperature may have two grades; at 0 they are asked about once.
+            sample = row if settings.temperature else 0
+            requests[row] = Call(body=chat_body(settings, text), read=all_of_it, keep=grade, sample=sample)
+        for row, result in zip(requests, calls.ask(list(requests.values())), strict=True):
             results[row] = unscored(str(result)) if isinstance(result, CallFailed) else ScoreResult(result)
         return [results[row] for row in range(len(answers))]
 
     return Source(judge)
 
 
+def _paid_calls(settings: JudgeSource, context: RewardContext) -> PaidCalls:
+    """What this run was replied is kept in it, so that an iteration that is resumed costs nothing; at temperature 0 a
+    grade is kept for other runs too."""
+    budget = settings.budget and settings.budget.model_copy(update={"usd": settings.budget.usd * context.share})
+    deciding = settings.model_dump_json(include={"url", "model", "rubric", "temperature", "max_tokens"})
+    return PaidCalls(
+        settings,
+        cache_root() / "judge" if context.calls and not settings.temperature else None,
+        budget=budget,
+        rate=settings.rate,
+        seed=context.seed,
+        ledger=context.calls and context.calls / f"{hash_bytes(deciding.encode())[:16]}.jsonl",
+        note=context.note,
+    )
+
+
 def _grade(reply: Any, *, settings: JudgeSource, fence: str) -> float:
     return read_score(content_of(reply), fence=fence, lowest=settings.lowest, highest=settings.highest)
-
-
-def chat_client(settings: JudgeEndpoint) -> Client:
-    """A client of the endpoint's chat completions."""
-    return Client(
-        Endpoint(
-            url=chat_url(settings),
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-            backoff_s=settings.backoff_s,
-            workers=settings.workers,
-            key=key_from(settings.key_variable, kind="judge"),
-        )
-    )
 
 
 def _shown(answer: Answer) -> list[str]:
@@ -110,7 +114,3 @@ def read_rubric(rubric: str, *, variables: Sequence[str], shows: Sequence[str], 
                 "(docs/rewards.md)"
             )
     return _ENVIRONMENT.from_string(rubric)
-
-
-def _rng(context: RewardContext, index: int) -> Random:
-    return Random(seed_for(context.seed, "reward/judge", index))

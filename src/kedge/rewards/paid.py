@@ -2,8 +2,9 @@
 
 A reply is kept in a file under a hash of address, request and sample as soon as it is there; an equal request is not
 sent again, by no run. Every attempt is a line of a ledger before it is sent, with what it may cost at most, and another
-line when its reply is kept. So a killed run knows what it paid, and which calls were in flight: at most those are asked
-again, which is told, and counted as if they had been paid. Left out: prices of cached prompts, batching APIs.
+line with its reply. So a killed run knows what it paid, also where the cache is gone, and which calls were in flight:
+at most those are asked again, which is told, and counted as if they had been paid. Left out: prices of cached prompts,
+batching APIs.
 """
 
 from __future__ import annotations
@@ -109,9 +110,9 @@ class _OverBudget(CallFailed):
 
 
 class PaidCalls:
-    """The calls to one endpoint. `folder` keeps replies, and may be shared by runs; `ledger` is what this one paid, by
-    default in the same folder. Without a folder nothing is kept. `note` is given what there is to tell: a code, and
-    words."""
+    """The calls to one endpoint. `folder` keeps replies, and may be shared by runs; `ledger` is a file of what this one
+    paid and was replied, by default of what it paid, in the same folder. Without a folder nothing is kept. `note` is
+    given what there is to tell: a code, and words."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class PaidCalls:
         self._url = chat_url(endpoint)
         self._folder = folder and folder / hash_bytes(f"{endpoint.url} {endpoint.model}".encode())[:16]
         self._pace = Pace(rate)
-        self._ledger = Ledger(ledger or (folder and folder / LEDGER), budget)
+        self._ledger = Ledger(ledger or (folder and folder / LEDGER), budget, has_replies=ledger is not None)
         self._kept_calls = 0
         self._settled = asyncio.Condition()
         self._is_over = False
@@ -162,10 +163,10 @@ class PaidCalls:
         )
 
     def ask(self, calls: Sequence[Call[T]]) -> list[T | CallFailed]:
-        """What each call gives, in their order. A call without a reply, or whose reply cannot be read, fails alone; a
-        reply that is there is never asked for again. Past the budget a ContractStop, with everything kept."""
+        """What each call gives, in their order; one without a reply, or with one that cannot be read, fails alone. What
+        is kept is never asked for again. Past the budget a ContractStop, with everything kept."""
         self._is_over = False  # a refused call may have been a long one
-        if in_flight := self._ledger.settle_open(self._tokens):
+        if in_flight := self._ledger.settle_open(self._row):
             words = f"{in_flight:,} calls to {self._endpoint.model} were in flight when the run ended: they are asked"
             self._note("calls.lost", f"{words} again, and the budget counts them as paid")
         rows: dict[str, Any] = {}
@@ -178,14 +179,13 @@ class PaidCalls:
             if row is None:
                 new[key] = replace(call, read=all_of_it, rng=Random(seed_for(self._seed, f"calls/{key}")))
             else:
-                rows[key] = row["reply"]
+                rows[key] = row[0]
                 self._kept_calls += 1
         if new and self._folder is not None:
             with run_errors("keep replies in", self._folder):  # before anything is paid for
                 self._folder.mkdir(parents=True, exist_ok=True)
         rows |= zip(new, self._client.call_all(list(new.values())), strict=True)
-        unasked = sum(isinstance(row, _OverBudget) for row in rows.values())
-        if unasked:
+        if unasked := sum(isinstance(row, _OverBudget) for row in rows.values()):
             raise ContractStop(self._over_budget(unasked))
         return [self._read(call, rows[self._key(call)]) for call in calls]
 
@@ -198,11 +198,10 @@ class PaidCalls:
             return CallFailed(f"{self._endpoint.model}: unusable reply: {error}")
 
     def _over_budget(self, unasked: int) -> str:
-        assert self._budget is not None
-        spent = self.spent
+        usd = self._budget.usd if self._budget else 0.0
         return (
-            f"budget of {self._budget.usd:g} USD for {self._endpoint.model}: {spent.in_words()}; the next call could "
-            f"pass it, and {unasked:,} are not asked. Every reply is kept: raise budget.usd, and --resume asks the rest"
+            f"budget of {usd:g} USD for {self._endpoint.model}: {self.spent.in_words()}; the next call could pass it, "
+            f"and {unasked:,} are not asked. Every reply is kept: raise budget.usd, and --resume asks the rest"
         )
 
     def _key(self, call: Call[Any]) -> str:
@@ -211,43 +210,42 @@ class PaidCalls:
     def _file(self, key: str) -> Path | None:
         return self._folder and self._folder / key[:2] / f"{key}.json"
 
-    def _row(self, key: str) -> Any:
-        """What is kept of a call; None where nothing is, or where the file is damaged."""
+    def _row(self, key: str) -> tuple[Any, Tokens] | None:
+        """The reply to a call and its tokens; None where nothing is kept, or where the file is damaged."""
         file = self._file(key)
-        if file is None:
-            return None
+        if key in self._ledger.replies or file is None:
+            return self._ledger.replies.get(key)
         try:
             row = json.loads(file.read_bytes())
-            return {"reply": row["reply"], "tokens": Tokens(**row["tokens"])}
+            return row["reply"], Tokens(**row["tokens"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _tokens(self, key: str) -> Tokens | None:
-        row = self._row(key)
-        return None if row is None else row["tokens"]
-
     async def _pay(self, exchange: Exchange, call: Call[Any]) -> bytes:
         """One attempt: waits for its turn and for money, sends, keeps the reply, and writes down what it cost."""
-        key, expected, most = self._key(call), _expected(call.body), _most(call.body)
+        key, expected, most = self._key(call), _expected(call.body), _expected(call.body, a_token=1)
         await self._pace.turn(expected.total)
         await self._reserve(key, most)
         tokens: Tokens | None = None
         try:
-            raw = await exchange(call.body)
-            reply = json.loads(raw)
-            kept, tokens = call.keep(reply), usage_of(reply)
-            is_estimated = tokens is None
-            tokens = tokens or Tokens(prompt=expected.prompt, completion=-(-len(raw) // BYTES_A_TOKEN))
+            reply = json.loads(await exchange(call.body))
+            tokens = usage_of(reply)  # known also where the reply is of no use
+            kept = call.keep(reply)
+            is_estimated, text = tokens is None, json.dumps(kept).encode()
+            tokens = tokens or Tokens(prompt=expected.prompt, completion=-(-len(text) // BYTES_A_TOKEN))
             self._keep(key, kept, tokens)
-            self._ledger.paid(key, tokens, is_estimated=is_estimated)
-            return json.dumps(kept).encode()
+            self._ledger.paid(key, tokens, reply=kept, estimated=is_estimated)
+            return text
         except Refused as refused:
             self._ledger.unpaid(key, "refused")
             if not refused.is_final:
                 self._pace.hold(refused.wait_s)
             raise
         except BaseException as error:
-            self._ledger.unpaid(key, "refused" if isinstance(error, _NEVER_SENT) else "lost")
+            if isinstance(error, ValueError) and tokens is not None:
+                self._ledger.paid(key, tokens)
+            else:
+                self._ledger.unpaid(key, "refused" if isinstance(error, _NEVER_SENT) else "lost")
             raise
         finally:
             self._pace.give_back(expected.total - (tokens.total if tokens else 0))
@@ -268,13 +266,11 @@ class PaidCalls:
             self._ledger.sent(key, most)
 
     def _keep(self, key: str, kept: Any, tokens: Tokens) -> None:
-        file = self._file(key)
-        if file is None:
+        if (file := self._file(key)) is None:
             return
-        row = {"reply": kept, "tokens": asdict(tokens), "at": time.time()}
         with run_errors("keep a reply in", file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, row)
+            write_json(file, {"reply": kept, "tokens": asdict(tokens), "at": time.time()})
 
 
 class Ledger:
@@ -284,8 +280,9 @@ class Ledger:
     knows). Prices are not written down: tokens are, so that a corrected price corrects what was spent.
     """
 
-    def __init__(self, file: Path | None, budget: Budget | None) -> None:
-        self._file, self._budget = file, budget
+    def __init__(self, file: Path | None, budget: Budget | None, *, has_replies: bool) -> None:
+        self._file, self._budget, self._has_replies = file, budget, has_replies
+        self.replies: dict[str, tuple[Any, Tokens]] = {}
         self._open: dict[str, Tokens] = {}
         self._paid = self._lost = Tokens()
         self._calls = self._estimated = self._lost_calls = 0
@@ -312,23 +309,25 @@ class Ledger:
         """What is spent at most once everything in flight is paid, and `more` too."""
         return sum((self._paid, self._lost, *self._open.values()), start=more).usd(self._budget)
 
-    def settle_open(self, kept: Callable[[str], Tokens | None]) -> int:
+    def settle_open(self, kept: Callable[[str], tuple[Any, Tokens] | None]) -> int:
         """End what was in flight when the last process did; how many of them have no reply."""
         lost = 0
         for key in list(self._open):
-            tokens = kept(key)
-            if tokens is None:
+            row = kept(key)
+            if row is None:
                 lost += 1
                 self.unpaid(key, "lost")
             else:
-                self.paid(key, tokens, is_estimated=False)
+                self.paid(key, row[1], reply=row[0])
         return lost
 
     def sent(self, key: str, most: Tokens) -> None:
         self._note({"sent": key, **asdict(most)})
 
-    def paid(self, key: str, tokens: Tokens, *, is_estimated: bool) -> None:
-        self._note({"paid": key, **asdict(tokens), **({"estimated": True} if is_estimated else {})})
+    def paid(self, key: str, tokens: Tokens, **more: Any) -> None:
+        """`more` is the `reply`, where it can be used, and whether its tokens are `estimated`."""
+        written = {name: value for name, value in more.items() if name != "reply" or self._has_replies}
+        self._note({"paid": key, **asdict(tokens), **written})
 
     def unpaid(self, key: str, how: Literal["refused", "lost"]) -> None:
         self._note({how: key})
@@ -348,9 +347,11 @@ class Ledger:
                 self._open[key] = Tokens(prompt=prompt, completion=completion)
             case {"paid": key, "prompt": prompt, "completion": completion}:
                 self._open.pop(key, None)
-                self._paid += Tokens(prompt=prompt, completion=completion)
-                self._calls += 1
+                tokens = Tokens(prompt=prompt, completion=completion)
+                self._paid, self._calls = self._paid + tokens, self._calls + 1
                 self._estimated += bool(line.get("estimated"))
+                if "reply" in line:
+                    self.replies[key] = line["reply"], tokens
             case {"refused": key}:
                 self._open.pop(key, None)
             case {"lost": key}:
@@ -386,15 +387,8 @@ def usage_of(reply: Any) -> Tokens | None:
             return None
 
 
-def _expected(body: bytes) -> Tokens:
+def _expected(body: bytes, *, a_token: int = BYTES_A_TOKEN) -> Tokens:
     """About how many tokens a request has, and the most that its reply may have."""
-    return Tokens(prompt=-(-len(body) // BYTES_A_TOKEN), completion=_longest_reply(body))
-
-
-def _most(body: bytes) -> Tokens:
-    return Tokens(prompt=len(body), completion=_longest_reply(body))
-
-
-def _longest_reply(body: bytes) -> int:
     request = json.loads(body)
-    return int(request.get("max_tokens") or request.get("max_completion_tokens") or 0) * int(request.get("n") or 1)
+    longest = int(request.get("max_tokens") or request.get("max_completion_tokens") or 0) * int(request.get("n") or 1)
+    return Tokens(prompt=-(-len(body) // a_token), completion=longest)

@@ -426,6 +426,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "it never says the principle",
     ),
     "weighted": ({}, {"settle": "weighted"}, "which judges are not asked"),
+    "people too": ({}, {"by": [{"kind": "people", "project": "x"}, {"kind": "judge"}]}, "make two stages `label`"),
     "alpha alone": ({}, {"need": {"alpha": 0.3}}, "no task is labelled by two judges"),
     "questions": ({}, {"questions": ["thumb"]}, "questions is for people"),
     "a key in the open": ({"url": "http://judge.example/v1", "key_variable": "K"}, {}, "unencrypted"),
@@ -444,7 +445,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_paid(
 ) -> None:
     by, label, words = BAD[name]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(CONSTITUTION))
-    file = write_recipe(tmp_path, tiny, [task(0)], judge(stub) | by, **label)
+    file = write_recipe(tmp_path, tiny, [task(0)], **({"by": judge(stub) | by} | label))
     assert kedge("run", file, "--runs", tmp_path / "runs") == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "runs").exists()

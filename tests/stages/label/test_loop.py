@@ -184,7 +184,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"by": {"kind": "judge", "url": "http://localhost/v1", "model": "m"}},
         "kedge judge trust",
     ),
-    "both": ({"by": [{"kind": "people", "project": "x"}, {"kind": "judge"}]}, "make two stages `label`"),
     "unknown": ({"by": {"kind": "crowd", "project": "x"}}, "there is no 'crowd'"),
     "settle": ({"settle": "mean"}, "majority"),
     "agreement of nobody": (

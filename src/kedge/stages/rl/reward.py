@@ -84,6 +84,8 @@ def open_reward(
             seed=context.seed,
             fields=fields,
             note=lambda code, words: context.event("info", code, f"{field}: {words}"),
+            calls=context.folder / "calls" / f"{field}-{context.world.rank}",
+            share=1 / context.world.size,
         ),
         read=read,
         open_model=open_model,
