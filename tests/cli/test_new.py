@@ -15,7 +15,7 @@ from kedge.recipe.templates import START, free_folder, template_folder
 Kedge = Callable[..., Any]
 
 
-YOURS = ("hh", "reward-alpacaeval", "reward-finegrained", "reward-hh", "reward-polite")
+YOURS = ("cai", "hh", "reward-alpacaeval", "reward-finegrained", "reward-hh", "reward-polite")
 """Recipes whose data people bring themselves."""
 SHIPPED = [path.stem for path in sorted(template_folder().glob("*.yaml")) if path.stem not in YOURS]
 
