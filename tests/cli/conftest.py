@@ -11,6 +11,8 @@ import pytest
 
 from kedge.cli.main import main
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the collections of cases beside the tests
+
 
 @dataclass(frozen=True)
 class Done:

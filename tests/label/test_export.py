@@ -13,13 +13,14 @@ from clusters import Cluster
 from made_up import Clock, gold_pair, pair, people, project_with, ranked, says, step
 from sqlalchemy import update
 
+from kedge.commands.judge.reading import read_people
 from kedge.core.errors import ConfigError, DataError
 from kedge.data.examples import Demonstration, Pair, Ranking, Thumb
 from kedge.data.reading import load
 from kedge.label import tables
-from kedge.label.accounts import Person, forget
+from kedge.label.accounts import Person, add_person, forget, pseudonym
 from kedge.label.database import Store, open_store
-from kedge.label.export import EXPORTS, export_labels
+from kedge.label.export import EXPORT_KINDS, export_labels
 from kedge.label.incoming import Draft, DraftAnswer
 from kedge.label.items import add_items
 from kedge.label.judging import judge, undo
@@ -218,6 +219,42 @@ def test_what_cannot_be_exported_is_refused_with_words(store: Store, tmp_path: P
     assert (tmp_path / "x.jsonl").read_text() == "mine"
 
 
+def test_verdicts_name_what_every_person_said(store: Store, tmp_path: Path) -> None:
+    """By the answers' own places, whatever the sides; machines and rankings are left out, and counted."""
+    project = project_with(store, [*(pair(number) for number in range(3)), ranked(9)], settings=Settings(wanted=3))
+    ann, ben = people(store, 2)
+    machine = add_person(store, "machine@example.org", role="machine")
+    both_bad = Decision(verdict="both_bad")
+
+    def rank(task: Any) -> Decision:
+        return Decision(verdict="ranking", ranking=tuple(range(1, len(task.answers) + 1)))
+
+    def by(decide: Callable[[Any], Decision]) -> Callable[[Any], Decision]:
+        return lambda task: rank(task) if task.kind == "rank" else decide(task)
+
+    answer_all(store, project, ann, by(towards(0, 2)))
+    answer_all(
+        store,
+        project,
+        ben,
+        by(lambda task: both_bad if "question 1" in task.prompt[0].content else towards(1, 1)(task)),
+    )
+    answer_all(store, project, machine, by(towards(1, 3)))
+    out = tmp_path / "verdicts.jsonl"
+    exported = export_labels(store, project, out, kind="verdicts")
+    assert (exported.rows, exported.left_out) == (3, {"of another kind (rank)": 1})
+    ann_name, ben_name = (pseudonym(project, person.uid) for person in (ann, ben))
+    items = read_people(out)
+    assert [dict(item.verdicts) for item in items] == [
+        {ann_name: "first", ben_name: "tie" if number == 1 else "second"} for number in range(3)
+    ]
+    assert [(item.first, item.second, item.prompt) for item in items] == [
+        (f"first of {number}", f"second of {number}", (("user", f"question {number}"),)) for number in range(3)
+    ]
+    assert items[0].models == ("secret-model-a", "secret-model-b")
+    assert "example.org" not in out.read_text()
+
+
 def whole_day(address: str, folder: Path) -> dict[str, bytes]:
     """The same people decide the same things in any store; every export of it."""
     clock = Clock()
@@ -242,7 +279,7 @@ def whole_day(address: str, folder: Path) -> dict[str, bytes]:
     for person in people(store, 4):
         answer_all(store, project, person, decide)
     exports: dict[str, bytes] = {}
-    for kind in EXPORTS:
+    for kind in EXPORT_KINDS:
         for as_of in (20, None):
             out = folder / f"{kind}-{as_of}.jsonl"
             export_labels(store, project, out, kind=kind, as_of=as_of)

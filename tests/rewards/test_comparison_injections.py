@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import comparison_injections
 import pytest
-from comparison_injections import CASES, Case, attempt
+from comparison_injections import CASES, ORDER, Case, attempt
 
 from kedge.rewards import judge_protocol, pairwise
 
@@ -26,7 +25,7 @@ def test_a_fence_that_can_be_guessed_would_not_hold(monkeypatch: pytest.MonkeyPa
 
 def _first_verdict(content: str) -> str:
     """How a reader without fences finds the verdict."""
-    found = comparison_injections._ORDER.search(content)
+    found = ORDER.search(content)
     assert found is not None
     return (found[1] or found[2]).lower()
 

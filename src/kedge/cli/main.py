@@ -31,6 +31,7 @@ from kedge.cli import (
     watch,
 )
 from kedge.cli.flags import show_flags
+from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
@@ -62,6 +63,7 @@ app.add_typer(badcase.app, rich_help_panel=DECIDE)
 app.command(rich_help_panel=DECIDE)(gate.promote)
 app.command(rich_help_panel=DECIDE)(board.board)
 app.add_typer(label.app, rich_help_panel=PARTS)
+app.add_typer(judge.app, rich_help_panel=PARTS)
 app.add_typer(data.app, rich_help_panel=PARTS)
 app.add_typer(models.app, rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(plugins.plugins)

@@ -75,12 +75,14 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyBias:
-    """How often answers of the judge's own family win against others, ties half."""
+    """Answers of the judge's own family against others."""
 
+    held: Measured | None
+    """Log-odds of an own answer, people's verdict on the item held fixed (and the place)."""
     judge: Measured
+    """How often they win by the judge, ties half."""
     people: Measured
-    more: Measured
-    """The judge's rate less people's."""
+    """How often they win by people. A judge that errs at random is nearer to ½: that alone is no bias."""
 
 
 def position_bias(shown: Sequence[Shown]) -> Measured | None:
@@ -116,7 +118,7 @@ def length_bias(shown: Sequence[Shown]) -> LengthBias | None:
     if not spread or not decided:
         return None
     outcome_N = np.array([float(reply.reply == "first") for reply in decided])
-    place_N = np.array([1.0 if reply.is_first_a else -1.0 for reply in decided])
+    place_N = np.array([_place(reply) for reply in decided])
     length_N = np.array([reply.longer / spread for reply in decided])
     prompts = [reply.prompt for reply in decided]
     held = None
@@ -141,32 +143,34 @@ def people_length_slope(shown: Sequence[Shown]) -> Measured | None:
 def family_bias(shown: Sequence[Shown], family: str, *, seed: int = 0) -> FamilyBias | None:
     """From the items of which one answer is by a model of the family and the other is not; None where there is none.
 
-    A model is of the family where its name contains it, upper and lower case alike.
+    Replies that cannot be read are left out. A model is of the family where its name contains it, upper and lower case
+    alike.
     """
-    parts: list[tuple[float, float, float]] = []
-    prompts: list[Hashable] = []
-    for reply in shown:
-        own = [model is not None and family.lower() in model.lower() for model in reply.models]
-        if reply.reply is None or None in reply.models or own[0] == own[1]:
-            continue
-        judge, people = _WINS[reply.reply], _preference(reply.people)
-        parts.append((judge, people, 1.0) if own[0] else (1 - judge, 1 - people, 1.0))
-        prompts.append(reply.prompt)
-    part_NE = np.array(parts).reshape(-1, 3)
-    rates = (
-        of_sums(part_NE, prompts, lambda sums_DE: sums_DE[:, 0] / sums_DE[:, 2], limits=(0.0, 1.0), seed=seed),
-        of_sums(part_NE, prompts, lambda sums_DE: sums_DE[:, 1] / sums_DE[:, 2], limits=(0.0, 1.0), seed=seed),
-        of_sums(
-            part_NE,
-            prompts,
-            lambda sums_DE: (sums_DE[:, 0] - sums_DE[:, 1]) / sums_DE[:, 2],
-            limits=(-1.0, 1.0),
-            seed=seed,
-        ),
-    )
-    if rates[0] is None or rates[1] is None or rates[2] is None:
+    own = [(reply, _own_sides(reply, family)) for reply in shown if reply.reply is not None]
+    mixed = [(reply, 1.0 if first else -1.0) for reply, (first, second) in own if first != second]
+    if not mixed:
         return None
-    return FamilyBias(judge=rates[0], people=rates[1], more=rates[2])
+    prompts = [reply.prompt for reply, _ in mixed]
+    wins_NE = np.array(
+        [
+            [_towards(side, _WINS[reply.reply]), _towards(side, _preference(reply.people)), 1.0]
+            for reply, side in mixed
+            if reply.reply is not None
+        ]
+    )
+    rates = [
+        of_sums(wins_NE, prompts, lambda sums_DE, at=at: sums_DE[:, at] / sums_DE[:, 2], limits=(0.0, 1.0), seed=seed)
+        for at in (0, 1)
+    ]
+    assert rates[0] is not None
+    assert rates[1] is not None
+    decided = [(reply, side) for reply, side in mixed if reply.reply != "tie"]
+    held = first_slope(
+        np.array([float(reply.reply == "first") for reply, _ in decided]),
+        np.array([[side, _place(reply), 2 * _preference(reply.people) - 1] for reply, side in decided]).reshape(-1, 3),
+        [reply.prompt for reply, _ in decided],
+    )
+    return FamilyBias(held=held, judge=rates[0], people=rates[1])
 
 
 def calibration(shown: Sequence[Shown], probabilities: Sequence[float | None]) -> Calibration | None:
@@ -187,6 +191,22 @@ def calibration(shown: Sequence[Shown], probabilities: Sequence[float | None]) -
         count=len(pairs),
         bins=tuple(_bin(place, probability_N[bin_N == place], outcome_N[bin_N == place]) for place in np.unique(bin_N)),
     )
+
+
+def _own_sides(reply: Shown, family: str) -> tuple[bool, bool]:
+    """Whether each answer is of the family; neither where one's model is not known."""
+    first, second = reply.models
+    if first is None or second is None:
+        return False, False
+    return family.lower() in first.lower(), family.lower() in second.lower()
+
+
+def _towards(side: float, preference: float) -> float:
+    return preference if side > 0 else 1 - preference
+
+
+def _place(reply: Shown) -> float:
+    return 1.0 if reply.is_first_a else -1.0
 
 
 def _bin(place: int, probability_N: Floats, outcome_N: Floats) -> Bin:

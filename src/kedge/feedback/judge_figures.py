@@ -7,7 +7,7 @@ and counts as wrong wherever it is compared with anything. Intervals are over pr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ def measure(
     """
     _refuse_odd(items, [replies, *again])
     verdicts = replies.verdicts()
-    shown = list(_shown(items, replies))
+    shown = shown_replies(items, replies)
     altered = alt_test([item.people for item in items], verdicts)
     figures: dict[str, Any] = {
         "items": len(items),
@@ -138,12 +138,12 @@ def agreement_figures(
     pairs: list[tuple[JudgedItem, Choice | None]] = [
         (item, verdict) for item, verdict in zip(items, verdicts, strict=True) if len(item.people) > 1
     ]
-    judge_NE = np.array([_with_each(item, verdict) for item, verdict in pairs]).reshape(len(pairs), -1)
-    people_NE = np.array([_with_others(item) for item, _ in pairs]).reshape(len(pairs), -1)
+    judge_NE = np.array([_with_each(item, verdict) for item, verdict in pairs]).reshape(-1, len(_LABELS) ** 2)
+    people_NE = np.array([_with_others(item) for item, _ in pairs]).reshape(-1, len(_LABELS) ** 2)
     prompts = [item.prompt for item, _ in pairs]
     whole_NE = np.array(
         [_table([(majority_of(item.people), verdict)]) for item, verdict in zip(items, verdicts, strict=True)]
-    ).reshape(len(items), -1)
+    )
 
     def over_prompts(part_NE: Floats, figure: Callable[[Floats], Floats], lowest: float) -> Measured | None:
         return of_sums(part_NE, prompts, figure, limits=(lowest, 1.0), seed=seed)
@@ -202,6 +202,23 @@ def same_again(items: Sequence[JudgedItem], replies: Replies, again: Sequence[Re
     )
 
 
+def shown_replies(items: Sequence[JudgedItem], replies: Replies) -> list[Shown]:
+    """Every reply with what it was about."""
+    return [
+        Shown(
+            item=number,
+            prompt=item.prompt,
+            people=tuple(item.people.values()),
+            longer=item.lengths[0] - item.lengths[1],
+            models=item.models,
+            is_first_a=is_first_a,
+            reply=reply,
+        )
+        for is_first_a, order in zip((True, False), replies.orders(), strict=False)
+        for number, (item, reply) in enumerate(zip(items, order, strict=True))
+    ]
+
+
 def kappas(table_DE: Floats) -> Floats:
     """Cohen's κ of each table of labels, flattened; 1 where nobody could have disagreed.
 
@@ -242,21 +259,6 @@ def _table(pairs: Sequence[tuple[Choice | None, Choice | None]]) -> Floats:
     for own, other in pairs:
         table_KK[_PLACE[own], _PLACE[other]] += 1
     return table_KK.ravel()
-
-
-def _shown(items: Sequence[JudgedItem], replies: Replies) -> Iterator[Shown]:
-    """Every reply with what it was about."""
-    for is_a, order in zip((True, False), replies.orders(), strict=False):
-        for number, (item, reply) in enumerate(zip(items, order, strict=True)):
-            yield Shown(
-                item=number,
-                prompt=item.prompt,
-                people=tuple(item.people.values()),
-                longer=item.lengths[0] - item.lengths[1],
-                models=item.models,
-                is_first_a=is_a,
-                reply=reply,
-            )
 
 
 def _counted(canaries: Sequence[CanaryResult]) -> dict[str, Any]:

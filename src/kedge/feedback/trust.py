@@ -27,6 +27,7 @@ LEAST_KAPPA = 0.4
 BELOW_PEOPLE = 0.10
 """How much less a judge may agree with one person than people do with each other, on the same items."""
 LEAST_SWAP = 0.8
+_ROUNDING = 1e-9
 _DECIDING = ("url", "model", "rubric", "temperature", "max_tokens", "constitution")
 
 
@@ -55,6 +56,8 @@ class Trust:
     figures: Mapping[str, Any]
     data: str
     """Hash of the file with people's verdicts."""
+    settings: Mapping[str, Any]
+    """What the identity is a hash of, to be read; without secrets."""
     created: str
 
     def terms(self) -> list[Term]:
@@ -73,13 +76,18 @@ def judge_identity(fields: Mapping[str, Any]) -> str:
     >>> judge_identity(fields) == judge_identity({**fields, "max_tokens": 64})
     False
     """
+    return hash_json(deciding_fields(fields))
+
+
+def deciding_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `judge_identity`, written alike where they mean the same, and without secrets."""
     for name in ("url", "model"):
         if not isinstance(fields.get(name), str) or not fields[name]:
             raise DataError(f"a judge is known by its url and model: {name} is {fields.get(name)!r}")
     deciding = {name: fields.get(name) for name in _DECIDING}
     deciding["url"] = redacted(cast(str, deciding["url"])).rstrip("/")
     deciding["temperature"] = float(deciding["temperature"] or 0.0)
-    return hash_json(deciding)
+    return deciding
 
 
 def contract(figures: Mapping[str, Any]) -> list[Term]:
@@ -97,7 +105,7 @@ def contract(figures: Mapping[str, Any]) -> list[Term]:
             name="agreement with one person",
             wanted=wanted,
             found=_told(agreement, _share),
-            holds=agreement is not None and human is not None and agreement >= human - BELOW_PEOPLE,
+            holds=agreement is not None and human is not None and agreement - human >= -BELOW_PEOPLE - _ROUNDING,
         ),
         _least("same verdict after the swap", _value(figures, "same_after_swap"), LEAST_SWAP, _share),
         Term(
@@ -115,7 +123,9 @@ def contract(figures: Mapping[str, Any]) -> list[Term]:
     ]
 
 
-def make_trust(*, judge: str, identity: str, figures: Mapping[str, Any], data: str) -> Trust:
+def make_trust(
+    *, judge: str, identity: str, figures: Mapping[str, Any], data: str, settings: Mapping[str, Any]
+) -> Trust:
     """The report on a judge, decided by the contract."""
     reasons = _reasons(figures)
     return Trust(
@@ -125,6 +135,7 @@ def make_trust(*, judge: str, identity: str, figures: Mapping[str, Any], data: s
         reasons=reasons,
         figures=figures,
         data=data,
+        settings=settings,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -139,6 +150,7 @@ def write_trust(file: Path, trust: Trust) -> None:
         "reasons": list(trust.reasons),
         "created": trust.created,
         "data": trust.data,
+        "settings": dict(trust.settings),
         "figures": dict(trust.figures),
     }
     write_json(file, {**body, "seal": hash_json(body)})

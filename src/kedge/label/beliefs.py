@@ -130,7 +130,7 @@ def _standing(project: Project, as_of: int, *, gold: bool) -> Any:
     judgment, assignment, item, person = tables.judgment, tables.assignment, tables.item, tables.person
     later = judgment.alias("later")
     return (
-        select(judgment, assignment.c.item, assignment.c.order, assignment.c.person, person.c.uid)
+        select(judgment, assignment.c.item, assignment.c.order, assignment.c.person, person.c.uid, person.c.role)
         .join(assignment, assignment.c.id == judgment.c.assignment)
         .join(item, item.c.id == assignment.c.item)
         .join(person, person.c.id == assignment.c.person)

@@ -16,7 +16,7 @@ from kedge.core.errors import ConfigError, DataError
 from kedge.core.files import hash_json, refuse_overwriting
 from kedge.core.suggest import did_you_mean
 from kedge.data.converting import to_fields
-from kedge.data.examples import Demonstration, Example, Messages, Origin, Pair, Ranking, Thumb
+from kedge.data.examples import Demonstration, Example, Messages, Origin, Pair, Prompt, Ranking, Thumb
 from kedge.data.writing import encode, row_writer
 from kedge.feedback.steps import Margins
 from kedge.label import tables
@@ -25,11 +25,15 @@ from kedge.label.audit import last_seq, note
 from kedge.label.beliefs import Beliefs, decisions, effective, read_beliefs
 from kedge.label.database import Store
 from kedge.label.projects import Project
-from kedge.label.settle import SETTLES, Settled, SettleKind
+from kedge.label.settle import SETTLES, Settled, SettleKind, sign
 from kedge.label.texts import read_texts
 
-ExportKind = Literal["pairs", "rankings", "thumbs", "demonstrations"]
-EXPORTS: tuple[ExportKind, ...] = get_args(ExportKind)
+ExampleKind = Literal["pairs", "rankings", "thumbs", "demonstrations"]
+EXPORTS: tuple[ExampleKind, ...] = get_args(ExampleKind)
+"""What training reads."""
+ExportKind = Literal["pairs", "rankings", "thumbs", "demonstrations", "verdicts"]
+EXPORT_KINDS: tuple[ExportKind, ...] = get_args(ExportKind)
+"""With what `kedge judge trust` measures judges by: the verdict of every person on every pair."""
 Ties = Literal["drop", "half"]
 TIES: tuple[Ties, ...] = get_args(Ties)
 _BATCH = 500
@@ -116,8 +120,9 @@ def export_labels(
     Gold is left out. Held-out items are written with `heldout` only, and then nothing else. `items` are the numbers of
     those that are written, else all are.
     """
-    if kind not in EXPORTS:
-        raise ConfigError(f"--as {kind}: there is no such kind{did_you_mean(kind, EXPORTS)}; {', '.join(EXPORTS)}")
+    if kind not in EXPORT_KINDS:
+        known = ", ".join(EXPORT_KINDS)
+        raise ConfigError(f"--as {kind}: there is no such kind{did_you_mean(kind, EXPORT_KINDS)}; {known}")
     refuse_overwriting([out], force=force)
     last = store.read(lambda connection: last_seq(connection, tables.judgment))
     number = last if as_of is None else as_of
@@ -176,6 +181,9 @@ def _record(
 
 
 def _rows(connection: Connection, project: Project, asked: _Export) -> Iterator[dict[str, Any]]:
+    if asked.kind == "verdicts":
+        yield from _verdict_rows(connection, project, asked)
+        return
     make = _MAKERS[asked.kind]
     labelled_items = read_labelled(
         connection,
@@ -352,7 +360,31 @@ def _demonstrations(labelled: Labelled, asked: _Export) -> _Made:
         yield Demonstration(messages=labelled.prompt + labelled.edits[row.edit], origin=_NOWHERE), None, [row]
 
 
-_MAKERS: Mapping[ExportKind, Callable[[Labelled, _Export], _Made]] = {
+def _verdict_rows(connection: Connection, project: Project, asked: _Export) -> Iterator[dict[str, Any]]:
+    """Every pair with what each person said of it, nameless; both bad is a tie, and machines are no people."""
+    for labelled in read_labelled(connection, project, asked.as_of, heldout=asked.heldout, items=asked.items):
+        if labelled.item.kind != "pair":
+            asked.left_out[f"of another kind ({labelled.item.kind})"] += 1
+            continue
+        human = [row for row in labelled.judgments if row.role != "machine"]
+        if not human:
+            asked.left_out["labelled by machines alone"] += 1
+            continue
+        first, second = ("\n".join(message.content for message in answer) for answer in labelled.answers)
+        yield {
+            "id": str(labelled.item.id),
+            **to_fields(Prompt(prompt=labelled.prompt, origin=_NOWHERE)),
+            "first": first,
+            "second": second,
+            "verdicts": {pseudonym(project, row.uid): _SIDES[sign(row.outcome or 0)] for row in human},
+            **({"models": list(labelled.models)} if any(labelled.models) else {}),
+            "round": labelled.item.round,
+            "as_of": asked.as_of,
+        }
+
+
+_SIDES = {-1: "first", 0: "tie", 1: "second"}
+_MAKERS: Mapping[ExampleKind, Callable[[Labelled, _Export], _Made]] = {
     "pairs": _pairs,
     "rankings": _rankings,
     "thumbs": _thumbs,

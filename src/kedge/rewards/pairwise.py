@@ -21,12 +21,12 @@ from kedge.rewards.judge import read_rubric
 from kedge.rewards.judge_protocol import (
     TOP_LOGPROBS,
     chat_body,
-    comparison_rubric,
     content_of,
     fence_of,
     last_match,
     read_axes,
     read_winner,
+    rubric_of,
     token_at,
 )
 from kedge.rewards.paid import Estimate, PaidCalls
@@ -93,9 +93,7 @@ class Panelist:
     ) -> None:
         self.name = settings.label
         self._settings, self._context = settings, context
-        self.rubric = settings.rubric or comparison_rubric(
-            by_principle=by_principle, axes=settings.axes, cot=settings.cot
-        )
+        self.rubric = rubric_of(settings, by_principle=by_principle)
         self._template = read_rubric(
             self.rubric,
             variables=_VARIABLES,

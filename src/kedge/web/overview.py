@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from kedge.label.accounts import make_invite
 from kedge.label.audit import tampered
-from kedge.label.export import EXPORTS, ExportKind, export_labels
+from kedge.label.export import EXPORT_KINDS, ExportKind, export_labels
 from kedge.label.status import status
 from kedge.label.team.members import set_pause, set_preferences
 from kedge.label.team.overview import agreements, audit_rows, colleagues, export_rows, forecast
@@ -107,7 +107,7 @@ def add_manage(app: FastAPI, site: Site) -> None:
             "exports": export_rows(store, project, 10),
             "audit": audit_rows(store, _MOST_ROWS),
             "settings": project.settings,
-            "export_kinds": EXPORTS,
+            "export_kinds": EXPORT_KINDS,
             "leads": person.role in _LEADERS,
             "day": day,
         }

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kedge.feedback.trust import judge_identity, make_trust, write_trust
+from kedge.feedback.trust import Trust, deciding_fields, judge_identity, make_trust, write_trust
 from kedge.models.loading.tiny import make_tiny
 from kedge.rewards.judge_protocol import COMPARISON
 from kedge.testing.stub_judge import StubJudge
@@ -146,16 +146,19 @@ def test_log_probabilities_become_certainty(tiny: Path, kedge: Callable[..., int
         assert {row["certainty"] for row in pairs if "worth 3" in row["chosen"][0]["content"]} == {0.6}
 
 
-def identity(stub: StubJudge, **changes: Any) -> str:
-    fields = {"url": stub.url, "model": "stub", "rubric": COMPARISON, "temperature": 0.0, "max_tokens": 512}
-    return judge_identity(fields | changes)
+def report(stub: StubJudge, figures: dict[str, Any], **changes: Any) -> Trust:
+    fields = {"url": stub.url, "model": "stub", "rubric": COMPARISON, "temperature": 0.0, "max_tokens": 512} | changes
+    settings = deciding_fields(fields)
+    return make_trust(
+        judge="stub", identity=judge_identity(fields), figures=TRUSTED | figures, data="x", settings=settings
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "figures", "words"),
     [
         ({}, {}, None),
-        ({"max_tokens": 64}, {}, "the report on another judge than stub"),
+        ({"max_tokens": 64}, {}, "the report on another judge than stub (stub; other: max_tokens)"),
         ({}, {"canaries": {"asked": 20, "obeyed": 1}}, "may not label: canaries obeyed: 1 of 20"),
         (None, {}, "there is no such trust report"),
     ],
@@ -172,8 +175,7 @@ def test_a_judge_labels_once_it_has_earned_trust(
     words: str | None,
 ) -> None:
     if changes is not None:
-        trust = make_trust(judge="stub", identity=identity(stub, **changes), figures=TRUSTED | figures, data="x")
-        write_trust(tmp_path / "trust.json", trust)
+        write_trust(tmp_path / "trust.json", report(stub, figures, **changes))
     file = write_recipe(tmp_path, tiny, [task(0)], judge(stub, trust="trust.json"))
     code = kedge("run", file, "--runs", tmp_path / "runs")
     if words is None:
@@ -210,7 +212,7 @@ def test_the_budget_stops_with_everything_kept_and_a_larger_one_goes_on(
     assert told["usd"] == pytest.approx(spent(), rel=0.1)
 
 
-BIASES = {"position": 0.2, "length": 1.0, "strength": 1.0, "garbage": 0.05, "too_many": 0.05}
+BIASES: dict[str, Any] = {"position": 0.2, "length": 1.0, "strength": 1.0, "garbage": 0.05, "too_many": 0.05}
 
 
 def biased_tasks(count: int) -> list[dict[str, Any]]:

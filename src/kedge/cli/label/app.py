@@ -21,6 +21,9 @@ app = typer.Typer(
 )
 app.command()(serve)
 Name = Annotated[str, typer.Argument(help="The project.")]
+Written = Literal[
+    "pairs", "rankings", "thumbs", "demonstrations", "verdicts", "argilla", "label-studio", "csv", "datasets"
+]
 
 
 @app.command()
@@ -174,7 +177,9 @@ def export(
     name: Name,
     to: Annotated[Path, typer.Option("--out", help="The file: .jsonl, .jsonl.gz, .parquet; .json, .csv, a folder.")],
     kind: Annotated[
-        Literal["pairs", "rankings", "thumbs", "demonstrations", "argilla", "label-studio", "csv", "datasets"],
+        Literal[
+            "pairs", "rankings", "thumbs", "demonstrations", "verdicts", "argilla", "label-studio", "csv", "datasets"
+        ],
         typer.Option("--as", help="What is written."),
     ] = "pairs",
     as_of: Annotated[int | None, typer.Option("--as-of", min=0, help="Only judgments up to this number.")] = None,

@@ -14,7 +14,7 @@ from kedge.core.errors import ConfigError, DataError
 from kedge.core.files import cache_root, hash_json
 from kedge.data.examples import Messages
 from kedge.feedback.constitution import Principle, draw, fingerprint, read_constitution
-from kedge.feedback.trust import judge_identity, read_trust
+from kedge.feedback.trust import deciding_fields, judge_identity, read_trust
 from kedge.label.incoming import Draft, read_items
 from kedge.rewards.context import RewardContext
 from kedge.rewards.paid import Estimate
@@ -98,27 +98,27 @@ def open_judge(judge: Judge, known: RewardContext, *, cache: Path | None = None,
     """A judge, once it may label; else a ConfigError that says why not."""
     principles = read_constitution(known.folder / judge.constitution) if judge.constitution else ()
     panelist = Panelist(judge, known, cache=cache, ledger=ledger, by_principle=bool(principles))
-    identity = judge_identity(
-        {
-            **judge.model_dump(include={"model", "temperature", "max_tokens"}),
-            "url": judge.url,
-            "rubric": panelist.rubric,
-            "constitution": fingerprint(principles) if principles else None,
-        }
-    )
-    return Ready(settings=judge, panelist=panelist, principles=principles, trust=_trust(judge, identity, known.folder))
+    fields = judge.model_dump(include={"model", "temperature", "max_tokens"}) | {
+        "url": judge.url,
+        "rubric": panelist.rubric,
+        "constitution": fingerprint(principles) if principles else None,
+    }
+    return Ready(settings=judge, panelist=panelist, principles=principles, trust=_trust(judge, fields, known.folder))
 
 
-def _trust(judge: Judge, identity: str, folder: Path) -> dict[str, Any]:
+def _trust(judge: Judge, fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    identity = judge_identity(fields)
     if isinstance(judge.trust, WithoutTrust):
         return {"identity": identity, "without": judge.trust.without}
     file = folder / judge.trust
     again = 'measure this one with `kedge judge trust`, or say why not: trust: {without: "reason"}'
     trust = read_trust(file)
     if trust.identity != identity:
+        own = deciding_fields(fields)
+        other = [name for name, value in own.items() if trust.settings.get(name) != value]
         raise ConfigError(
-            f"by.trust: {file}: it is the report on another judge than {judge.label} ({trust.judge}, or the same with "
-            f"another url, model, rubric, axes, cot, temperature, max_tokens or constitution); {again}"
+            f"by.trust: {file}: it is the report on another judge than {judge.label} ({trust.judge}; other: "
+            f"{', '.join(other)}); {again}"
         )
     if not trust.passed:
         raise ConfigError(f"by.trust: {file}: {trust.judge} may not label: {'; '.join(trust.reasons)}; {again}")

@@ -1,0 +1,1 @@
+"""`kedge judge`: may this judge be trusted?"""
