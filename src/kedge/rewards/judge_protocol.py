@@ -77,19 +77,16 @@ def comparison_rubric(*, by_principle: bool = False, axes: Sequence[str] = (), c
 
 COMPARISON = comparison_rubric()
 
-<<<<<<< HEAD
-TOP_LOGPROBS = 20
-"""Alternatives of each token that are asked for: the most that OpenAI's API gives."""
-_SCORE = re.compile(r'(?<!\\)"score"\s*:\s*')
-_DIGIT = re.compile(r"(\d)(?![\d.eE])\D*")
-=======
 
 def rubric_of(judge: PairwiseJudge, *, by_principle: bool = False) -> str:
     """The template that a judge is asked with: its own, or the one that ships. It is a part of who the judge is."""
     return judge.rubric or comparison_rubric(by_principle=by_principle, axes=judge.axes, cot=judge.cot)
 
 
->>>>>>> judgelabel
+TOP_LOGPROBS = 20
+"""Alternatives of each token that are asked for: the most that OpenAI's API gives."""
+_SCORE = re.compile(r'(?<!\\)"score"\s*:\s*')
+_DIGIT = re.compile(r"(\d)(?![\d.eE])\D*")
 _CODE_BLOCK = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
