@@ -77,7 +77,8 @@ def weighed(content: str, pieces: list[str], at: int, shares: dict[str, float]) 
         ('{"score": 7}', ['{"score": ', "7}"], 1, {"7}": 0.5, "3}": 0.3, "3": 0.2}, 5.0),
         ('{"score": 7}', ['{"score": ', "7", "}"], 1, {"7": 0.5, "70": 0.3, "0": 0.2}, 7.0),  # 70 and 0 are no grades
         ('{"score": 7.5}', ['{"score": ', "7", ".5}"], 1, {"7": 0.5, "9": 0.5}, 7.5),  # the number, which is no digit
-        ('{"score": 7}', ['{"score": 7}', "!"], 0, {"7": 1.0}, 7.0),  # tokens of another text: the number
+        ('{"score": 7}', ['{"score":7}', "!"], 0, {"7": 1.0}, 7.0),  # tokens of another text: the number
+        ('{"score": 7}', ['{"score": ', "7", "}", "<end>"], 1, {"7": 0.5, "9": 0.5}, 8.0),  # with the one that ended it
         (
             '{"reason": "\\"score\\": 2", "score": 7}',
             ['{"reason": "\\"score\\": ', '2", "score": ', "7}"],

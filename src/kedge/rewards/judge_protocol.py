@@ -180,8 +180,8 @@ def last_match(pattern: re.Pattern[str], content: str, fence: str) -> re.Match[s
 
 def token_at(content: str, tokens: Sequence[Mapping[str, Any]], place: int) -> tuple[Mapping[str, Any], str] | None:
     """The token that holds the character at `place` of the reply, and what stands in it before that character; None
-    where the tokens are not those of the reply."""
-    if "".join(token["token"] for token in tokens) != content:
+    where the tokens are not those of the reply. The token that ended it may follow, as some servers have it."""
+    if not "".join(token["token"] for token in tokens).startswith(content):
         return None
     start = 0
     for token in tokens:
