@@ -5,7 +5,7 @@
 recipes/rlaif.yaml in the demo's world: `sft` imitates a shop's staff, good and bad. A simulated judge of known skill
 (`simulated_ai.SimulatedJudge`, 0.85) stands behind OpenAI's protocol on this machine. `distilled` is PPO against a
 reward model that learnt from the judge's comparisons, `direct` is PPO against its grades (d-RLAIF, Lee et al. 2023).
-Nobody is told the truth; by it, a reply to a held-out message is good where its true preference is at least 4 of 5.
+Nobody is told the truth; by it, a reply to a held-out message is good where its true preference is at least 3 of 5.
 Printed: the share of good replies with Wilson's 95 % interval a seed, changes with Student's over seeds, the true
 preference, KL from `sft`, wins over it by the judge, and what each way was paid, at 0.15 and 0.60 USD for a million
 tokens (words, here).
@@ -43,7 +43,7 @@ from simulated_ai import SimulatedJudge, serving
 RECIPE = Path(__file__).parents[1] / "recipes/rlaif.yaml"
 MODELS = ("sft", "distilled", "direct")
 SKILL = 0.85
-GOOD = 4.0
+GOOD = 3.0
 PRICES = "{usd: 100, input: 0.15, output: 0.6}"
 
 
@@ -51,10 +51,10 @@ PRICES = "{usd: 100, input: 0.15, output: 0.6}"
 class Scale:
     """Rows of each kind, and iterations of PPO."""
 
-    demonstrations: int = 6000
-    prompts: int = 600
+    demonstrations: int = 8000
+    prompts: int = 500
     heldout: int = 300
-    iterations: int = 20
+    iterations: int = 14
 
 
 SMALL = Scale(demonstrations=3000, prompts=120, heldout=60, iterations=5)
