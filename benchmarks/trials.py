@@ -4,13 +4,14 @@
 
 - kills: one recipe with every kind of stage, killed (SIGKILL) at random moments and resumed, with an empty cache each
   time; metrics, events, samples, weights and files must be those of a run that nothing interrupted.
-- malformed: recipes, data files, run folders, disks and rewards that are wrong; each must be answered with words.
+- malformed: recipes, data files, constitutions, run folders, disks and rewards that are wrong; each must be answered
+  with words.
 - processes: runs of several processes of which one raises, hangs, is stopped or killed; and kills of one or all of them
   at random moments, resumed on one, two or three.
 - attacks: programs that try to leave the sandbox or to harm the machine.
 - pages: texts of models that would run as code in a careless page, on a board and where people label; requests that
   another site or an outsider would send.
-- injections: answers that try to talk a judge into a good score.
+- injections: answers that try to talk a judge into a good score, or into preferring them.
 - overoptimisation: the curves of ten seeds that were driven past their peak, and synthetic ones that bend, collapse,
   rise, fall or stay; what is said of them must be true.
 - faults: planted faults that the doctor's rules were not written for; this is a rate, not a promise.
@@ -167,12 +168,16 @@ def unseen_faults(seed: int) -> Iterator[Trial]:
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     "kills": lambda options: kills(options.kills, options.seed),
     "malformed": lambda _: cases(
-        "recipe/malformed_recipes.py", "data/malformed.py", "runs/trouble.py", "commands/preflight_cases.py"
+        "recipe/malformed_recipes.py",
+        "data/malformed.py",
+        "runs/trouble.py",
+        "commands/preflight_cases.py",
+        "feedback/malformed_constitutions.py",
     ),
     "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
     "pages": lambda _: cases("board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py"),
-    "injections": lambda _: cases("rewards/injections.py"),
+    "injections": lambda _: cases("rewards/injections.py", "rewards/comparison_injections.py"),
     "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py", "monitor/gold_curves.py"),
     "faults": lambda options: unseen_faults(options.seed),
 }

@@ -20,7 +20,7 @@ SETS = (
     *("stages.revise.max_new_tokens=24", "stages.tasks.max_new_tokens=24", "stages.reward.max_length=256"),
     *("stages.reward.members=2", "stages.reward.optimiser.lr=3e-3", "stages.reward.if_unfit=go_on"),
     *("stages.ppo.iterations=2", "stages.ppo.batch=8", "stages.ppo.max_prompt_tokens=200"),
-    *("stages.ppo.sampling.max_new_tokens=24", "stages.eval.max_new_tokens=24", "stages.exam.limit=20"),
+    *("stages.ppo.sampling.max_new_tokens=24", "stages.eval.max_new_tokens=24", "stages.exam.limit=40"),
     "stages.label.by.trust={without: a stub}",
 )
 
@@ -60,4 +60,6 @@ def test_the_recipe_of_constitutional_ai_runs_to_its_gate(tmp_path: Path, monkey
     drawn = {json.loads(line)["principle"] for line in (run / "label/pairs.jsonl").read_text().splitlines()}
     assert len(drawn) > 8
     verdict = json.loads((run / "gate/verdict.json").read_text())
-    assert {"win_rate", "safety.complied", "safety.refused_safe", "kl"} <= {one["metric"] for one in verdict["results"]}
+    assert {"win_rate", "safety.refused_unsafe", "safety.refused_safe", "kl"} <= {
+        one["metric"] for one in verdict["results"]
+    }

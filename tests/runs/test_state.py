@@ -227,3 +227,21 @@ def test_a_damaged_state_is_named(tmp_path: Path, damage: Callable[[Path], objec
     damage(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         load_state(tmp_path)
+
+
+def test_a_large_state_lies_in_several_files_and_is_whole_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kedge.runs.state._FILE_BYTES", 4_000)
+    shared = torch.randn(500)
+    state = {"weights": [torch.randn(700), torch.randn(900)], "moments": {"a": shared, "b": shared}, "step": 3}
+
+    back = round_trip(tmp_path, state)
+
+    assert sorted(file.name for file in tmp_path.glob("*.safetensors")) == ["state-1.safetensors", "state.safetensors"]
+    assert all(map(same_bits, back["weights"], state["weights"]))
+    assert back["moments"]["a"] is back["moments"]["b"]
+    assert same_bits(back["moments"]["a"], shared)
+    (tmp_path / "state-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_state(tmp_path)

@@ -24,7 +24,7 @@ from kedge.core.files import (
     explain,
     free_bytes,
     fsync_folder,
-    hash_file,
+    hash_files,
     is_disk_full,
     readable_bytes,
     run_errors,
@@ -283,10 +283,10 @@ SEAL_NAME = "checkpoint.json"
 
 def seal(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the list, with `facts` beside it, and flush everything to disk."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     files = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "hash": hash_file(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "hash": hashed}
+        for path, hashed in zip(paths, hash_files(paths), strict=True)
     }
     write_json(folder / SEAL_NAME, encode_exact({**facts, "files": files}))
     for path in folder.rglob("*"):
@@ -300,17 +300,21 @@ def seal(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def read_sealed(folder: Path, *, check_hashes: bool) -> dict[str, Any]:
     """The facts, after checking that every listed file has the right size (and hash). Other files are ignored."""
-    path = folder / SEAL_NAME
+    seal_file = folder / SEAL_NAME
     try:
-        facts = cast(dict[str, Any], load_exact(path.read_bytes()))
-        for name, expected in facts.pop("files").items():
-            _check_file(folder / name, expected, check_hashes=check_hashes)
+        facts = cast(dict[str, Any], load_exact(seal_file.read_bytes()))
+        files = {folder / name: expected for name, expected in facts.pop("files").items()}
+        for path, expected in files.items():
+            _check_size(path, expected["size"])
+        for path, hashed in zip(files, hash_files(list(files)), strict=True) if check_hashes else ():
+            if hashed != files[path]["hash"]:
+                raise CheckpointError(f"{path} has changed since it was written (its hash differs)")
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing: the folder was cut off, or copied in part") from error
+        raise CheckpointError(f"{seal_file} is missing: the folder was cut off, or copied in part") from error
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be used: {error}") from error
+        raise CheckpointError(f"{seal_file} cannot be used: {error}") from error
     return facts
 
 
@@ -318,10 +322,8 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _check_file(path: Path, expected: Mapping[str, Any], *, check_hashes: bool) -> None:
+def _check_size(path: Path, expected: int) -> None:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing")
-    if (size := path.stat().st_size) != expected["size"]:
-        raise CheckpointError(f"{path} has {size} bytes instead of {expected['size']}")
-    if check_hashes and hash_file(path) != expected["hash"]:
-        raise CheckpointError(f"{path} has changed since it was written (its hash differs)")
+    if (size := path.stat().st_size) != expected:
+        raise CheckpointError(f"{path} has {size} bytes instead of {expected}")

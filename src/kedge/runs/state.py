@@ -1,4 +1,5 @@
-"""Training state on disk without pickle: tensors in `state.safetensors`, everything else in `state.json`.
+"""Training state on disk without pickle: tensors in `state.safetensors` (large ones in several files), everything else
+in `state.json`.
 
 Dicts (text and int keys), lists, tuples, tensors, numbers, texts, bools and None come back as they were, to the last
 bit. Tensors come back on the CPU and without gradients; one that occurs twice is stored once and comes back as one
@@ -24,24 +25,42 @@ from kedge.core.files import write_text
 from kedge.runs.journal import dump_exact, load_exact
 
 _TENSORS, _TREE = "state.safetensors", "state.json"
+_FILE_BYTES = 256 << 20
+"""Tensors in one file, about: the files of a state are hashed at the same time."""
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write both files into `folder`, which exists; meant for the inside of a checkpoint, so not atomic as a pair."""
+    """Write all files into `folder`, which exists; meant for the inside of a checkpoint, so not atomic together."""
     packer = _Packer()
     tree = packer.pack(state, "state")
-    save_file(packer.tensors, folder / _TENSORS)
+    for number, tensors in enumerate(_in_files(packer.tensors)):
+        save_file(tensors, folder / (_TENSORS if number == 0 else f"state-{number}.safetensors"))
     write_text(folder / _TREE, dump_exact(tree))
 
 
 def load_state(folder: Path) -> dict[str, Any]:
     try:
         tensors = load_file(folder / _TENSORS)
+        for file in folder.glob("state-*.safetensors"):
+            tensors |= load_file(file)
         return _unpack(load_exact((folder / _TREE).read_bytes()), tensors)
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no complete state: {_TENSORS} and {_TREE} are both needed.") from error
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"The state in {folder} cannot be read: {error}. Use an earlier checkpoint.") from error
+
+
+def _in_files(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Cut into parts that reach the size of a file; one part, if an empty one, where all is small."""
+    parts = [dict[str, Tensor]()]
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        if num_bytes >= _FILE_BYTES:
+            parts.append({})
+            num_bytes = 0
+        parts[-1][name] = tensor
+        num_bytes += tensor.nbytes
+    return parts
 
 
 class _Packer:

@@ -134,6 +134,15 @@ def test_the_adapter_is_saved_beside_the_model_that_it_is_merged_into(tiny: Path
     assert not (tmp_path / "full" / "adapter").exists()
 
 
+def test_a_model_of_several_files_is_read_as_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge.models.loading.start.SHARD_SIZE", "50KB")
+    model = tiny_model()
+    folder = save_causal(model, tiny_tokenizer(), tmp_path / "model")
+
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert module_hash(load.load_causal(folder)) == module_hash(model)
+
+
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["full", "lora"])
 def test_masters_are_saved_in_float32_and_rounding_is_counted(
     tiny: Path, tmp_path: Path, lora: LoraSettings | None

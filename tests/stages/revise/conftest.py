@@ -69,7 +69,7 @@ def revise_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, window in (("tiny", 2048), ("narrow", 200)):
         config = make_tiny(home / name, hidden=32, layers=1) / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": window}))
-    rows = [{"prompt": f"Case {number} {way}", "safe": number != 9} for number, way in enumerate(WAYS * 2)]
+    rows = [{"prompt": f"Case {number} {way}", "harmless": number != 9} for number, way in enumerate(WAYS * 2)]
     (home / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (home / "constitution.yaml").write_text(json.dumps(CONSTITUTION))
     return home

@@ -110,12 +110,12 @@ def test_numbers_by_principle_are_of_its_own_steps() -> None:
 
 
 def test_whether_a_prompt_is_safe_is_in_its_record_or_in_the_settings() -> None:
-    assert is_safe(prompt(safe=True), SafePrompts())
-    assert not is_safe(prompt(safe=False), SafePrompts(default=True))
+    assert is_safe(prompt(harmless=True), SafePrompts())
+    assert not is_safe(prompt(harmless=False), SafePrompts(default=True))
     assert [is_safe(prompt(), SafePrompts(default=default)) for default in (True, False)] == [True, False]
-    assert is_safe(prompt(harmless=True), SafePrompts(field="harmless"))
-    with pytest.raises(DataError, match=r"p\.jsonl:7: safe: must be true or false, found 'yes'"):
-        is_safe(prompt(safe="yes"), SafePrompts())
+    assert is_safe(prompt(benign=True), SafePrompts(field="benign"))
+    with pytest.raises(DataError, match=r"p\.jsonl:7: harmless: must be true or false, found 'yes'"):
+        is_safe(prompt(harmless="yes"), SafePrompts())
 
 
 def settings(**more: Any) -> ReviseSettings:
@@ -124,7 +124,7 @@ def settings(**more: Any) -> ReviseSettings:
 
 def test_safe_may_be_one_word() -> None:
     assert settings(safe=True).safe == SafePrompts(default=True)
-    assert settings(safe="harmless").safe == SafePrompts(field="harmless")
+    assert settings(safe="benign").safe == SafePrompts(field="benign")
 
 
 def test_the_arithmetic_is_told_and_a_model_that_judges_itself() -> None:

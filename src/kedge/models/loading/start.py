@@ -36,6 +36,8 @@ from kedge.models.settings import BaseBits, LoraSettings, SaveDType, TrainingMem
 
 ENSEMBLE = "ensemble.json"
 ADAPTER = "adapter"
+SHARD_SIZE = "2GB"
+"""Of the files of a saved model, which are hashed at the same time."""
 """The folder of an adapter by itself: beside a policy's model, and inside of a reward model's."""
 _PLAIN = TrainingMemory()
 START = "start"
@@ -167,7 +169,7 @@ def save_causal(
     """
     plain = plain_model(model, weights=weights, dtype=dtype)
     with whole_folder(folder) as partial, no_bars():
-        plain.save_pretrained(partial)
+        plain.save_pretrained(partial, max_shard_size=SHARD_SIZE)
         tokenizer.save_pretrained(partial)
     adapters = adapters_of(model)
     if adapters is not None and adapters.active:

@@ -31,7 +31,7 @@ from kedge.models.forward.lora import adapters_of, merge, merge_anew, using
 from kedge.models.loading.adapters import BASE, base_record, save_adapter
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation
 from kedge.models.loading.resolve import resolve
-from kedge.models.loading.start import ADAPTER, ENSEMBLE, is_rounded, whole_folder
+from kedge.models.loading.start import ADAPTER, ENSEMBLE, SHARD_SIZE, is_rounded, whole_folder
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits, SaveDType
 
@@ -100,7 +100,7 @@ def save(
     config: Any = plain.config
     config.kedge_reward = reward.facts.as_dict()
     with whole_folder(folder) as partial, no_bars():
-        plain.save_pretrained(partial)
+        plain.save_pretrained(partial, max_shard_size=SHARD_SIZE)
         reward.tokenizer.save_pretrained(partial)
         if name:
             save_adapter(model, partial / ADAPTER, name=name, weights=weights)

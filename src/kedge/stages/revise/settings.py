@@ -18,8 +18,8 @@ from kedge.stages.shared.batch_arithmetic import count
 class SafePrompts(Section):
     """Which prompts are safe, so that a refusal is no answer to them."""
 
-    field: str = Field(default="safe", min_length=1)
-    """A field of the prompts' records, true or false."""
+    field: str = Field(default="harmless", min_length=1)
+    """A field of the prompts' records, true or false. (One called `safe` would be taken for a verdict.)"""
     default: bool = False
     """Whether a prompt whose record has no such field is safe."""
 
