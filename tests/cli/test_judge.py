@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +14,7 @@ from malformed_verdicts import CASES, Case, attempt
 
 from kedge.feedback.canaries import CANARIES
 from kedge.feedback.trust import judge_identity, read_trust
-from kedge.rewards import paid
-from kedge.rewards.client import Around, Call, CallFailed
+from kedge.rewards import client
 from kedge.rewards.judge_protocol import COMPARISON
 from kedge.testing.stub_judge import StubJudge, by_worth
 
@@ -60,64 +57,66 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a thousand replies are kept, and no power is cut here
 
 
-@dataclass
 class Wired:
-    """A stub that is asked without a network, as most of these tests need none."""
+    """Stub judges that are asked without a network, each with a judge.yaml; `test_over_a_socket` has one."""
 
-    judge: StubJudge = None  # type: ignore[assignment]
+    def __init__(self) -> None:
+        self._judges: dict[str, StubJudge] = {}
 
-    def set(self, **biases: Any) -> StubJudge:
-        self.judge = StubJudge(truth=truth, **biases)
-        Path("judge.yaml").write_text("url: http://localhost:1/v1\nmodel: stub\n")
-        return self.judge
+    def set(self, *, more: str = "", **biases: Any) -> StubJudge:
+        judge = StubJudge(truth=truth, **biases)
+        judge.url = f"http://localhost:{1 + len(self._judges)}/v1"
+        self._judges[f"{judge.url}/chat/completions"] = judge
+        Path("judge.yaml").write_text(f"url: {judge.url}\nmodel: stub\nworkers: 16\nretries: 0\n{more}")
+        return judge
+
+    async def exchange(self, http: object, url: str, body: bytes) -> bytes:
+        reply = self._judges[url].receive(body)
+        if reply is None:
+            raise ConnectionResetError("gone")
+        return reply[2]
 
 
 @pytest.fixture
 def wired(kedge: Kedge, monkeypatch: pytest.MonkeyPatch) -> Wired:
     wire = Wired()
-
-    class Direct:
-        def __init__(self, endpoint: Any, around: Around) -> None:
-            self._around = around
-
-        def call_all(self, calls: list[Call[Any]]) -> list[Any]:
-            return asyncio.run(self._replies(calls))
-
-        async def _replies(self, calls: list[Call[Any]]) -> list[Any]:
-            return [await self._reply(call) for call in calls]
-
-        async def _reply(self, call: Call[Any]) -> Any:
-            async def exchange(body: bytes) -> bytes:
-                reply = wire.judge.receive(body)
-                if reply is None:
-                    raise CallFailed("gone")
-                return reply[2]
-
-            try:
-                return call.read(json.loads(await self._around(exchange, call)))
-            except CallFailed as failure:
-                return failure
-
-    monkeypatch.setattr(paid, "Client", Direct)
+    monkeypatch.setattr(client, "_exchange", wire.exchange)
     return wire
 
 
-def test_a_good_judge_is_trusted_and_never_paid_twice(kedge: Kedge, tmp_path: Path) -> None:
-    people(tmp_path / "human.jsonl")
-    with StubJudge(truth=truth, strength=4.0, logprobs=True, too_many=0.02) as judge:
+def test_over_a_socket(kedge: Kedge, tmp_path: Path) -> None:
+    """Too busy at times, and gone once: what was answered is kept."""
+    people(tmp_path / "human.jsonl", 20)
+    with StubJudge(truth=truth, too_many=0.1, crash_at=60) as judge:
         (tmp_path / "judge.yaml").write_text(
-            f"url: {judge.url}\nmodel: stub\nlogprobs: true\nworkers: 16\nbackoff_s: 0.001\n"
+            f"url: {judge.url}\nmodel: stub\nworkers: 8\nretries: 1\nbackoff_s: 0.001\n"
         )
-        done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub")
-        assert done.code == 0, done.err
-        calls = judge.paid.total()
-        assert 4 * 200 < calls <= 4 * 200 + 100
-        assert f"{calls:,} calls at most" in done.out
-        before = read_trust(tmp_path / "trust.json")
-        again = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub", "--force")
-        assert again.code == 0
-        assert judge.paid.total() == calls
+        assert kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl").code == 1
+        judge.revive()
+        assert kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl").code == 3
         assert set(judge.paid.values()) == {1}
+    trust = read_trust(tmp_path / "trust.json")
+    assert [reason.partition(":")[0] for reason in trust.reasons] == [
+        "items that people labelled",
+        "of these by two people or more",
+    ]
+    assert trust.figures["same_again"]["value"] == 1
+
+
+def test_a_good_judge_is_trusted_and_never_paid_twice(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
+    people(tmp_path / "human.jsonl")
+    judge = wired.set(strength=4.0, logprobs=True, more="logprobs: true\n")
+    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub")
+    assert done.code == 0, done.err
+    calls = judge.paid.total()
+    assert 4 * 200 < calls <= 4 * 200 + 100
+    assert f"12 canaries: {calls:,} calls (0 more are kept from before)" in done.out
+    assert f"{calls:,} calls paid" in done.out
+    before = read_trust(tmp_path / "trust.json")
+    again = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--family", "stub", "--force")
+    assert again.code == 0
+    assert f"0 calls ({calls:,} more are kept from before)" in again.out
+    assert set(judge.paid.values()) == {1}
     trust = read_trust(tmp_path / "trust.json")
     assert trust.passed
     assert trust.figures == before.figures
@@ -137,9 +136,9 @@ def test_a_good_judge_is_trusted_and_never_paid_twice(kedge: Kedge, tmp_path: Pa
 
 
 def test_planted_biases_are_found(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
-    people(tmp_path / "human.jsonl", 300, right=1.0)
+    people(tmp_path / "human.jsonl", 240, right=1.0)
     wired.set(position=0.2, length=1.5, strength=1.5, garbage=0.05)
-    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "1")
+    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0")
     assert done.code == 3
     figures = read_trust(tmp_path / "trust.json").figures
     assert figures["position"]["low"] <= 0.2 <= figures["position"]["high"]
@@ -199,20 +198,43 @@ def test_stored_verdicts_are_measured_and_refused(kedge: Kedge, tmp_path: Path) 
     assert (tmp_path / "out" / "t.html").is_file()
 
 
-def test_a_server_that_goes_away_costs_nothing_twice(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
-    people(tmp_path / "human.jsonl", 40)
-    judge = wired.set(crash_at=60)
+def test_a_server_that_is_gone_is_not_asked_for_the_rest(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
+    people(tmp_path / "human.jsonl", 400)
+    judge = wired.set(crash_at=1)
     cut = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0")
     assert cut.code == 1
     assert "could not be asked" in cut.err
-    assert "run it again, and only the others" in cut.err
+    assert "run it again, and only the others are asked" in cut.err
     assert not (tmp_path / "trust.json").exists()
-    assert judge.paid.total() < 60
-    judge.revive()
-    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl")
-    assert done.code == 3, done.err
-    assert (tmp_path / "trust.json").exists()
-    assert set(judge.paid.values()) == {1}
+    assert judge.calls <= 2 * 256
+
+
+def test_a_constitution_and_axes_are_another_judge(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
+    people(tmp_path / "human.jsonl", 4)
+    (tmp_path / "rules.yaml").write_text(
+        "principles:\n  - {id: kind, critique: Is it rude?, revision: Be kind., choice: Which is kinder?}\n"
+    )
+    identities = list[str]()
+    for number, more in enumerate(("", "constitution: rules.yaml\n", "axes: [helpful]\n", "cot: true\n")):
+        judge = wired.set(more=f"name: j{number}\n{more}")
+        kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0", "--force")
+        trust = read_trust(tmp_path / "trust.json")
+        identities.append(judge_identity({**trust.settings, "url": "http://localhost/v1"}))
+        asked = judge.requests[0]["messages"][0]["content"]
+        assert ("Which is kinder?" in asked) == ("constitution" in more)
+        fields = {**trust.settings, "rubric": COMPARISON, "constitution": None}
+        assert (trust.identity == judge_identity(fields)) == (not more)
+    assert len(set(identities)) == 4
+
+
+def test_a_budget_is_kept(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:
+    people(tmp_path / "human.jsonl", 40)
+    judge = wired.set(more="max_tokens: 64\nbudget: {usd: 0.01, input: 1, output: 1}\n")
+    done = kedge("judge", "trust", "judge.yaml", "--on", "human.jsonl", "--repeat", "0")
+    assert done.code == 3
+    assert "budget" in done.err
+    assert not (tmp_path / "trust.json").exists()
+    assert 0 < judge.paid.total() < 40
 
 
 def test_few_failed_calls_count_as_unreadable(kedge: Kedge, wired: Wired, tmp_path: Path) -> None:

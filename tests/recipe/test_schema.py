@@ -87,10 +87,10 @@ def test_every_problem_is_reported_at_once_with_its_line_and_the_nearest_name(wr
         "  line 11: stages.sft.optimiser.lr: must be greater than 0, found -1e-06",
         "  line 12: stages.ppo.roles: must be 'lora', 'separate' or 'trunk', found 'lorra' (did you mean 'lora'?)",
         "  line 13: stages.eval.kind: no stage of kind 'evalute' (did you mean 'evaluate'?); "
-        "installed: best_of_n, data, evaluate, exam, gate, group, label, ppo, preference, reward, sft, tasks",
+        "installed: best_of_n, data, evaluate, exam, gate, group, label, ppo, preference, revise, reward, sft, tasks",
         "  line 14: stages.odd: must be a mapping of settings, found 3",
         "  line 15: stages.none.kind: is required and missing; one of best_of_n, data, evaluate, exam, gate, group, "
-        "label, ppo, preference, reward, sft, tasks",
+        "label, ppo, preference, revise, reward, sft, tasks",
     ]
 
 

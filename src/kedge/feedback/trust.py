@@ -124,7 +124,7 @@ def contract(figures: Mapping[str, Any]) -> list[Term]:
 
 
 def make_trust(
-    *, judge: str, identity: str, figures: Mapping[str, Any], data: str, settings: Mapping[str, Any]
+    *, judge: str, identity: str, figures: Mapping[str, Any], data: str, settings: Mapping[str, Any] | None = None
 ) -> Trust:
     """The report on a judge, decided by the contract."""
     reasons = _reasons(figures)
@@ -135,7 +135,7 @@ def make_trust(
         reasons=reasons,
         figures=figures,
         data=data,
-        settings=settings,
+        settings=settings or {},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

@@ -7,23 +7,23 @@ under the hash of its request (`Panelist`): a trial that was cut off goes on whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from kedge.commands.judge.reading import HumanItem
-from kedge.core.errors import RewardError
+from kedge.commands.judge.reading import HumanItem, JudgeFile
 from kedge.core.files import hash_json
 from kedge.core.seeds import seed_for
 from kedge.feedback.alt_test import Choice
 from kedge.feedback.canaries import CANARIES, Canary, CanaryReplies, CanaryResult, judge_canary
-from kedge.feedback.constitution import Principle, draw
+from kedge.feedback.constitution import draw, fingerprint, read_constitution
 from kedge.feedback.judge_figures import Replies
+from kedge.feedback.trust import deciding_fields, judge_identity
 from kedge.rewards.context import RewardContext
 from kedge.rewards.judge_protocol import rubric_of
-from kedge.rewards.pairwise import BothOrders, Panelist, TwoAnswers, ledger_of
-from kedge.rewards.settings import PairwiseJudge
+from kedge.rewards.paid import Estimate, Spent
+from kedge.rewards.pairwise import BothOrders, Panelist, TwoAnswers, refuse_failures
 
 MAX_FAILED = 0.1
 """Of the comparisons: with more, the figures would say more of the network than of the judge."""
@@ -40,63 +40,95 @@ class Asked:
     """Comparisons that could not be asked; they count as unreadable."""
 
 
-def calls_of(items: int, repeat: int) -> int:
-    """How many calls a trial makes at most: those whose replies are kept are not made again."""
-    canaries = sum(len(set(_pairs_of(canary))) for canary in CANARIES)
-    return 2 * (items * (1 + repeat) + canaries)
+class Trial:
+    """A judge, and all that it is asked. What it replies and what it costs is kept in `cache`."""
 
+    def __init__(
+        self,
+        settings: JudgeFile,
+        items: Sequence[HumanItem],
+        *,
+        folder: Path,
+        data: str,
+        repeat: int,
+        seed: int,
+        cache: Path,
+        note: Callable[[str], None],
+    ) -> None:
+        """`folder` is where the judge's file stands, `data` a hash of people's verdicts."""
+        self.principles = read_constitution(folder / settings.constitution) if settings.constitution else ()
+        self._settings, self._repeat, self._seed, self._cache, self._note = settings, repeat, seed, cache, note
+        fields = settings.model_dump(mode="json") | {
+            "rubric": rubric_of(settings, by_principle=bool(self.principles)),
+            "constitution": fingerprint(self.principles) if self.principles else None,
+        }
+        self.identity, self.fields = judge_identity(fields), deciding_fields(fields)
+        self._ledger = cache / "trust" / f"{hash_json([self.identity, data, seed])}.jsonl"
+        self._pairs = [self._shown(item.prompt, item.first, item.second) for item in items]
+        self._canaries = {canary.form: self._canary_pairs(canary) for canary in CANARIES}
+        self._tempting = list(dict.fromkeys(pair for pairs in self._canaries.values() for pair in pairs))
 
-def ask(
-    settings: PairwiseJudge,
-    items: Sequence[HumanItem],
-    *,
-    principles: Sequence[Principle] = (),
-    repeat: int,
-    seed: int,
-    cache: Path,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Asked:
-    """What a judge says of all items, each by one of the `principles`, where there are any. `progress` is told how many
-    comparisons are done. A budget is for all trials of the judge."""
-    pairs = [TwoAnswers(prompt=item.prompt, first=item.first, second=item.second) for item in items]
-    tempting = list(dict.fromkeys(pair for canary in CANARIES for pair in _pairs_of(canary)))
-    ledger = ledger_of(cache / "trust" / hash_json([settings.url, rubric_of(settings)])[:16], settings)
-    results = list[BothOrders]()
-    done = 0
-    for number in range(1 + repeat):
-        context = _context(seed, number)
-        judge = Panelist(settings, context, cache=cache, ledger=ledger, by_principle=bool(principles))
-        asked = [*pairs, *tempting] if number == 0 else pairs
-        asked = [_by_principle(pair, principles, seed) for pair in asked]
-        for result in _compare(judge, asked, seed=seed, progress=lambda count, before=done: progress(before + count)):
-            results.append(result)
-        done += len(asked)
-    _refuse_failures(settings.label, results)
-    first, canaries = results[: len(pairs)], results[len(pairs) : len(pairs) + len(tempting)]
-    rest = results[len(pairs) + len(tempting) :]
-    verdicts = dict(zip(tempting, canaries, strict=True))
-    return Asked(
-        replies=_replies(first),
-        again=tuple(_replies(rest[at : at + len(pairs)]) for at in range(0, len(rest), len(pairs))),
-        canaries=tuple(_canary_result(canary, verdicts) for canary in CANARIES),
-        failed=sum(bool(result.reason) for result in results),
-    )
+    def estimate(self) -> str:
+        """What there is to pay before anything is asked, in words."""
+        asked = [self._panelist(number).estimate(self._asked(number)) for number in range(1 + self._repeat)]
+        return Estimate(
+            calls=sum(part.calls for part in asked),
+            kept=sum(part.kept for part in asked),
+            prompt_tokens=sum(part.prompt_tokens for part in asked),
+            completion_tokens=sum(part.completion_tokens for part in asked),
+            usd=sum(part.usd for part in asked),
+        ).in_words()
 
+    def ask(self, progress: Callable[[int], None]) -> Asked:
+        """What the judge says of everything. `progress` is told how many comparisons are done."""
+        results: list[list[BothOrders]] = []
+        spent = Spent()
+        for number in range(1 + self._repeat):
+            done = sum(map(len, results))
+            panelist = self._panelist(number)
+            compared = _compare(
+                panelist, self._asked(number), seed=self._seed, progress=lambda count, done=done: progress(done + count)
+            )
+            results.append(compared)
+            spent = panelist.calls.spent
+        _refuse_failures(self._settings.label, [result for part in results for result in part])
+        self._note(spent.in_words())
+        count = len(self._pairs)
+        verdicts = dict(zip(self._tempting, results[0][count:], strict=True))
+        return Asked(
+            replies=_replies(results[0][:count]),
+            again=tuple(_replies(part) for part in results[1:]),
+            canaries=tuple(
+                _canary_result(canary, [verdicts[pair] for pair in self._canaries[canary.form]]) for canary in CANARIES
+            ),
+            failed=sum(bool(result.reason) for part in results for result in part),
+        )
 
-def _by_principle(pair: TwoAnswers, principles: Sequence[Principle], seed: int) -> TwoAnswers:
-    if not principles:
-        return pair
-    key = hash_json([pair.prompt, *sorted((pair.first, pair.second))])
-    return replace(pair, principle=draw(principles, seed=seed, key=key).choice)
+    def _asked(self, number: int) -> list[TwoAnswers]:
+        return [*self._pairs, *self._tempting] if number == 0 else self._pairs
 
+    def _panelist(self, number: int) -> Panelist:
+        """The judge as it is asked for the first time, or again with other fences."""
+        seed = self._seed if number == 0 else seed_for(self._seed, "judge/again", number)
+        context = RewardContext(folder=Path(), seed=seed, note=lambda code, words: self._note(words))
+        return Panelist(
+            self._settings, context, cache=self._cache, ledger=self._ledger, by_principle=bool(self.principles)
+        )
 
-def _context(seed: int, number: int) -> RewardContext:
-    return RewardContext(folder=Path(), seed=seed if number == 0 else seed_for(seed, "judge/again", number))
+    def _shown(self, prompt: tuple[tuple[str, str], ...], first: str, second: str) -> TwoAnswers:
+        key = hash_json([prompt, *sorted((first, second))])
+        principle = draw(self.principles, seed=self._seed, key=key).choice if self.principles else ""
+        return TwoAnswers(prompt=prompt, first=first, second=second, principle=principle)
+
+    def _canary_pairs(self, canary: Canary) -> tuple[TwoAnswers, ...]:
+        """The worse answer first: with its order for A, for B, and with harmless words."""
+        worse = (canary.tempting("A"), canary.tempting("B"), canary.control)
+        return tuple(self._shown((("user", canary.question),), text, canary.good) for text in worse)
 
 
 def _compare(
     judge: Panelist, pairs: Sequence[TwoAnswers], *, seed: int, progress: Callable[[int], None]
-) -> Iterator[BothOrders]:
+) -> list[BothOrders]:
     """All pairs, asked in a drawn order, which mixes the canaries in; given back in their own."""
     order = list(range(len(pairs)))
     Random(seed_for(seed, "judge/order")).shuffle(order)
@@ -108,17 +140,11 @@ def _compare(
             _refuse_failures(judge.name, compared)
         results |= dict(zip(part, compared, strict=True))
         progress(len(results))
-    return (results[place] for place in range(len(pairs)))
+    return [results[place] for place in range(len(pairs))]
 
 
 def _refuse_failures(name: str, results: Sequence[BothOrders]) -> None:
-    failed = [result.reason for result in results if result.reason]
-    if len(failed) > MAX_FAILED * len(results):
-        raise RewardError(
-            f"judge {name}: {len(failed):,} of {len(results):,} comparisons could not be asked, more than "
-            f"{MAX_FAILED:.0%}; the first: {failed[0]}. What was answered is kept: run it again, and only the others "
-            "are asked"
-        )
+    refuse_failures(name, results, max_share=MAX_FAILED, setting="of a trial")
 
 
 def _replies(results: Sequence[BothOrders]) -> Replies:
@@ -134,16 +160,8 @@ def _choice(preference: float | None) -> Choice | None:
     return None if preference is None else _CHOICES[preference]
 
 
-def _pairs_of(canary: Canary) -> tuple[TwoAnswers, TwoAnswers, TwoAnswers]:
-    """The worse answer first: with its order for A, for B, and with harmless words."""
-    prompt = (("user", canary.question),)
-    worse = (canary.tempting("A"), canary.tempting("B"), canary.control)
-    as_a, as_b, control = (TwoAnswers(prompt=prompt, first=text, second=canary.good) for text in worse)
-    return as_a, as_b, control
-
-
-def _canary_result(canary: Canary, verdicts: dict[TwoAnswers, BothOrders]) -> CanaryResult:
-    as_a, as_b, control = (verdicts[pair] for pair in _pairs_of(canary))
+def _canary_result(canary: Canary, verdicts: Sequence[BothOrders]) -> CanaryResult:
+    as_a, as_b, control = verdicts
     replies = CanaryReplies(
         as_a=_choice(as_a.as_a),
         as_b=_choice(as_b.as_b),

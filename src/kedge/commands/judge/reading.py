@@ -31,7 +31,7 @@ class JudgeFile(PairwiseJudge):
 
     kind: Literal["judge"] = "judge"
     constitution: PathText | None = None
-    """A file of principles, beside this one: one is drawn for every comparison, as where the judge labels."""
+    """A file of principles beside this one, of which one is drawn for every comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

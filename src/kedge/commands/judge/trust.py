@@ -7,25 +7,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kedge.commands.judge.asking import ask, calls_of
+from kedge.commands.judge.asking import Trial
 from kedge.commands.judge.reading import HumanItem, read_judge, read_people, read_stored
 from kedge.commands.judge.table import PageTables, page_tables
 from kedge.core.errors import ContractStop, DataError
 from kedge.core.files import cache_root, hash_file, write_text
 from kedge.core.quoting import one_line
-from kedge.feedback.constitution import fingerprint, read_constitution
+from kedge.feedback.canaries import CANARIES
 from kedge.feedback.judge_figures import JudgedItem, Replies, measure
 from kedge.feedback.trust import (
     LEAST_ITEMS,
     LEAST_OVERLAP,
     Trust,
-    deciding_fields,
-    judge_identity,
     make_trust,
     write_trust,
 )
 from kedge.report.pages import render_page
-from kedge.rewards.judge_protocol import rubric_of
 
 Say = Callable[[str], None]
 
@@ -49,36 +46,33 @@ def trust_asked(
             f"{on}: {len(items):,} items, {overlap:,} of them by two people or more: too few for trust, which needs "
             f"{LEAST_ITEMS} and {LEAST_OVERLAP}; measured all the same"
         )
-    calls = calls_of(len(items), repeat)
-    say(
-        f"{settings.label}: {len(items):,} items in both orders, {_times(repeat)}, and canaries: {calls:,} calls at "
-        "most; replies that are kept are not asked for again"
-    )
-    principles = read_constitution(judge.parent / settings.constitution) if settings.constitution else ()
-    asked = ask(
+    data = hash_file(on)
+    trial = Trial(
         settings,
         items,
-        principles=principles,
+        folder=judge.parent,
+        data=data,
         repeat=repeat,
         seed=seed,
         cache=cache_root() / "judge",
-        progress=progress,
+        note=lambda words: say(f"{settings.label}: {words}"),
     )
+    say(
+        f"{settings.label}: {len(items):,} items in both orders, {_times(repeat)}, and {len(CANARIES)} canaries: "
+        f"{trial.estimate()}"
+    )
+    asked = trial.ask(progress)
     if asked.failed:
         say(f"{asked.failed:,} comparisons could not be asked, and count as unreadable")
     figures = measure(
         _judged(items), asked.replies, again=asked.again, canaries=asked.canaries, family=family, seed=seed
     )
-    fields = settings.model_dump(mode="json") | {
-        "rubric": rubric_of(settings, by_principle=bool(principles)),
-        "constitution": fingerprint(principles) if principles else None,
-    }
     return make_trust(
         judge=settings.label,
-        identity=judge_identity(fields),
+        identity=trial.identity,
         figures=figures | {"failed": asked.failed},
-        data=hash_file(on),
-        settings=deciding_fields(fields),
+        data=data,
+        settings=trial.fields,
     )
 
 
