@@ -15,8 +15,6 @@ from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
 from kedge.rewards.judge_protocol import token_at
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

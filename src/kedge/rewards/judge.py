@@ -41,13 +41,13 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoesca
 def make(settings: JudgeSource, context: RewardContext) -> Source:
     calls = _paid_calls(settings, context)
     rubric = read_rubric(settings.rubric or RUBRIC, variables=_VARIABLES, shows=("answer",))
-
     more = {"logprobs": True, "top_logprobs": TOP_LOGPROBS} if settings.logprobs else {}
     tell_once = cache(partial(context.note, "judge.logprobs", _WITHOUT.format(model=settings.model)))
 
     def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         results: dict[int, ScoreResult] = {}
         requests: dict[int, Call[float]] = {}
+        without_logprobs: list[str] = []
         for row, answer in enumerate(answers):
             fence = fence_of(context.seed, [*_shown(answer), answer.text])
             try:
@@ -55,12 +55,14 @@ def make(settings: JudgeSource, context: RewardContext) -> Source:
             except Exception as error:  # a template can fail in any way, for a row whose record lacks something
                 results[row] = unscored(f"judge.rubric: {type(error).__name__}: {error}")
                 continue
-            grade = partial(_grade, settings=settings, fence=fence, without=tell_once)
+            grade = partial(_grade, settings=settings, fence=fence, without=without_logprobs.append)
             # Two equal answers at a temperature may have two grades; at 0 they are asked about once.
             sample = row if settings.temperature else 0
             requests[row] = Call(body=chat_body(settings, text, **more), read=all_of_it, keep=grade, sample=sample)
         for row, result in zip(requests, calls.ask(list(requests.values())), strict=True):
             results[row] = unscored(str(result)) if isinstance(result, CallFailed) else ScoreResult(result)
+        if without_logprobs:  # told here, because replies are read in another thread
+            tell_once()
         return [results[row] for row in range(len(answers))]
 
     return Source(judge)
@@ -82,9 +84,9 @@ def _paid_calls(settings: JudgeSource, context: RewardContext) -> PaidCalls:
     )
 
 
-def _grade(reply: Any, *, settings: JudgeSource, fence: str, without: Callable[[], None]) -> float:
-    """The number in the reply; with log-probabilities, the mean of the grades under them. `without` is called where a
-    reply has none."""
+def _grade(reply: Any, *, settings: JudgeSource, fence: str, without: Callable[[str], None]) -> float:
+    """The number in the reply; with log-probabilities, the mean of the grades under them. `without` is given
+    replies that have none."""
     content = content_of(reply)
     scale = {"lowest": settings.lowest, "highest": settings.highest}
     score = read_score(content, fence=fence, **scale)
@@ -95,7 +97,7 @@ def _grade(reply: Any, *, settings: JudgeSource, fence: str, without: Callable[[
     except (KeyError, IndexError, TypeError):
         expected = None
     if expected is None:
-        without()
+        without(content)
     return score if expected is None else expected
 
 
