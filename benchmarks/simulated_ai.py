@@ -21,7 +21,7 @@ from random import Random
 from typing import Any
 
 from kedge.demo.phrases import COURTESIES, FACTS, PADDINGS, RUDENESSES
-from kedge.demo.truth import facts_of
+from kedge.demo.truth import facts_of, read_reply
 from kedge.feedback.constitution import Principle
 
 NOTHING = "There is nothing to criticise."
@@ -115,6 +115,39 @@ class SimulatedAI:
             return "tie"
         better, worse = ("A", "B") if first < second else ("B", "A")
         return better if rng.random() < self.skill else worse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedJudge:
+    """It compares two replies, or grades one from 1 to 9, by everything that the true preference is about. It notices
+    each merit and each fault with probability `skill`, anew in every request, and has two blind spots: more than two
+    courtesies please it still, and a reply is never too long."""
+
+    skill: float = 0.85
+    seed: int = 0
+
+    def reply(self, request: str) -> str:
+        rng = Random(blake2b(f"{self.seed} {request}".encode(), digest_size=8).digest())
+        marks = _MARK.findall(request)
+        parts = _fenced(request, marks[0]) if marks else {}
+        message = parts.get("conversation", "").removeprefix("user: ")
+        if "answer A" in parts:
+            first, second = (self.opinion(message, parts[name], rng) for name in ("answer A", "answer B"))
+            return json.dumps({"better": "tie" if first == second else "A" if first > second else "B"})
+        return json.dumps({"score": min(9, max(1, round(4 + self.opinion(message, parts.get("answer", ""), rng))))})
+
+    def opinion(self, message: str, answer: str, rng: Random) -> float:
+        """What it notices, added up: 5 of a perfect reply where it notices everything."""
+        if not _is_message(message):
+            return 0.0  # nothing of this world
+        reading = read_reply(message, answer)
+        counts = reading.counts
+        facts = {"right": 1.0, "wrong": -1.0, "missing": 0.0}
+        courtesies = [1.0, *[0.5] * (counts["courtesy"] - 1)] if counts["courtesy"] else []
+        merits = [*(facts[state] for state in reading.facts.values()), *courtesies, 0.5 * reading.is_signed]
+        wrong = [-2.0] * counts["rudeness"] + [-0.75] * counts["padding"] + [-0.5] * counts["nonsense"]
+        wrong += [-1.0] * reading.num_repeated + [-1.0 * (not reading.is_finished)]
+        return sum(value for value in (*merits, *wrong) if rng.random() < self.skill)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from kedge.recipe.templates import START, free_folder, template_folder
 Kedge = Callable[..., Any]
 
 
-YOURS = ("cai", "hh", "reward-alpacaeval", "reward-finegrained", "reward-hh", "reward-polite")
-"""Recipes whose data people bring themselves."""
+YOURS = ("cai", "hh", "reward-alpacaeval", "reward-finegrained", "reward-hh", "reward-polite", "rlaif")
+"""Recipes whose data, or whose judge, people bring themselves."""
 SHIPPED = [path.stem for path in sorted(template_folder().glob("*.yaml")) if path.stem not in YOURS]
 
 

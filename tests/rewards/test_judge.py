@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,80 @@ def test_grades_in_order(server: Any, context: RewardContext, answer: Make) -> N
         "temperature": 0.0,
         "max_tokens": 512,
     }
+
+
+def weighed(content: str, pieces: list[str], at: int, shares: dict[str, float]) -> tuple[int, bytes]:
+    """A reply in tokens, of which one has alternatives with these probabilities."""
+    tokens = [{"token": piece, "logprob": 0.0, "top_logprobs": []} for piece in pieces]
+    tokens[at]["top_logprobs"] = [{"token": text, "logprob": math.log(share)} for text, share in shares.items()]
+    message = {"role": "assistant", "content": content}
+    return 200, json.dumps({"choices": [{"message": message, "logprobs": {"content": tokens}}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "pieces", "at", "shares", "grade"),
+    [
+        (
+            '{"score": 7}',
+            ['{"score": ', "7", "}"],
+            1,
+            {"7": 0.5, "9": 0.25, "1": 0.05, "?": 0.2},
+            (3.5 + 2.25 + 0.05) / 0.8,
+        ),
+        (
+            '{"score": 7}',
+            ['{"score":', " 7", "}"],
+            1,
+            {" 7": 0.5, " 9": 0.5, "1": 0.4},
+            8.0,
+        ),  # without its blank: no grade
+        ('{"score": 7}', ['{"score": ', "7}"], 1, {"7}": 0.5, "3}": 0.3, "3": 0.2}, 5.0),
+        ('{"score": 7}', ['{"score": ', "7", "}"], 1, {"7": 0.5, "70": 0.3, "0": 0.2}, 7.0),  # 70 and 0 are no grades
+        ('{"score": 7.5}', ['{"score": ', "7", ".5}"], 1, {"7": 0.5, "9": 0.5}, 7.5),  # the number, which is no digit
+        ('{"score": 7}', ['{"score":7}', "!"], 0, {"7": 1.0}, 7.0),  # tokens of another text: the number
+        ('{"score": 7}', ['{"score": ', "7", "}", "<end>"], 1, {"7": 0.5, "9": 0.5}, 8.0),  # with the one that ended it
+        (
+            '{"reason": "\\"score\\": 2", "score": 7}',
+            ['{"reason": "\\"score\\": ', '2", "score": ', "7}"],
+            2,
+            {"7}": 0.5, "9}": 0.5},
+            8.0,
+        ),
+    ],
+)
+def test_with_log_probabilities_the_grade_is_their_mean(
+    content: str,
+    pieces: list[str],
+    at: int,
+    shares: dict[str, float],
+    grade: float,
+    server: Any,
+    context: RewardContext,
+    answer: Make,
+) -> None:
+    """Σ g P(g) / Σ P(g), as in Lee et al. 2023."""
+    server.reply = lambda body: weighed(content, pieces, at, shares)
+    source = make(settings(server, logprobs=True, highest=9), context)
+    assert source.score([answer("good")]) == [pytest.approx(grade, abs=1e-12)]
+    assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 20)
+
+
+def test_a_server_without_log_probabilities_gives_numbers_and_that_is_told_once(
+    server: Any, context: RewardContext, answer: Make
+) -> None:
+    told: list[tuple[str, str]] = []
+    server.reply = lambda body: says('{"score": 3}')
+    listening = replace(context, note=lambda code, words: told.append((code, words)))
+    source = make(settings(server, logprobs=True, highest=9), listening)
+    assert source.score([answer("a"), answer("b")]) == [3.0, 3.0]
+    assert [code for code, _ in told] == ["judge.logprobs"]
+    assert "without log-probabilities of grades" in told[0][1]
+
+
+def test_log_probabilities_need_grades_of_one_digit(server: Any) -> None:
+    for scale in ({}, {"lowest": -1, "highest": 1}, {"lowest": 0.5, "highest": 5}):
+        with pytest.raises(ValueError, match="logprobs needs grades of one digit"):
+            settings(server, logprobs=True, **scale)
 
 
 def test_the_rubric_shows_prompt_solution_and_bounds(server: Any, context: RewardContext, answer: Make) -> None:

@@ -7,8 +7,8 @@ How it is asked and how its reply is read: `judge_protocol`; what it costs: `pai
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
@@ -21,21 +21,33 @@ from kedge.core.suggest import did_you_mean
 from kedge.rewards.client import Call, CallFailed, all_of_it
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import ScoreResult, Source, unscored
-from kedge.rewards.judge_protocol import RUBRIC, chat_body, content_of, fence_of, read_score
+from kedge.rewards.judge_protocol import (
+    RUBRIC,
+    TOP_LOGPROBS,
+    chat_body,
+    content_of,
+    expected_score,
+    fence_of,
+    read_score,
+)
 from kedge.rewards.paid import PaidCalls
 from kedge.rewards.settings import JudgeSource
 
 _VARIABLES = ("prompt", "answer", "solution", "extra", "lowest", "highest", "fence")
+_WITHOUT = "{model} replies, at least at times, without log-probabilities of grades: then the number in it is the grade"
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
 def make(settings: JudgeSource, context: RewardContext) -> Source:
     calls = _paid_calls(settings, context)
     rubric = read_rubric(settings.rubric or RUBRIC, variables=_VARIABLES, shows=("answer",))
+    more = {"logprobs": True, "top_logprobs": TOP_LOGPROBS} if settings.logprobs else {}
+    tell_once = cache(partial(context.note, "judge.logprobs", _WITHOUT.format(model=settings.model)))
 
     def judge(answers: Sequence[Answer]) -> list[ScoreResult]:
         results: dict[int, ScoreResult] = {}
         requests: dict[int, Call[float]] = {}
+        without_logprobs: list[str] = []
         for row, answer in enumerate(answers):
             fence = fence_of(context.seed, [*_shown(answer), answer.text])
             try:
@@ -43,12 +55,14 @@ def make(settings: JudgeSource, context: RewardContext) -> Source:
             except Exception as error:  # a template can fail in any way, for a row whose record lacks something
                 results[row] = unscored(f"judge.rubric: {type(error).__name__}: {error}")
                 continue
-            grade = partial(_grade, settings=settings, fence=fence)
+            grade = partial(_grade, settings=settings, fence=fence, without=without_logprobs.append)
             # Two equal answers at a temperature may have two grades; at 0 they are asked about once.
             sample = row if settings.temperature else 0
-            requests[row] = Call(body=chat_body(settings, text), read=all_of_it, keep=grade, sample=sample)
+            requests[row] = Call(body=chat_body(settings, text, **more), read=all_of_it, keep=grade, sample=sample)
         for row, result in zip(requests, calls.ask(list(requests.values())), strict=True):
             results[row] = unscored(str(result)) if isinstance(result, CallFailed) else ScoreResult(result)
+        if without_logprobs:  # told here, because replies are read in another thread
+            tell_once()
         return [results[row] for row in range(len(answers))]
 
     return Source(judge)
@@ -58,7 +72,7 @@ def _paid_calls(settings: JudgeSource, context: RewardContext) -> PaidCalls:
     """What this run was replied is kept in it, so that an iteration that is resumed costs nothing; at temperature 0 a
     grade is kept for other runs too."""
     budget = settings.budget and settings.budget.model_copy(update={"usd": settings.budget.usd * context.share})
-    deciding = settings.model_dump_json(include={"url", "model", "rubric", "temperature", "max_tokens"})
+    deciding = settings.model_dump_json(include={"url", "model", "rubric", "temperature", "max_tokens", "logprobs"})
     return PaidCalls(
         settings,
         cache_root() / "judge" if context.calls and not settings.temperature else None,
@@ -70,8 +84,21 @@ def _paid_calls(settings: JudgeSource, context: RewardContext) -> PaidCalls:
     )
 
 
-def _grade(reply: Any, *, settings: JudgeSource, fence: str) -> float:
-    return read_score(content_of(reply), fence=fence, lowest=settings.lowest, highest=settings.highest)
+def _grade(reply: Any, *, settings: JudgeSource, fence: str, without: Callable[[str], None]) -> float:
+    """The number in the reply; with log-probabilities, the mean of the grades under them. `without` is given
+    replies that have none."""
+    content = content_of(reply)
+    scale = {"lowest": settings.lowest, "highest": settings.highest}
+    score = read_score(content, fence=fence, **scale)
+    if not settings.logprobs:
+        return score
+    try:
+        expected = expected_score(content, reply["choices"][0]["logprobs"]["content"], fence=fence, **scale)
+    except (KeyError, IndexError, TypeError):
+        expected = None
+    if expected is None:
+        without(content)
+    return score if expected is None else expected
 
 
 def _shown(answer: Answer) -> list[str]:

@@ -9,8 +9,9 @@ behind the last fence in it, and must be one JSON object there: what a judge quo
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -82,6 +83,10 @@ def rubric_of(judge: PairwiseJudge, *, by_principle: bool = False) -> str:
     return judge.rubric or comparison_rubric(by_principle=by_principle, axes=judge.axes, cot=judge.cot)
 
 
+TOP_LOGPROBS = 20
+"""Alternatives of each token that are asked for: the most that OpenAI's API gives."""
+_SCORE = re.compile(r'(?<!\\)"score"\s*:\s*')
+_DIGIT = re.compile(r"(\d)(?![\d.eE])\D*")
 _CODE_BLOCK = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
@@ -138,6 +143,52 @@ def read_score(reply: str, *, fence: str, lowest: float, highest: float) -> floa
     if not lowest <= score <= highest:
         raise ValueError(f"score {str(score)[:20]} is not between {lowest:g} and {highest:g}")
     return float(score)
+
+
+def expected_score(
+    content: str, tokens: Sequence[Mapping[str, Any]], *, fence: str, lowest: float, highest: float
+) -> float | None:
+    """The mean of the grades under the judge's own probabilities (Lee et al. 2023): Σ g P(g) / Σ P(g) over the grades
+    of one digit among the alternatives of the token in which the score begins.
+
+    None where the score is not found in the tokens or is no digit alone, or where no alternative is a grade.
+
+    >>> grades = [{"token": "7", "logprob": math.log(0.6)}, {"token": "9", "logprob": math.log(0.2)}]
+    >>> tokens = [{"token": '{"score": '}, {"token": "7", "top_logprobs": grades}, {"token": "}"}]
+    >>> round(expected_score('{"score": 7}', tokens, fence="[[f]]", lowest=1, highest=9), 6)  # (7·0.6 + 9·0.2) / 0.8
+    7.5
+    """
+    match = last_match(_SCORE, content, fence)
+    place = match and token_at(content, tokens, match.end())
+    if not match or not place or not _DIGIT.match(content, match.end()):
+        return None
+    token, before = place
+    mass: dict[int, float] = {}
+    for other in token["top_logprobs"]:
+        text: str = other["token"]
+        digit = _DIGIT.fullmatch(text.removeprefix(before)) if text.startswith(before) else None
+        if digit and lowest <= int(digit[1]) <= highest:
+            mass[int(digit[1])] = mass.get(int(digit[1]), 0.0) + math.exp(other["logprob"])
+    total = sum(mass.values())
+    return sum(grade * share for grade, share in mass.items()) / total if total else None
+
+
+def last_match(pattern: re.Pattern[str], content: str, fence: str) -> re.Match[str] | None:
+    """The first match behind the last fence, or in a reply that has none."""
+    return pattern.search(content, content.rfind(fence) + len(fence) if fence in content else 0)
+
+
+def token_at(content: str, tokens: Sequence[Mapping[str, Any]], place: int) -> tuple[Mapping[str, Any], str] | None:
+    """The token that holds the character at `place` of the reply, and what stands in it before that character; None
+    where the tokens are not those of the reply. The token that ended it may follow, as some servers have it."""
+    if not "".join(token["token"] for token in tokens).startswith(content):
+        return None
+    start = 0
+    for token in tokens:
+        if start <= place < start + len(token["token"]):
+            return token, token["token"][: place - start]
+        start += len(token["token"])
+    return None
 
 
 def read_winner(reply: str, *, fence: str) -> Literal["a", "b", "tie"]:

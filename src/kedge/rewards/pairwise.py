@@ -18,14 +18,22 @@ from kedge.core.errors import RewardError
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.context import RewardContext
 from kedge.rewards.judge import read_rubric
-from kedge.rewards.judge_protocol import chat_body, content_of, fence_of, read_axes, read_winner, rubric_of
+from kedge.rewards.judge_protocol import (
+    TOP_LOGPROBS,
+    chat_body,
+    content_of,
+    fence_of,
+    last_match,
+    read_axes,
+    read_winner,
+    rubric_of,
+    token_at,
+)
 from kedge.rewards.paid import Estimate, PaidCalls
 from kedge.rewards.settings import PairwiseJudge
 
 _VARIABLES = ("prompt", "first", "second", "principle", "axes", "fence")
 _WINS = {"a": 1.0, "b": 0.0, "tie": 0.5}
-_TOP = 20
-"""Alternatives of each token that are asked for: the most that OpenAI's API gives."""
 _VERDICT = re.compile(r'(?<!\\)"better"\s*:\s*"')
 
 
@@ -124,7 +132,7 @@ class Panelist:
         return [call for pair in wanted for call in self._orders(pair, sample)]
 
     def _orders(self, pair: TwoAnswers, sample: int) -> list[Call[Verdict]]:
-        more = {"logprobs": True, "top_logprobs": _TOP} if self._settings.logprobs else {}
+        more = {"logprobs": True, "top_logprobs": TOP_LOGPROBS} if self._settings.logprobs else {}
         calls: list[Call[Verdict]] = []
         for first, second in ((pair.first, pair.second), (pair.second, pair.first)):
             shown = [*(part for message in pair.prompt for part in message), "", first, second]
@@ -228,19 +236,12 @@ def probability_of_a(content: str, tokens: Sequence[dict[str, Any]], *, fence: s
     >>> round(probability_of_a('{"better": "A"}', tokens, fence="[[f]]"), 4)  # e^-0.5 / (e^-0.5 + e^-1)
     0.6225
     """
-    begin = content.rfind(fence) + len(fence) if fence in content else 0
-    match = _VERDICT.search(content, begin)
-    if match is None or "".join(token["token"] for token in tokens) != content:
-        return None
-    start = 0
-    for token in tokens:
-        if start <= match.end() < start + len(token["token"]):
-            return _share_of_a(token, token["token"][: match.end() - start])
-        start += len(token["token"])
-    return None
+    match = last_match(_VERDICT, content, fence)
+    place = match and token_at(content, tokens, match.end())
+    return _share_of_a(*place) if place else None
 
 
-def _share_of_a(token: dict[str, Any], before: str) -> float | None:
+def _share_of_a(token: Mapping[str, Any], before: str) -> float | None:
     """`before` is what the token holds before the verdict: alternatives must begin alike."""
     mass = {"a": 0.0, "b": 0.0, "tie": 0.0}
     for other in token["top_logprobs"]:

@@ -279,9 +279,16 @@ class JudgeSource(JudgeEndpoint):
     lowest: float = 1.0
     highest: float = 10.0
     """Grades outside of these bounds are not believed."""
+    logprobs: bool = False
+    """The mean of all grades by the judge's log-probabilities, where it gives them, instead of the number it names."""
 
     @model_validator(mode="after")
     def _has_a_scale(self) -> JudgeSource:
+        if self.logprobs and not all(0 <= bound <= 9 and bound == int(bound) for bound in (self.lowest, self.highest)):
+            raise ValueError(
+                f"logprobs needs grades of one digit, found {self.lowest:g} to {self.highest:g}: for many tokenizers "
+                "10 begins with the token of 1; write lowest: 1, highest: 9"
+            )
         if self.lowest >= self.highest:
             raise ValueError(f"lowest {self.lowest:g} must be below highest {self.highest:g}")
         return self

@@ -88,3 +88,54 @@ def pipeline(tmp_path: Path) -> Path:
         (root / "eval/evaluation.json").write_text(json.dumps(EVALUATION))
         run.finish("done")
     return root
+
+
+JUDGE = {"kind": "judge", "model": "m", "url": "http://localhost/v1", "budget": {"usd": 1, "input": 2.0, "output": 8.0}}
+
+
+def _ledger(file: Path, paid: int) -> None:
+    """Calls of 1,000 + 100 tokens, and what is no call that was paid."""
+    file.parent.mkdir(parents=True)
+    tokens = {"prompt": 1000, "completion": 100}
+    lines: list[dict[str, Any]] = [{"sent": "k", **tokens}, {"refused": "k"}, {"lost": "k"}]
+    lines += [{"paid": f"k{number}", **tokens, "reply": 7.0} for number in range(paid)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"paid": "half')
+
+
+def _from(stage: str, name: str) -> Artefact:
+    return Artefact(name=name, kind="model", path=f"../{stage}/model", hash="cc" * 16)
+
+
+@pytest.fixture
+def rlaif(pipeline: Path) -> Path:
+    """The same, where `ppo` was trained on a reward model that `ai` labelled for, and `direct` on the judge itself."""
+    with _stage(pipeline / "ai", "label", {"kind": "label", "by": [JUDGE]}) as ai:
+        ai.finish("done")
+    _ledger(pipeline / "ai/calls/0-m.jsonl", 5)
+    with _stage(
+        pipeline / "reward", "reward", {"kind": "reward"}, (_from("ai", "data"), _from("sft", "from"))
+    ) as reward:
+        reward.finish("done")
+    for name, source, inputs in (
+        ("distilled", "reward", (_from("reward", "reward"), _from("sft", "from"))),
+        ("direct", JUDGE, (_from("sft", "from"),)),
+    ):
+        with _stage(pipeline / name, "ppo", {**PPO_SETTINGS, "reward": source}, inputs) as ppo:
+            fill(ppo, 20)
+            ppo.finish("done")
+    _ledger(pipeline / "direct/calls/reward-0/hash.jsonl", 3)
+    models = {
+        name: _model(reward, 1.0, kl)
+        for name, reward, kl in (("sft", 1.0, None), ("distilled", 3.0, 6.0), ("direct", 2.0, 4.0))
+    }
+    found = {
+        **EVALUATION,
+        "models": models,
+        "comparisons": {name: {"reward": _won(0.75)} for name in ("distilled", "direct")},
+        "judges": {
+            name: {"m": {"rate": rate, "low": rate - 0.1, "high": rate + 0.1}}
+            for name, rate in (("distilled", 0.7), ("direct", 0.8))
+        },
+    }
+    (pipeline / "eval/evaluation.json").write_text(json.dumps(found))
+    return pipeline

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.core.errors import ConfigError
+from kedge.core.errors import ConfigError, RunError
 from kedge.report.compare.entries import Entry, read_entries
 from kedge.report.compare.page import MOST_POINTS, course, frontier, plots, render_comparison
 from kedge.report.compare.table import Number, Table, rows_of, table_lines, table_of
@@ -126,6 +126,54 @@ def test_the_frontier_has_a_line_a_run_a_point_an_evaluation_and_the_curve_of_be
     assert [series.name for series in gold.series] == ["ppo", "ppo, evaluated", "best", "start, evaluated"]
     assert gold.curve is not None
     assert gold.curve.places[-1] == (0.6363, 1.5)
+
+
+def test_calls_to_judges_count_once_for_the_stage_and_what_it_learnt_from(rlaif: Path) -> None:
+    """5 calls of 1,000 + 100 tokens at 2 and 8 USD a million are 0.014 USD."""
+    entries = read(rlaif / "distilled", rlaif / "direct", rlaif / "best")
+    distilled, direct, best = rows_of(entries)[1:]
+    assert [row.numbers["calls"].value for row in (distilled, direct, best)] == [5, 3, 0]
+    assert [row.numbers["usd"].value for row in (distilled, direct)] == [pytest.approx(0.014), pytest.approx(0.0084)]
+    assert [row.numbers["wins_judge"].value for row in (distilled, direct)] == [0.7, 0.8]
+    table = table_of(rows_of(entries), entries, with_intervals=False)
+    assert ("5", "0.0140 USD") in [row[-2:] for row in table.rows]
+    assert any("each paid once (distilled: 5 of ai; direct: 3 of direct)" in note for note in table.notes)
+    manifest = json.loads((rlaif / "direct/run.json").read_text())
+    del manifest["settings"]["reward"]["budget"]
+    (rlaif / "direct/run.json").write_text(json.dumps(manifest))
+    entries = read(rlaif / "direct")
+    assert "no cost of direct: its settings tell no price of tokens" in " ".join(
+        table_of(rows_of(entries), entries, with_intervals=False).notes
+    )
+
+
+def test_a_ledger_that_is_none_is_refused(rlaif: Path) -> None:
+    (rlaif / "ai/calls/0-m.jsonl").write_text('{"paid": "k", "prompt": 1}\n')
+    with pytest.raises(RunError, match=r"0-m.jsonl:1: this is no line of a ledger"):
+        read(rlaif / "distilled")
+
+
+def test_rewards_of_different_kinds_are_told_apart(rlaif: Path) -> None:
+    entries = read(rlaif / "distilled", rlaif / "direct")
+    rows = rows_of(entries)
+    by_model, by_judge, gold = plots(entries, rows)
+    assert by_model.title == "Reward against KL, by reward model"
+    assert [series.name for series in by_model.series] == [
+        *("distilled", "distilled, evaluated"),
+        *("direct", "start, evaluated"),
+    ]
+    assert [value for value in by_model.series[2].values if value is not None] == [2.0]  # evaluated, not its course
+    assert by_judge.title == "Reward against KL, by judge m"
+    assert [series.name for series in by_judge.series] == ["direct"]
+    assert gold.title == "Gold against KL"
+    table = table_of(rows, entries, with_intervals=False)
+    assert [row[1] for row in table.rows] == ["baseline", "ppo on reward model", "ppo on judge m"]
+    assert any(
+        "trained on rewards of different kinds (distilled: reward model; direct: judge m)" in note
+        for note in table.notes
+    )
+    same = read(rlaif / "distilled")
+    assert [row[1] for row in table_of(rows_of(same), same, with_intervals=False).rows] == ["baseline", "ppo"]
 
 
 def test_a_line_is_the_means_of_consecutive_steps(pipeline: Path) -> None:

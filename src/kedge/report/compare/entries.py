@@ -9,9 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kedge.core.errors import ConfigError, RunError
+from kedge.report.compare.calls import PaidCalls, paid_calls
 from kedge.report.rounds.records import refuse_rounds
 from kedge.report.run.run_records import Record, StageRecord, read_run
 from kedge.runs.folder import runs_in
@@ -35,6 +36,8 @@ class Evaluated:
     numbers: Record
     name: str
     measure: tuple[str, ...]
+    scored_by: str = ""
+    """What kind of reward its scores are of; empty where there are none."""
 
     @property
     def baseline(self) -> str:
@@ -49,6 +52,12 @@ class Entry:
     stage: StageRecord
     evaluated: Evaluated | None
     best_of: Record | None
+    paid: PaidCalls
+
+    @property
+    def trained_on(self) -> str:
+        """What kind of reward it was trained on; empty where on none."""
+        return kind_of_reward(self.stage.settings.get("reward"))
 
     @property
     def method(self) -> str:
@@ -68,9 +77,31 @@ def read_entries(folders: Sequence[Path]) -> list[Entry]:
             stage=stage,
             evaluated=_evaluated(stage, around),
             best_of=_best_of(stage.folder / BEST_OF),
+            paid=paid_calls(stage, around),
         )
         for label, (_, stage, around) in zip(labels, runs, strict=True)
     ]
+
+
+def kind_of_reward(source: Any) -> str:
+    """What kind of reward a source is: scores of one kind may be on one axis, those of two never are.
+
+    >>> kind_of_reward("reward"), kind_of_reward({"kind": "judge", "model": "m"}), kind_of_reward({"kind": "exact"})
+    ('reward model', 'judge m', 'exact')
+    """
+    match source:
+        case str():
+            return "reward model"
+        case {"kind": "model"}:
+            return "reward model"
+        case {"kind": "judge", "model": model}:
+            return f"judge {model}"
+        case {"kind": "function", "path": path}:
+            return f"function {path}"
+        case {"kind": kind}:
+            return str(kind)
+        case _:
+            return ""
 
 
 def _stages(folder: Path) -> tuple[StageRecord, Sequence[StageRecord]]:
@@ -94,7 +125,12 @@ def _evaluated(stage: StageRecord, around: Sequence[StageRecord]) -> Evaluated |
     for other in reversed(around):
         names = [name for name in (other.evaluation or {}).get("models", {}) if name.partition(".")[0] == stage.name]
         if other.evaluation is not None and names:
-            return Evaluated(numbers=other.evaluation, name=names[0], measure=_measure(other))
+            return Evaluated(
+                numbers=other.evaluation,
+                name=names[0],
+                measure=_measure(other),
+                scored_by=kind_of_reward(other.settings.get("reward")),
+            )
     return None
 
 
@@ -108,7 +144,12 @@ def _measure(evaluation: StageRecord) -> tuple[str, ...]:
         for name in ("reward", "gold")
         if name in evaluation.settings and name not in hashed
     ]
-    return tuple(sorted([*hashes, *settings]))
+    judges: Any = evaluation.settings.get("judge") or []
+    asked = [
+        " ".join(str(judge.get(name)) for name in ("kind", "name", "model", "url", "project", "rubric"))
+        for judge in cast("list[Record]", judges if isinstance(judges, list) else [judges])
+    ]
+    return tuple(sorted([*hashes, *settings, *asked]))
 
 
 def _best_of(path: Path) -> Record | None:

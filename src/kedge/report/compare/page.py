@@ -86,8 +86,10 @@ def shared_samples(entries: Sequence[Entry]) -> list[SharedSample]:
 
 
 def plots(entries: Sequence[Entry], rows: Sequence[Row]) -> list[Plot]:
-    """One chart for each source that any run has numbers of."""
-    return [plot for source in ("reward", "gold") if (plot := frontier(entries, rows, source))]
+    """One chart for each source that any run has numbers of; rewards of different kinds have one each."""
+    kinds = list(dict.fromkeys(kind for row in rows for kind in (row.trained_on, row.scored_by) if kind))
+    rewards = [frontier(entries, rows, "reward", kind) for kind in (kinds if len(kinds) > 1 else [None])]
+    return [plot for plot in (*rewards, frontier(entries, rows, "gold")) if plot]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,25 +101,27 @@ class _Line:
     is_named: bool = True
 
 
-def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source) -> Plot | None:
-    """Score against KL of all runs; None where no run has both."""
+def frontier(entries: Sequence[Entry], rows: Sequence[Row], source: Source, kind: str | None = None) -> Plot | None:
+    """Score against KL of all runs, or by one kind of reward alone; None where no run has both."""
     lines: list[_Line] = []
-    by_label = {row.label: row for row in rows}
+    of_kind = [row for row in rows if kind in (None, row.scored_by)]
+    by_label = {row.label: row for row in of_kind}
     for place, entry in enumerate(entries):
         colour = COLOURS[place % len(COLOURS)]
-        trained, evaluated = course(entry, source), _evaluated(by_label[entry.label], source)
+        trained = course(entry, source) if kind in (None, entry.trained_on) else []
+        evaluated = _evaluated(by_label[entry.label], source) if entry.label in by_label else []
         name = f"{entry.label}, evaluated" if trained else entry.label
         lines.append(_Line(name=entry.label, colour=colour, points=trained))
         lines.append(_Line(name=name, colour=colour, points=evaluated, is_dotted=True, is_named=not trained))
-    starts = [point for row in rows if row.method == "baseline" for point in _evaluated(row, source)]
+    starts = [point for row in of_kind if row.method == "baseline" for point in _evaluated(row, source)]
     lines.append(_Line(name="start, evaluated", colour="ink", points=starts, is_dotted=True))
     lines = [line for line in lines if line.points]
-    curve = _best_of_curve(entries, source)
+    curve = _best_of_curve([entry for entry in entries if kind in (None, entry.trained_on)], source)
     if not lines and not curve:
         return None
     x = sorted({kl for line in lines for kl, _ in line.points})
     return Plot(
-        title=_TITLES[source],
+        title=f"{_TITLES[source]}, by {kind}" if kind else _TITLES[source],
         note=f"Lines are the course of training, dots are evaluations on held-out prompts. {_NOTES[source]}",
         x_name="KL from the start, nats a sequence",
         x=x,

@@ -19,7 +19,9 @@ from kedge.report.words import NONE, amount, duration, number, percent
 MEMORY = "memory/peak_gib"
 """The peak of a stage, in the evidence of an event (`kedge.stages.shared.peak_memory`) or in metrics."""
 _TRAINED = {"reward": "reward/mean", "gold": "gold/mean", "kl": "kl/mean", "length": "length/mean"}
-_COSTS = ("seconds", "tokens", "memory")
+_COSTS = ("seconds", "tokens", "memory", "calls", "usd")
+_AT_TIMES = ("wins_judge", "calls", "usd")
+"""What most runs have nothing to do with: where no run has it, it is not missed."""
 _TITLES: Mapping[str, str] = {
     "reward": "reward",
     "gold": "gold",
@@ -27,10 +29,13 @@ _TITLES: Mapping[str, str] = {
     "wins": "wins",
     "wins_gold": "wins, gold",
     "wins_equal_length": "wins, equal length",
+    "wins_judge": "wins, judge",
     "length": "length",
     "seconds": "time",
     "tokens": "tokens",
     "memory": "memory",
+    "calls": "judge calls",
+    "usd": "cost",
 }
 
 
@@ -57,6 +62,10 @@ class Row:
     numbers: Numbers
     why_not: Mapping[str, str]
     """By name: why there is no such number."""
+    trained_on: str = ""
+    """What kind of reward; empty where on none."""
+    scored_by: str = ""
+    """What kind of reward its evaluation is by; empty where there is none."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,21 +73,26 @@ class Row:
 
 def rows_of(entries: Sequence[Entry]) -> list[Row]:
     """Baselines first, each once; then the runs."""
-    return [*_baselines(entries), *map(_row, entries)]
+    has_paid = any(entry.paid.calls for entry in entries)
+    return [*_baselines(entries), *(_row(entry, has_paid=has_paid) for entry in entries)]
 
 
-def _row(entry: Entry) -> Row:
+def _row(entry: Entry, *, has_paid: bool) -> Row:
     numbers = dict(_of_evaluation(entry.evaluated, entry.evaluated.name)) if entry.evaluated else {}
     for name, metric in _TRAINED.items():
         if name not in numbers and (value := _last(entry, metric)) is not None:
             numbers[name] = Number(value=value, source="training")
     numbers |= dict(_costs(entry))
+    if has_paid:
+        numbers |= dict(_paid(entry))
     return Row(
         label=entry.label,
         method=entry.method,
         status=entry.stage.status,
         numbers=numbers,
         why_not={name: _why_not(entry, name) for name in _TITLES if name not in numbers},
+        trained_on=entry.trained_on,
+        scored_by=entry.evaluated.scored_by if entry.evaluated else "",
     )
 
 
@@ -92,7 +106,14 @@ def _baselines(entries: Sequence[Entry]) -> Iterator[Row]:
         if key not in keys:
             keys.add(key)
             numbers = dict(_of_evaluation(evaluated, evaluated.baseline))
-            yield Row(label=evaluated.baseline, method="baseline", status="", numbers=numbers, why_not={})
+            yield Row(
+                label=evaluated.baseline,
+                method="baseline",
+                status="",
+                numbers=numbers,
+                why_not={},
+                scored_by=evaluated.scored_by,
+            )
 
 
 def _of_evaluation(evaluated: Evaluated, model: str) -> Iterator[tuple[str, Number]]:
@@ -104,6 +125,8 @@ def _of_evaluation(evaluated: Evaluated, model: str) -> Iterator[tuple[str, Numb
         yield from _interval("wins" if source == "reward" else "wins_gold", comparison.get("win_rate"), "rate")
         if source == "reward":
             yield from _interval("wins_equal_length", comparison.get("length_controlled"), "mean")
+    judges: Mapping[str, Any] = (evaluated.numbers.get("judges") or {}).get(model, {})
+    yield from _interval("wins_judge", judges.get("majority", next(iter(judges.values()), None)), "rate")
     yield from _interval("kl", summary["kl"], "mean")
     if model == evaluated.baseline and summary["kl"] is None:
         yield "kl", Number(value=0.0, source="evaluation")  # from itself
@@ -134,6 +157,12 @@ def _costs(entry: Entry) -> Iterator[tuple[str, Number]]:
         yield "memory", Number(value=max(peaks), source="training")
 
 
+def _paid(entry: Entry) -> Iterator[tuple[str, Number]]:
+    yield "calls", Number(value=entry.paid.calls, source="training")
+    if entry.paid.usd is not None:
+        yield "usd", Number(value=entry.paid.usd, source="training")
+
+
 def _memory_evidence(entry: Entry) -> list[Mapping[str, Any]]:
     """The evidence of its events on memory, one a part of the run."""
     evidence = [event.get("evidence") or {} for event in entry.stage.events]
@@ -146,6 +175,8 @@ def _why_not(entry: Entry, name: str) -> str:
         return "its events tell no peak, which a stage does when it has ended well"
     if name == "tokens":
         return "its metrics have no tokens/per_second"
+    if name == "usd":
+        return "its settings tell no price of tokens, or several (budget: {usd, input, output})"
     evaluated = entry.evaluated
     if evaluated is None:
         metric = f", and its metrics have no {_TRAINED[name]}" if name in _TRAINED else ""
@@ -156,8 +187,8 @@ def _why_not(entry: Entry, name: str) -> str:
         return "length and model cannot be told apart in its evaluation"
     if name == "kl":
         return "its evaluation could not measure it (top_p, top_k, another tokenizer)"
-    source = "gold" if "gold" in name else "reward"
-    return f"its evaluation has no {source} source"
+    source = "gold" if "gold" in name else "judge" if name == "wins_judge" else "reward"
+    return f"its evaluation has no {source}{'' if source == 'judge' else ' source'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +201,24 @@ class Table:
 def table_of(rows: Sequence[Row], entries: Sequence[Entry], *, with_intervals: bool) -> Table:
     """Columns that nobody has a number for are left out, and say so in a note."""
     shown = [name for name in _TITLES if any(name in row.numbers for row in rows)]
+    apart = len({row.trained_on for row in rows if row.trained_on}) > 1
     return Table(
         head=("run", "method", *(_TITLES[name] for name in shown)),
         rows=tuple(
-            (row.label, row.method, *(_cell(name, row.numbers.get(name), with_intervals) for name in shown))
+            (
+                row.label,
+                _method(row, apart=apart),
+                *(_cell(name, row.numbers.get(name), with_intervals) for name in shown),
+            )
             for row in rows
         ),
         notes=tuple(_notes(rows, entries)),
     )
+
+
+def _method(row: Row, *, apart: bool) -> str:
+    """Its method, and what it was trained on where the rows differ in that."""
+    return f"{row.method} on {row.trained_on}" if apart and row.trained_on else row.method
 
 
 def table_lines(table: Table, width: int | None = None) -> list[str]:
@@ -226,7 +267,7 @@ def _cell(name: str, cell: Number | None, with_intervals: bool) -> str:
     if cell is None:
         return NONE
     if name in _COSTS:
-        return {"seconds": duration, "tokens": amount, "memory": _gib}[name](cell.value)
+        return {"seconds": duration, "tokens": amount, "memory": _gib, "calls": amount, "usd": _usd}[name](cell.value)
     is_share = name.startswith("wins")
     scale, digits = (100, 1) if is_share else (1, {"length": 1, "kl": 2}.get(name, 3))
     value = percent(cell.value) if is_share else number(cell.value, digits)
@@ -234,6 +275,10 @@ def _cell(name: str, cell: Number | None, with_intervals: bool) -> str:
     if not with_intervals or cell.low is None or cell.high is None:
         return text
     return f"{text} [{number(scale * cell.low, digits)}, {number(scale * cell.high, digits)}]"
+
+
+def _usd(value: float) -> str:
+    return f"{value:,.4f} USD"
 
 
 def _gib(value: float) -> str:
@@ -248,8 +293,11 @@ def _notes(rows: Sequence[Row], entries: Sequence[Entry]) -> Iterator[str]:
             "a length then counts the token that ends a turn, which evaluations leave out"
         )
     reasons: dict[tuple[str, str], list[str]] = {}
+    unmissed = [name for name in _AT_TIMES if not any(name in row.numbers for row in rows)]
     for row in rows:
         for name, why in row.why_not.items():
+            if name in unmissed and not (name == "usd" and "calls" in row.numbers):
+                continue
             reasons.setdefault((_TITLES[name], why), []).append(row.label)
     for (title, why), labels in reasons.items():
         yield f"no {title} of {', '.join(labels)}: {why}"
@@ -258,6 +306,14 @@ def _notes(rows: Sequence[Row], entries: Sequence[Entry]) -> Iterator[str]:
     ]
     if of_process:
         yield f"memory of {', '.join(of_process)}: resident in the whole process, libraries included; no GPU was used"
+    yield from _unlike_rewards(rows)
+    if any(entry.paid.calls for entry in entries):
+        paid = "; ".join(
+            f"{entry.label}: {', '.join(f'{count:,} of {stage}' for stage, count in entry.paid.by_stage.items())}"
+            for entry in entries
+            if entry.paid.calls
+        )
+        yield f"judge calls are those of a stage and of all that it learnt from, each paid once ({paid})"
     if len({entry.evaluated.measure for entry in entries if entry.evaluated}) > 1:
         yield (
             "these runs were evaluated on different prompts or by different judges: scores and win rates of one cannot "
@@ -268,3 +324,14 @@ def _notes(rows: Sequence[Row], entries: Sequence[Entry]) -> Iterator[str]:
     for row in rows:
         if row.status not in ("", "done"):
             yield f"{row.label} is not done ({row.status}): its numbers are those so far"
+
+
+def _unlike_rewards(rows: Sequence[Row]) -> Iterator[str]:
+    """That rewards of different kinds are numbers on different scales."""
+    kinds = {row.trained_on for row in rows if row.trained_on}
+    if len(kinds) < 2:
+        return
+    trained = "; ".join(f"{row.label}: {row.trained_on}" for row in rows if row.trained_on)
+    scored = ", ".join(sorted({row.scored_by for row in rows if row.scored_by}))
+    by = f"; evaluations are scored by: {scored}, the same for all in one evaluation" if scored else ""
+    yield f"these runs were trained on rewards of different kinds ({trained}), which are not on one scale{by}"

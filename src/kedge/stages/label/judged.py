@@ -267,6 +267,11 @@ def _tell(context: Context, labelled: Labelled) -> None:
 
 def _unmet(settings: LabelSettings, labelled: Labelled) -> list[str]:
     need, alpha, problems = settings.need, labelled.agreement, list[str]()
+    if not labelled.labels:
+        problems.append(
+            f"not one of {len(labelled.comparisons):,} comparisons has a verdict that can be read, in both orders: "
+            "this judge cannot judge (what it replied is in calls/; a larger model, or more max_tokens, may)"
+        )
     if need.labels is not None and labelled.labels < need.labels:
         problems.append(f"{labelled.labels:,} labels, and need.labels is {need.labels:,}")
     if need.alpha is not None and (alpha is None or alpha.value < need.alpha):
