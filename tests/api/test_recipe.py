@@ -68,8 +68,8 @@ def test_the_problems_of_a_dict_are_listed_by_path(values: dict[str, Any]) -> No
         "  --set seed=-1: seed: must be at least 0, found -1",
         "  stages.ppo.iterations: must be at least 1, found 0",
         "  stages.ppo.bacth: not a setting here (did you mean 'batch'?)",
-        "  stages.other.kind: no stage of kind 'pop' (did you mean 'ppo'?); installed: best_of_n, data, evaluate, "
-        "exam, gate, group, label, ppo, preference, reward, sft, tasks",
+        "  stages.other.kind: no stage of kind 'pop' (did you mean 'ppo'?); installed: best_of_n, data, drift, "
+        "evaluate, exam, gate, group, label, ppo, preference, revise, reward, sft, tasks",
     ]
 
 

@@ -54,7 +54,7 @@ def test_what_depends_on_no_earlier_round_is_done_once_and_read_from_round_1(rou
 
 def test_rounds_have_seeds_of_their_own(rounds: Rounds) -> None:
     assert len({rounds.recipe(number).settings.seed for number in (1, 2, 3)}) == 3
-    assert {rounds.recipe(number).stages["drift"].model_dump()["seed"] for number in (1, 2, 3)} == {5}
+    assert {rounds.recipe(number).stages["drift"].model_dump()["answer_seed"] for number in (1, 2, 3)} == {5}
 
 
 def test_labels_of_earlier_rounds_are_added_with_the_weight_of_their_age(rounds: Rounds) -> None:

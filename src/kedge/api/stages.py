@@ -24,8 +24,8 @@ from kedge.recipe.schema import LONGEST_NAME, RecipeSettings, recipe_of
 
 Model = str | os.PathLike[str] | Run | StageRun
 
-TOP: Final = tuple(name for name in RecipeSettings.model_fields if name not in ("kedge", "model", "stages"))
-"""Keys of a recipe's top that are keywords of every class."""
+TOP: Final = tuple(name for name in RecipeSettings.model_fields if name not in ("kedge", "model", "rounds", "stages"))
+"""Keys of a recipe's top that are keywords of every class: a stage alone has no rounds."""
 _START: Final = ("from", "base")
 """What recipes call the model that a stage starts from; here it is `model`."""
 _ABOUT_MODEL: Final = "The model to start from: an alias, a folder, a hub id, or a run or stage that made one."

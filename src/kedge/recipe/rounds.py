@@ -289,7 +289,7 @@ def _in_first(value: Any, first: _First) -> Any:
 def _drift_values(rounds: Rounds, number: int) -> tuple[dict[str, Any], dict[KeyPath, Any]]:
     """The settings of the stage that compares a round with those before, and where its paths start."""
     whole, settings, first = rounds.whole, rounds.settings, rounds.settings.first
-    values: dict[str, Any] = {"kind": DRIFT, "seed": whole.settings.seed, "count": settings.drift.number}
+    values: dict[str, Any] = {"kind": DRIFT, "answer_seed": whole.settings.seed, "count": settings.drift.number}
     places: dict[KeyPath, Any] = {}
 
     def put(field: str, value: Any, written_at: KeyPath | None = None) -> None:

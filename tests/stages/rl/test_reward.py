@@ -98,7 +98,14 @@ class Told:
         self.events: list[tuple[str, str, str]] = []
         self.context = cast(
             Context,
-            SimpleNamespace(input=inputs.__getitem__, event=self._event, recipe_folder=folder, seed=7, world=ALONE),
+            SimpleNamespace(
+                input=inputs.__getitem__,
+                event=self._event,
+                folder=folder / "run",
+                recipe_folder=folder,
+                seed=7,
+                world=ALONE,
+            ),
         )
 
     def _event(self, level: str, code: str, message: str, **_: Any) -> None:

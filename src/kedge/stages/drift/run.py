@@ -50,14 +50,14 @@ def _policy_figures(context: Context, settings: DriftStageSettings) -> tuple[dic
     prompts = _prompts(context, settings)
     answered = {
         name: candidate_answers(
-            context, settings, prompts, name=name, model=context.input(name), seed=settings.seed
+            context, settings, prompts, name=name, model=context.input(name), seed=settings.answer_seed
         ).answered
         for name in ("policy", "previous")
         if context.inputs(name)
     }
     scores = {name: _scores(context, settings, own, prompts) for name, own in answered.items()}
     answers = {name: _records(name, own, scores[name]) for name, own in answered.items()}
-    seed = seed_for(settings.seed, "bootstrap")
+    seed = seed_for(settings.answer_seed, "bootstrap")
     sources = [source for source in (_GOLD, _NEW) if source in scores["policy"]]
     summaries = {name: summarise(own, sources, seed=seed) for name, own in answers.items()}
     figures: dict[str, Any] = {

@@ -41,7 +41,7 @@ class DriftStageSettings(Section):
     """Pairs on which both reward models are asked."""
     heldout: Annotated[list[str], Input("pairs", "rankings", several=True)] = Field(default_factory=list[str])
     """Held-out labels of every round so far, this one's last."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    answer_seed: int = Field(default=0, ge=0, lt=2**63)
     """Of the answers: the same in all rounds, so that what differs is the policy."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest answer."""
