@@ -8,12 +8,16 @@ from typing import Any
 from markupsafe import Markup
 
 from kedge.report.charts import svg
-from kedge.report.charts.plot import COLOURS, Plot, Point, Series, Threshold
+from kedge.report.charts.plot import COLOURS, Colour, Plot, Point, Series, Threshold
 from kedge.report.pages import render_page
 from kedge.report.rounds.records import RoundRecord, RoundsRecord
 from kedge.report.run import summary
 from kedge.report.words import number
 
+_RATES: tuple[tuple[str, str, float, Colour], ...] = (
+    ("win_rate", "gold or judge", -0.04, "first"),
+    ("proxy_rate", "its own reward model", 0.04, "second"),
+)
 _NAMES: Mapping[str, str] = {
     "kl_previous": "KL to the round before (nats)",
     "kl_first": "KL to the first policy (nats)",
@@ -86,10 +90,7 @@ def _rates(rounds: Sequence[RoundRecord]) -> Plot:
             colour=colour,
         )
         for record in rounds
-        for name, who, offset, colour in (
-            ("win_rate", "gold or judge", -0.04, COLOURS[0]),
-            ("proxy_rate", "its own reward model", 0.04, COLOURS[1]),
-        )
+        for name, who, offset, colour in _RATES
         if (rate := record.policy.get(name))
     ]
     return Plot(
