@@ -8,7 +8,7 @@ reward of both final policies on 200 held-out messages, by seed, with 95 % inter
 with that over seeds; and `peak`, the best mean of five iterations that the one round had on its training prompts, where
 a run that knew the truth would have stopped.
 
-    python benchmarks/rounds.py [--seeds 1 2 3] [--labels 400] [--iterations 20] [--kl 0.1] [--target 4]
+    python benchmarks/rounds.py [--seeds 1 2 3] [--labels 400] [--iterations 20] [--kl 0.1] [--target 4] [--anew]
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def compare(seed: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]
     write_text(folder / "people.py", PEOPLE)
     runs = folder / "runs"
     recipe = template_folder() / "rounds.yaml"
-    two = load_recipe(recipe, {**in_the_demo_s_world(folder, seed), **spending(folder, args, times=1)})
+    two = load_recipe(recipe, {**in_the_demo_s_world(folder, seed), **two_rounds(folder, args)})
     run_in(runs / "two", two, is_resumed=False, say=quiet)
     sft = str(runs / "two/round-1/sft/model")
     alone = {
@@ -163,6 +163,18 @@ def spending(folder: Path, args: argparse.Namespace, *, times: int) -> dict[str,
     }
 
 
+def two_rounds(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What each of two rounds spends; anew, each of them trains SFT as far as the one round does."""
+    each = spending(folder, args, times=1)
+    if not args.anew:
+        return each
+    return {
+        **spending(folder, args, times=2),
+        "stages.ask.prompts": each["stages.ask.prompts"],
+        "stages.ppo.from": "sft",
+    }
+
+
 def truth(stage: Path) -> dict[str, Any]:
     """By model the true reward of each answer, in the order of the prompts; the first model is called `sft`."""
     rows = [json.loads(line) for line in (stage / "answers.jsonl").read_text().splitlines()]
@@ -197,6 +209,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=20, help="of PPO, of each of two rounds")
     parser.add_argument("--kl", type=float, default=0.1, help="the price of KL, at the start")
     parser.add_argument("--target", type=float, default=4.0, help="steer KL towards this, in each of two rounds")
+    parser.add_argument(
+        "--anew", action="store_true", help="PPO of each round starts from SFT, with the KL of one round"
+    )
     parser.add_argument("--folder", type=Path, help="keep the runs here")
     return parser.parse_args()
 
