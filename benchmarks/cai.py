@@ -24,10 +24,10 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from kedge.core.stats import student_quantile, wilson
+from kedge.core.stats import student_interval, wilson
 from kedge.demo.recipe import write_demo
 from kedge.demo.truth import read_reply, true_preference
 from kedge.demo.world import Sizes
@@ -225,12 +225,10 @@ def _message(row: Mapping[str, Any]) -> str:
 
 def changes(results: Sequence[Mapping[str, Measured]]) -> dict[str, tuple[float, float, float]]:
     """By model, the change of the share of rude replies since `sft`: mean over seeds, and Student's interval."""
-    found: dict[str, tuple[float, float, float]] = {}
-    for model in list(results[0])[1:]:
-        gaps = [own[model].share - own["sft"].share for own in results]
-        half = student_quantile(0.975, len(gaps) - 1) * stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
-        found[model] = fmean(gaps), fmean(gaps) - half, fmean(gaps) + half
-    return found
+    return {
+        model: student_interval([own[model].share - own["sft"].share for own in results])
+        for model in list(results[0])[1:]
+    }
 
 
 def table(seeds: Sequence[int], results: Sequence[Mapping[str, Measured]]) -> str:

@@ -24,7 +24,7 @@ import active_choice
 import dawid_skene_against_crowdkit
 import simulated_people
 from figures import Figure, Record, at_least, at_most, equal, print_figures, read, same, told
-from kedge.core.stats import student_quantile
+from kedge.core.stats import student_interval
 from kedge.data.examples import Message
 from kedge.feedback import (
     agreement_interval,
@@ -126,10 +126,9 @@ def people_who_are_simulated() -> Iterator[Figure]:
     outcomes = [simulated_people.simulate(seed) for seed in range(SEEDS)]
     found = sum(outcome.is_spammer_found for outcome in outcomes)
     yield same("simulated: seeds in which the spammer and who says left are found", str(SEEDS), str(found))
-    gain_S = np.array([outcome.soft - outcome.majority for outcome in outcomes])
-    half = student_quantile(0.975, SEEDS - 1) * float(gain_S.std(ddof=1)) / np.sqrt(SEEDS)
-    yield at_least("simulated: gain of soft labels, low end of 95 %", 0.0, float(gain_S.mean() - half))
-    yield told("simulated: gain of soft labels over majorities", f"{gain_S.mean():+.4f}")
+    gain, low, _ = student_interval([outcome.soft - outcome.majority for outcome in outcomes])
+    yield at_least("simulated: gain of soft labels, low end of 95 %", 0.0, low)
+    yield told("simulated: gain of soft labels over majorities", f"{gain:+.4f}")
 
 
 def labels_saved() -> Iterator[Figure]:

@@ -28,11 +28,11 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from kedge.commands.compare import compare_runs
-from kedge.core.stats import student_quantile, wilson
+from kedge.core.stats import student_interval, wilson
 from kedge.demo.recipe import write_demo
 from kedge.demo.truth import true_preference
 from kedge.demo.world import Sizes
@@ -191,19 +191,10 @@ def _truth_of(row: Mapping[str, Any], name: str) -> float:
 
 def changes(results: Sequence[SeedResult]) -> dict[str, tuple[float, float, float]]:
     """By model, the change of the share of good replies since `sft`: mean over seeds, and Student's interval."""
-    found: dict[str, tuple[float, float, float]] = {}
-    for model in MODELS[1:]:
-        found[model] = interval([own.models[model].share - own.models["sft"].share for own in results])
-    return found
-
-
-def interval(gaps: Sequence[float]) -> tuple[float, float, float]:
-    """
-    >>> [round(value, 3) for value in interval([0.1, 0.2, 0.3])]
-    [0.2, -0.048, 0.448]
-    """
-    half = student_quantile(0.975, len(gaps) - 1) * stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
-    return fmean(gaps), fmean(gaps) - half, fmean(gaps) + half
+    return {
+        model: student_interval([own.models[model].share - own.models["sft"].share for own in results])
+        for model in MODELS[1:]
+    }
 
 
 def table(seeds: Sequence[int], results: Sequence[SeedResult]) -> str:
@@ -222,7 +213,7 @@ def table(seeds: Sequence[int], results: Sequence[SeedResult]) -> str:
         numbers = f"{fmean(one.truth for one in own):>12.2f}{fmean(one.kl for one in own):>8.2f}{won:>13}"
         costs = f"{fmean(one.calls for one in own):>8,.0f}{fmean(one.usd for one in own):>9.4f}"
         lines.append(f"{model:<28}{numbers}{costs}")
-    gaps = {**changes(results), "direct − distilled": interval(_direct_gaps(results))}
+    gaps = {**changes(results), "direct − distilled": student_interval(_direct_gaps(results))}
     for name, (mean, low, high) in gaps.items():
         over = f" [{100 * low:+.1f}, {100 * high:+.1f}] over seeds" if len(results) > 1 else ""
         lines.append(f"good replies, {'change of ' if name in MODELS else ''}{name}: {100 * mean:+.1f} points{over}")

@@ -5,8 +5,8 @@ number of PPO iterations. One round asks about answers of the SFT model and lear
 ask half of them about the SFT model, and the other half about the policy that came of the first. The recipe is
 `recipes/rounds.yaml` with the demo's model and data; one round may go as far, in KL, as two together. Printed: the true
 reward of both final policies on 200 held-out messages, by seed, with 95 % intervals over messages; the mean difference
-with that over seeds; and `peak`, the best mean of five iterations that the one round had on its training prompts, where
-a run that knew the truth would have stopped.
+with that over seeds (exit code 0 where it is above 0); and `peak`, the best mean of five iterations that the one round
+had on its training prompts, where a run that knew the truth would have stopped.
 
     python benchmarks/rounds.py [--seeds 1 2 3] [--labels 400] [--iterations 20] [--kl 0.1] [--target 4] [--anew]
 """
@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from kedge.core.files import write_text
-from kedge.core.stats import bootstrap_mean, student_quantile
+from kedge.core.stats import bootstrap_mean, student_interval
 from kedge.demo.recipe import write_demo
 from kedge.demo.world import Sizes
 from kedge.recipe.runner import run_in
@@ -68,11 +66,11 @@ def main() -> None:
             f"{row['two']:>6.2f}   {row['gap']:>+10.2f}   [{low:+.2f}, {high:+.2f}]",
             flush=True,
         )
-    mean, low, high = over_seeds([row["gap"] for row in rows])
+    mean, low, high = student_interval([row["gap"] for row in rows])
     labels = f"{2 * args.labels} labels each"
     print(f"two rounds − one, {labels}: {mean:+.2f} [{low:+.2f}, {high:+.2f}] over {len(rows)} seeds")
     print(f"{(time.process_time() - start) / 60:.1f} minutes of one core")
-    sys.exit(mean <= 0)
+    sys.exit(low <= 0)
 
 
 def compare(seed: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -187,15 +185,6 @@ def peak(file: Path) -> float:
     """The best mean of gold over five iterations."""
     gold = [json.loads(line)["gold/mean"] for line in file.read_text().splitlines()]
     return max(fmean(gold[at : at + 5]) for at in range(len(gold) - 4))
-
-
-def over_seeds(gaps: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, and its 95 % interval by Student's t."""
-    mean = fmean(gaps)
-    if len(gaps) < 2:
-        return mean, -math.inf, math.inf
-    half = student_quantile(0.975, len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
-    return mean, mean - half, mean + half
 
 
 def quiet(_: str) -> None:

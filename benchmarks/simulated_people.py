@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.core.stats import Floats, logistic_fit, student_quantile
+from kedge.core.stats import Floats, logistic_fit, student_interval
 from kedge.feedback import dawid_skene, gold_check, krippendorff_alpha, position_bias
 
 SKILLS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
@@ -102,11 +102,9 @@ def main(seeds: int = 8) -> int:
         )
     found = sum(outcome.is_spammer_found for outcome in outcomes)
     print(f"\nboth who do not look are the least accurate, and who says left is biased: {found} of {seeds} seeds")
-    gain_S = np.array([outcome.soft - outcome.majority for outcome in outcomes])
-    half = student_quantile(0.975, seeds - 1) * gain_S.std(ddof=1) / np.sqrt(seeds)
-    low, high = gain_S.mean() - half, gain_S.mean() + half
+    gain, low, high = student_interval([outcome.soft - outcome.majority for outcome in outcomes])
     print(f"held-out accuracy: majority {_mean(outcomes, 'majority'):.4f}, soft {_mean(outcomes, 'soft'):.4f}")
-    print(f"gain of soft labels: {gain_S.mean():+.4f} [{low:+.4f}, {high:+.4f}]")
+    print(f"gain of soft labels: {gain:+.4f} [{low:+.4f}, {high:+.4f}]")
     is_held = found == seeds and low > 0
     print("held" if is_held else "NOT HELD")
     return 0 if is_held else 1

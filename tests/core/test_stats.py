@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 import numpy as np
 import pytest
 
-from kedge.core.stats import bootstrap_mean, bootstrap_rows, logistic_fit, logistic_slope, wilson
+from kedge.core.stats import bootstrap_mean, bootstrap_rows, logistic_fit, logistic_slope, student_interval, wilson
 
 
 def test_wilson_matches_published_values() -> None:
@@ -72,3 +72,10 @@ def test_both_logistic_fits_find_the_same_slope() -> None:
     assert sum(p * x for p, x in zip(wrong, inputs, strict=True)) == pytest.approx(0.0, abs=1e-9)
     fitted = logistic_fit(np.ones(7), np.array(inputs)[:, None], np.ones(7), precision=1e-12)
     assert fitted.tolist() == pytest.approx([slope], rel=1e-8)
+
+
+def test_the_interval_of_a_few_seeds_is_student_s() -> None:
+    """Three of them: mean ± 4.303 s/√3."""
+    half = 4.302653 * 0.1 / 3**0.5
+    assert student_interval([0.1, 0.2, 0.3]) == pytest.approx((0.2, 0.2 - half, 0.2 + half))
+    assert student_interval([0.5]) == (0.5, -math.inf, math.inf)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from glob import escape
@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-from kedge.core.errors import ConfigError, KedgeError, RunError
+from kedge.core.errors import ConfigError, DataError, KedgeError, RunError
 
 
 def cache_root() -> Path:
@@ -275,3 +275,19 @@ def _files(inputs: Iterable[str | Path], own: frozenset[str]) -> Iterator[Path]:
             yield from (file for file in path.rglob("*") if file.name not in own and file.is_file())
         else:
             yield path
+
+
+def write_sealed_json(path: Path, body: Mapping[str, Any]) -> None:
+    """Write `body`, which names its `format`, with a `seal`: a hash of everything in it."""
+    write_json(path, {**body, "seal": hash_json(body)})
+
+
+def read_sealed_json(path: Path, *, format: int, again: str) -> tuple[dict[str, Any], str]:
+    """The body and its seal; a DataError where it has another format, or was changed since. `again` makes a new one."""
+    body: dict[str, Any] = json.loads(path.read_bytes())
+    seal = body.pop("seal")
+    if body["format"] != format:
+        raise DataError(f"{path}: format {body['format']!r}; this version of Kedge reads format {format}")
+    if hash_json(body) != seal:
+        raise DataError(f"{path}: changed after it was sealed; {again}")
+    return body, seal

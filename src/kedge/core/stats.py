@@ -51,6 +51,19 @@ def student_quantile(share: float, dof: int) -> float:
     return falling_root(lambda t: share - student_cdf(t, dof), 0.0, high)
 
 
+def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of a few independent numbers, of seeds say, and its interval; one number alone says nothing about it.
+
+    >>> [round(number, 3) for number in student_interval([0.1, 0.2, 0.3])], student_interval([0.5])
+    ([0.2, -0.048, 0.448], (0.5, -inf, inf))
+    """
+    mean, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return mean, -math.inf, math.inf
+    half = student_quantile(0.975, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return mean, mean - half, mean + half
+
+
 def falling_root(function: Callable[[float], float], low: float, high: float) -> float:
     """Where a falling function crosses 0 between two numbers, by halving.
 

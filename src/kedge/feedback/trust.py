@@ -7,7 +7,6 @@ the file, and `read_trust` applies the contract to the figures again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import DataError
-from kedge.core.files import hash_json, write_json
+from kedge.core.files import hash_json, read_sealed_json, write_sealed_json
 from kedge.core.urls import redacted
 
 FORMAT = 1
@@ -153,18 +152,13 @@ def write_trust(file: Path, trust: Trust) -> None:
         "settings": dict(trust.settings),
         "figures": dict(trust.figures),
     }
-    write_json(file, {**body, "seal": hash_json(body)})
+    write_sealed_json(file, body)
 
 
 def read_trust(file: Path) -> Trust:
     """A report as it was written; one that was changed since, or whose figures say something else, is an error."""
     try:
-        body: dict[str, Any] = json.loads(file.read_bytes())
-        seal = body.pop("seal")
-        if body["format"] != FORMAT:
-            raise DataError(f"{file}: format {body['format']!r}; this version of Kedge reads format {FORMAT}")
-        if hash_json(body) != seal:
-            raise DataError(f"{file}: changed after it was sealed; run `kedge judge trust` again")
+        body, _ = read_sealed_json(file, format=FORMAT, again="run `kedge judge trust` again")
         del body["format"]
         body["reasons"] = tuple(body["reasons"])
         trust = Trust(**body)

@@ -6,7 +6,6 @@ agree with its bounds and the whole with its rules; a promotion decides again fr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from kedge.core.errors import DataError
-from kedge.core.files import hash_json, write_json
+from kedge.core.files import read_sealed_json, write_sealed_json
 from kedge.evaluate.paired import Verdict
 from kedge.gate.decide import overall
 from kedge.gate.ledger import Part
@@ -83,19 +82,14 @@ def seal_verdict(
         **about,
         "results": [result.as_dict() for result in results],
     }
-    write_json(file, {**body, "seal": hash_json(body)})
+    write_sealed_json(file, body)
     return read_verdict(file)
 
 
 def read_verdict(file: Path) -> SealedVerdict:
     """A verdict as it was written; one that was changed since is an error."""
     try:
-        body: dict[str, Any] = json.loads(file.read_bytes())
-        seal = body.pop("seal")
-        if body["format"] != FORMAT:
-            raise DataError(f"{file}: format {body['format']!r}; this version of Kedge reads format {FORMAT}")
-        if hash_json(body) != seal:
-            raise DataError(f"{file}: changed after it was sealed; run the gate again")
+        body, seal = read_sealed_json(file, format=FORMAT, again="run the gate again")
         results = tuple(RuleResult(**fields) for fields in body["results"])
         verdict = SealedVerdict(
             verdict=body["verdict"],

@@ -51,15 +51,6 @@ def test_a_judge_that_notices_nothing_has_no_opinion() -> None:
     assert json.loads(judge.reply(shown(answer_A=BAD, answer_B=GOOD))) == {"better": "tie"}
 
 
-def test_intervals_over_seeds_are_student_s() -> None:
-    """Three seeds: mean ± 4.303 s/√3."""
-    assert rlaif.interval([0.1, 0.2, 0.3]) == (
-        pytest.approx(0.2),
-        pytest.approx(0.2 - 4.302653 * 0.1 / 3**0.5),
-        pytest.approx(0.2 + 4.302653 * 0.1 / 3**0.5),
-    )
-
-
 def test_both_ways_are_equal_but_for_the_reward_and_the_recipe_is_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEDGE_TOKEN", "a-token-of-these-tests")
     recipe = load_recipe(rlaif.RECIPE)
