@@ -23,7 +23,19 @@ import httpx2
 from kedge.core.errors import ContractStop, DataError
 from kedge.core.files import hash_bytes, run_errors, write_json
 from kedge.core.seeds import seed_for
-from kedge.rewards.client import Call, CallFailed, Client, Endpoint, Exchange, Pace, Refused, all_of_it, key_from
+from kedge.rewards.client import (
+    Call,
+    CallFailed,
+    Client,
+    Endpoint,
+    Exchange,
+    Pace,
+    Refused,
+    Unreadable,
+    all_of_it,
+    failed,
+    key_from,
+)
 from kedge.rewards.context import unheard
 from kedge.rewards.judge_protocol import chat_url
 from kedge.rewards.settings import Budget, JudgeEndpoint, Rate
@@ -133,17 +145,15 @@ class PaidCalls:
         self._kept_calls = 0
         self._settled = asyncio.Condition()
         self._is_over = False
-        self._client = Client(
-            Endpoint(
-                url=self._url,
-                timeout_s=endpoint.timeout_s,
-                retries=endpoint.retries,
-                backoff_s=endpoint.backoff_s,
-                workers=endpoint.workers,
-                key=key_from(endpoint.key_variable, kind="judge"),
-            ),
-            self._pay,
+        self._server = Endpoint(
+            url=self._url,
+            timeout_s=endpoint.timeout_s,
+            retries=endpoint.retries,
+            backoff_s=endpoint.backoff_s,
+            workers=endpoint.workers,
+            key=key_from(endpoint.key_variable, kind="judge"),
         )
+        self._client = Client(self._server, self._pay)
 
     @property
     def spent(self) -> Spent:
@@ -195,7 +205,7 @@ class PaidCalls:
         try:
             return call.read(row)
         except (ValueError, RecursionError) as error:
-            return CallFailed(f"{self._endpoint.model}: unusable reply: {error}")
+            return failed(self._server, f"unusable reply: {error}", Unreadable)
 
     def _over_budget(self, unasked: int) -> str:
         usd = self._budget.usd if self._budget else 0.0
