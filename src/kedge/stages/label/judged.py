@@ -60,7 +60,7 @@ class Labelled:
 
 def label_by_judges(context: Context, settings: LabelSettings) -> Mapping[str, Path]:
     """Ask every judge about every comparison, settle, write."""
-    judges = open_judges(settings.judges, context)
+    judges = open_judges(settings, context)
     for judge in judges:
         if reason := judge.trust.get("without"):
             message = f"{judge.panelist.name} labels without a trust report: {reason}"
@@ -248,6 +248,7 @@ def _numbers(settings: LabelSettings, labelled: Labelled) -> dict[str, Any]:
         "agreement": {"panel": asdict(labelled.agreement)} if labelled.agreement else {},
         "judges": judges,
         "usd": sum(judge["spent"]["usd"] for judge in judges),
+        "budget": settings.budget and settings.budget.model_dump(),
         "principles": by_principle(panel, labelled.drafts, labelled.comparisons, labelled.settled),
         "exports": {name: asdict(written) for name, written in labelled.files.items()},
         "need": settings.need.model_dump(),
