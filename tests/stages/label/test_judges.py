@@ -258,6 +258,44 @@ def test_a_panel_has_one_budget_that_a_crash_does_not_renew(
         assert set(stub.paid.values()) == {1}
 
 
+def people_say(row: dict[str, Any], better: int, **more: Any) -> dict[str, Any]:
+    """A pair as people's labels are exported, of a task of two answers."""
+    texts = [answer["text"] for answer in row["answers"]]
+    return {"prompt": row["prompt"], "chosen": texts[better], "rejected": texts[1 - better], **more}
+
+
+def test_judges_are_measured_beside_people_on_what_both_labelled(
+    stub: StubJudge, tiny: Path, kedge: Callable[..., int], tmp_path: Path
+) -> None:
+    """The judge says what the worths say: first, second, first, … People agree on ten of twelve, and tie on one."""
+    tasks = [task(number, (3, 1) if number % 2 == 0 else (1, 3)) for number in range(30)]
+    right = [people_say(row, number % 2) for number, row in enumerate(tasks[:10])]
+    others = [people_say(tasks[10], 1), people_say(tasks[11], 0, certainty=0.5), people_say(task(99), 0)]
+    (tmp_path / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*right, *others]))
+    file = write_recipe(tmp_path, tiny, tasks, judge(stub), beside="people.jsonl")
+    assert kedge("run", file, "--runs", tmp_path / "runs") == 0
+    told = numbers(tmp_path / "runs/loop/ai")
+    # Of 12, 10 agree. Judge: 6 first, 6 second; people: 5 first, 6 second, 1 tie. Chance: (6·5 + 6·6) / 144.
+    expected = 66 / 144
+    assert told["kappa"]["value"] == pytest.approx((10 / 12 - expected) / (1 - expected))
+    assert told["kappa"]["low"] < told["kappa"]["value"] < told["kappa"]["high"]
+    assert told["kappa"]["count"] == 12
+    assert told["people_agreement"]["value"] == pytest.approx(10 / 12)
+    assert told["judges"][0]["kappa"] == told["kappa"]
+    page = (tmp_path / "runs/loop/ai/label-report.html").read_text()
+    assert "on the 12 comparisons that both labelled" in page
+
+
+def test_people_who_labelled_other_tasks_are_refused_before_anything_is_paid(
+    stub: StubJudge, tiny: Path, kedge: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "people.jsonl").write_text(json.dumps(people_say(task(99), 0)) + "\n")
+    file = write_recipe(tmp_path, tiny, [task(0)], judge(stub), beside="people.jsonl")
+    assert kedge("run", file, "--runs", tmp_path / "runs", "--no-check") == 2
+    assert "none of its 1 pairs is about two answers of these tasks" in " ".join(capsys.readouterr().err.split())
+    assert stub.calls == 0
+
+
 BIASES: dict[str, Any] = {"position": 0.2, "length": 1.0, "strength": 1.0, "garbage": 0.05, "too_many": 0.05}
 
 

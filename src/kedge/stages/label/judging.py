@@ -77,9 +77,9 @@ def read_tasks(source: str) -> tuple[list[Draft], list[Comparison]]:
                 "two answers or more. People can do it (by: people), or make tasks with ask: pair or rank"
             )
     comparisons = [
-        Comparison(task=task, first=first, second=second, key=_key(draft, first, second))
+        Comparison(task=task, first=first, second=second, key=key_of(draft.prompt, [left.text, right.text]))
         for task, draft in enumerate(drafts)
-        for first, second in combinations(range(len(draft.answers)), 2)
+        for (first, left), (second, right) in combinations(enumerate(draft.answers), 2)
     ]
     if not comparisons:
         raise DataError(f"{source}: there is nothing to compare in it")
@@ -204,6 +204,6 @@ def text_of(answer: Messages) -> str:
     return "\n".join(f"{message.role}: {message.content}" for message in answer)
 
 
-def _key(draft: Draft, first: int, second: int) -> str:
-    answers = sorted(text_of(draft.answers[place].text) for place in (first, second))
-    return hash_json([[message.role, message.content] for message in draft.prompt] + answers)
+def key_of(prompt: Messages, answers: Sequence[Messages]) -> str:
+    """Of a prompt and answers, in whichever order they stand."""
+    return hash_json([[message.role, message.content] for message in prompt] + sorted(map(text_of, answers)))

@@ -171,6 +171,9 @@ class LabelSettings(Section):
     """The share of the wanted labels from which on the run goes on."""
     need: Need = Need()
     """What the labels must reach."""
+    beside: Annotated[str | None, Input("pairs")] = None
+    """Pairs that people labelled of the same tasks (a stage `label` of theirs, whose `enough` may be a small share): κ
+    of the judges beside them, round by round where there are rounds. People's ties count with their `ties: half`."""
     budget: Annotated[Budget | None, MayChange()] = None
     """What all judges together may cost: `{usd: 40, input: 0.15, output: 0.6}`. The prices are those of judges without
     a `budget` of their own; one that has it keeps its own prices and its own ceiling besides."""
@@ -222,8 +225,9 @@ def check(settings: LabelSettings) -> Iterator[Finding]:
             f"need.alpha asks for agreement, and no task is labelled by two {'people' if by else 'judges'}",
             f"{fix}, or leave need.alpha out",
         )
-    if settings.budget is not None and by is not None:
-        yield _fatal("budget", "budget is for judges: what people cost is not known here", "leave it out")
+    for name in ("budget", "beside"):
+        if getattr(settings, name) is not None and by is not None:
+            yield _fatal(name, f"{name} is for judges, and people label here", "leave it out")
     if settings.judges:
         yield from _check_judges(settings)
 
