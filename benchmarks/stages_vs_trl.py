@@ -9,6 +9,7 @@ matrix product on this card. Needs: pip install 'trl==1.12.0'; a file of prefere
     python benchmarks/stages_vs_trl.py --pairs hh.jsonl.gz --tokenizer FOLDER                       # the whole table
     python benchmarks/stages_vs_trl.py --pairs … --tokenizer … --shapes 135m --stages sft reward --ways lora
     python benchmarks/stages_vs_trl.py --pairs … --tokenizer … --shapes tiny --steps 4 --batch 4    # anywhere
+    python benchmarks/stages_vs_trl.py --pairs … --tokenizer … --shapes 7b --ways lora --who kedge --base-bits 4
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def case_of(args: argparse.Namespace, home: str, shape: str, stage: StageName, w
         skipped=args.skipped_iterations if samples else args.skipped,
         max_length=args.max_length,
         micro_batch=args.trl_rows,
+        base_bits=args.base_bits,
+        recompute=args.recompute,
     )
 
 
@@ -160,9 +163,13 @@ def peak_of(events: Path) -> float:
 
 
 def stage_of(case: StageCase) -> Mapping[str, Any]:
-    lora = {"rank": RANK, "alpha": ALPHA}
+    lora = {"rank": RANK, "alpha": ALPHA, "base_bits": case.base_bits}
     with_lora = {"lora": lora} if case.way == "lora" else {}
-    fixed = {"batch": case.batch, "max_steps": case.steps, "max_length": case.max_length, "epochs": 100, **with_lora}
+    fixed = {
+        **{"batch": case.batch, "max_steps": case.steps, "max_length": case.max_length, "epochs": 100},
+        **with_lora,
+        "memory": _memory(case),
+    }
     match case.stage:
         case "sft":
             return {"kind": "sft", "data": case.file("demonstrations.jsonl"), "samples": 0, **fixed}
@@ -194,12 +201,17 @@ def stage_of(case: StageCase) -> Mapping[str, Any]:
 def _rl(case: StageCase, lora: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "roles": "lora" if case.way == "lora" else "separate",
-        "memory": {"lora": lora} if case.way == "lora" else {},
+        "memory": _memory(case) | ({"lora": lora} if case.way == "lora" else {}),
         "iterations": case.steps,
         "max_prompt_tokens": case.max_length,
         "too_long": "drop",
         "sampling": {"max_new_tokens": NEW_TOKENS},
     }
+
+
+def _memory(case: StageCase) -> dict[str, Any]:
+    """What is saved at the end of a stage is not measured: 7B in float32 would be 30 GB."""
+    return {"recompute": case.recompute, "save_dtype": "bfloat16" if case.shape == "7b" else "float32"}
 
 
 def trl_side(cases: Sequence[StageCase]) -> Iterator[tuple[StageCase, StageMeasured]]:
@@ -235,6 +247,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--skipped-iterations", type=int, default=3)
     parser.add_argument("--max-length", type=int, default=768)
     parser.add_argument("--trl-rows", type=int, default=64, help="micro-batch of TRL, halved where it does not fit")
+    parser.add_argument("--base-bits", type=int, choices=[16, 8, 4], default=16, help="of Kedge's base, with lora")
+    parser.add_argument("--recompute", action="store_true", help="activations, on Kedge's side")
     args = parser.parse_args()
     for skipped, of in ((args.skipped, args.steps), (args.skipped_iterations, args.iterations)):
         if skipped >= of:

@@ -45,6 +45,9 @@ class StageCase:
     max_length: int
     micro_batch: int
     """Rows that TRL computes at once; Kedge chooses."""
+    base_bits: int = 16
+    """Of the frozen base under adapters; Kedge's side alone, as is `recompute`."""
+    recompute: bool = False
 
     @property
     def device(self) -> str:
