@@ -3,8 +3,9 @@
 Random weights of real shapes with a real tokenizer, real lengths, the same batch, longest length and precision, one
 process a side. Kedge runs as its users run it (`kedge run` on a recipe of all stages); TRL's trainers get the largest
 micro-batch that fits and what is fastest without flash-attn. "First s" is from the start of a stage, with its weights
-and its data, to the end of its first step. The floor is the operations of the real tokens over the rate of a large
-matrix product on this card. Needs: pip install 'trl==1.12.0'; a file of preferences; a tokenizer's folder.
+and its data, to the end of its first step; "saving s" from the last step to the end of the stage, with a checkpoint and
+the model. The floor is the operations of the real tokens over the rate of a large matrix product on this card. Needs:
+pip install 'trl==1.12.0'; a file of preferences; a tokenizer's folder.
 
     python benchmarks/stages_vs_trl.py --pairs hh.jsonl.gz --tokenizer FOLDER                       # the whole table
     python benchmarks/stages_vs_trl.py --pairs … --tokenizer … --shapes 135m --stages sft reward --ways lora
@@ -45,7 +46,7 @@ from peers.stage_case import (
     write_inputs,
 )
 
-COLUMNS = ("s/step", "tokens/s", "peak GiB", "first s", "× floor", "× TRL")
+COLUMNS = ("s/step", "tokens/s", "peak GiB", "first s", "saving s", "× floor", "× TRL")
 HEADER = f"{'shape':6} {'stage':7} {'way':5} {'side':6} {' '.join(f'{name:>9}' for name in COLUMNS)}"
 
 
@@ -107,6 +108,7 @@ def show(case: StageCase, side: str, found: StageMeasured, tokens: float, rates:
         f"{tokens / found.step_s:,.0f}",
         f"{found.peak_gib:.1f}",
         f"{found.first_step_s:.1f}",
+        "" if found.saving_s is None else f"{found.saving_s:.1f}",
         f"{found.step_s / least:.1f}" if least else "",
         f"{ratio:.1f}" if ratio else "",
     )
@@ -147,11 +149,13 @@ def _measured(case: StageCase, folder: Path) -> StageMeasured:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if "time/step" in record]
     counted = steps[case.skipped :]
-    started = datetime.fromisoformat(json.loads((folder / "run.json").read_text())["created"]).timestamp()
+    manifest = json.loads((folder / "run.json").read_text())
+    created, finished = (datetime.fromisoformat(manifest[name]).timestamp() for name in ("created", "finished"))
     return StageMeasured(
         step_s=median([record["time/step"] for record in counted]),
-        first_step_s=steps[0]["at"] - started,
+        first_step_s=steps[0]["at"] - created,
         peak_gib=peak_of(folder / "events.jsonl"),
+        saving_s=finished - steps[-1]["at"],
         tokens_a_step=sum(r.get("tokens/per_second", 0) * r["time/step"] for r in counted) / len(counted),
     )
 
