@@ -1,4 +1,4 @@
-"""`pip install kedge` without extras: the packages of the extras are not there, and recipes are still checked and run."""
+"""`pip install kedge` without extras: their packages are not there, and recipes are still checked and run."""
 
 from __future__ import annotations
 
