@@ -9,7 +9,7 @@ messages; what the answers do wrong; the mean difference with Student's interval
 above 0); and `peak`, the best mean of five iterations that the one round had on its training prompts, where a run that
 knew the truth would have stopped.
 
-    python benchmarks/rounds.py [--seeds 1 2 3 4 5 6 7 8] [--labels 60] [--iterations 25] [--target 6]
+    python benchmarks/rounds.py [--seeds 1 2 3 4 5 6 7 8] [--labels 200] [--epochs 4] [--iterations 25] [--target 6]
 """
 
 from __future__ import annotations
@@ -133,7 +133,6 @@ def in_the_demo_s_world(folder: Path, seed: int) -> dict[str, Any]:
         "ask.max_new_tokens": 60,
         "ask.rows": 100,
         "prepare.heldout": 0.1,
-        "reward.epochs": 8,
         "reward.optimiser": {"lr": 1e-3, "beta2": 0.98},
         "ppo.gold": gold,
         "ppo.prompts": str(folder / "data/prompts.jsonl"),
@@ -167,6 +166,7 @@ def no_limits() -> dict[str, Any]:
 def spending(folder: Path, args: argparse.Namespace, *, times: int) -> dict[str, Any]:
     """Labels and iterations of a round that has so many rounds' share of them; all go as far from SFT."""
     return {
+        "stages.reward.epochs": args.epochs,
         "stages.ask.prompts": {"file": str(folder / "data/prompts.jsonl"), "limit": times * args.labels},
         "stages.ppo.iterations": times * args.iterations,
         "stages.ppo.kl": {"start": 0.1, "target": args.target, "horizon": 200, "limit": None, "on_limit": "stop"},
@@ -208,7 +208,8 @@ def quiet(_: str) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 9)))
-    parser.add_argument("--labels", type=int, default=60, help="of each of two rounds; one round has twice as many")
+    parser.add_argument("--labels", type=int, default=200, help="of each of two rounds; one round has twice as many")
+    parser.add_argument("--epochs", type=float, default=4.0, help="of the reward model, over its labels")
     parser.add_argument("--iterations", type=int, default=25, help="of PPO, of each of two rounds")
     parser.add_argument("--target", type=float, default=6.0, help="steer KL to SFT towards this, in nats")
     parser.add_argument("--folder", type=Path, help="keep the runs here")
