@@ -54,6 +54,6 @@ def beside_people(
         JudgedItem(prompt=drafts[comparisons[number].task].prompt, people=own, lengths=(0, 0))
         for number, own in people.items()
     ]
-    verdicts = [side_of(preferences[number]) for number in people]
+    verdicts: list[Choice | None] = [side_of(preferences[number]) for number in people]
     figures = {"kappa": agreement_figures(items, verdicts)["kappa"], "agreement": accuracy(items, verdicts)}
     return {name: figure and asdict(figure) for name, figure in figures.items()}
