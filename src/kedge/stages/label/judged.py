@@ -269,9 +269,9 @@ def _numbers(settings: LabelSettings, labelled: Labelled) -> dict[str, Any]:
 
 
 def _beside(labelled: Labelled, preferences: Sequence[float | None]) -> dict[str, Any]:
-    """κ and agreement with people, where they labelled some of the same comparisons."""
+    """κ and agreement with people; None where they labelled none of the same comparisons."""
     if not labelled.people:
-        return {}
+        return {"kappa": None, "people_agreement": None}
     figures = beside_people(labelled.people, preferences, labelled.drafts, labelled.comparisons)
     return {"kappa": figures["kappa"], "people_agreement": figures["agreement"]}
 
