@@ -19,7 +19,6 @@ from kedge.core.quoting import one_line
 from kedge.launch import checks, sbatch
 from kedge.launch.render import render, shipped_template
 from kedge.launch.settings import Job, Kind, KubernetesJob, SlurmJob
-from kedge.recipe.layers import load_layers
 from kedge.recipe.schema import Recipe, load_recipe
 from kedge.recipe.wiring import connect
 
@@ -142,7 +141,7 @@ def _loaded(asked: Asked) -> tuple[Recipe, Any]:
     """The recipe with every key and connection checked, and its groups, if it has any."""
     recipe = load_recipe(asked.recipe, asked.overrides)
     connect(recipe)
-    placement: Any = load_layers(asked.recipe, asked.overrides).values.get("placement")
+    placement: Any = recipe.tree.values.get("placement")
     groups = cast("Mapping[str, Any]", placement).get("groups") if isinstance(placement, Mapping) else None
     return recipe, groups
 
