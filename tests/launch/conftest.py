@@ -14,8 +14,6 @@ from kedge.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import RECIPE  # noqa: E402
-
 
 @dataclass(frozen=True)
 class Done:
@@ -28,6 +26,8 @@ class Done:
 def kedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
     """`kedge` in a folder with the recipe r.yaml."""
     monkeypatch.chdir(tmp_path)
+    from launch_attacks import RECIPE
+
     (tmp_path / "r.yaml").write_text(RECIPE)
 
     def run(*arguments: str) -> Done:

@@ -1,9 +1,9 @@
-"""Nothing of a recipe's name, a folder or a flag is run, or becomes more than a value, in what `kedge launch` writes."""
+"""Nothing of a recipe's name, a folder or a flag is run, or is more than a value, in what `kedge launch` writes."""
 
 from __future__ import annotations
 
 import pytest
-from cases import CASES, VALUES, Case, attempt
+from launch_attacks import CASES, VALUES, Case, attempt
 
 _PLACES = sorted({(case.cluster, case.place) for case in CASES})
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import with_groups
+from launch_attacks import with_groups
 from ruamel.yaml import YAML
 
 from kedge.commands import launch

@@ -1,4 +1,4 @@
-"""The files as schedulers run them: an imitation of Slurm, and torchrun as Kubernetes would call it, on this machine."""
+"""The files as schedulers run them: an imitation of Slurm, and torchrun as pods would call it, on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import expanded
+from launch_attacks import expanded
 from ruamel.yaml import YAML
 
 from kedge.runs.folder import status_of
