@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 from kedge.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML, YAMLError
 from kedge.commands.checks.machine import num_sampling
 from kedge.core.errors import ConfigError, RunError
 from kedge.core.files import refuse_overwriting, write_text
-from kedge.core.quoting import one_line
+from kedge.core.quoting import one_line, quoted
 from kedge.launch import checks, sbatch
 from kedge.launch.render import render, shipped_template
 from kedge.launch.settings import Job, Kind, KubernetesJob, SlurmJob
@@ -68,6 +68,8 @@ def launch_slurm(
     recipe, groups = _loaded(asked)
     if image is not None and python is not None:
         raise ConfigError("--image and --python: a container has an interpreter of its own; give one of the two")
+    if python is not None and (not python or python.startswith("-")):
+        raise ConfigError(f"--python: the path of an interpreter, found {quoted(python)}")
     if image is not None and groups:
         raise ConfigError("--image: with placement.groups the driver runs outside of containers; use --python")
     folder, place = os.getcwd(), str(runs.absolute() if image else runs)

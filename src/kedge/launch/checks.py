@@ -110,7 +110,7 @@ def refuse_large_groups(groups: Any, *, nodes: int, gpus_per_node: int) -> None:
     if not isinstance(groups, Mapping):
         return
     by_name = cast("Mapping[str, Any]", groups)
-    sizes = [group.get("gpus") for group in by_name.values() if isinstance(group, Mapping)]
+    sizes = [group.get("gpus", 1) for group in by_name.values() if isinstance(group, Mapping)]
     wanted = sum(size for size in sizes if isinstance(size, int))
     if wanted > nodes * gpus_per_node:
         raise ConfigError(

@@ -84,6 +84,7 @@ def _values(job: SlurmJob | KubernetesJob) -> dict[str, Any]:
     if isinstance(job, SlurmJob):
         return shared | {
             "command": job.command,
+            "python": job.python or "python",
             "time": job.time,
             "account": job.account,
             "partition": job.partition,
