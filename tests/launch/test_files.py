@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,6 +244,26 @@ def test_groups_want_no_more_gpus_than_there_are(kedge: Kedge, monkeypatch: pyte
     monkeypatch.setattr(launch, "launch_slurm", with_groups(launch.launch_slurm))
     done = kedge("launch", "slurm", "r.yaml", "--nodes", "1", "--gpus-per-node", "3", "--to", "-")
     assert (done.code, "4 GPUs in all" in done.err) == (2, True)
+
+
+def test_groups_of_a_recipe_decide_what_is_written(kedge: Kedge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what stands in the recipe, under `placement`."""
+    load = launch.load_recipe
+
+    def with_placement(*arguments: Any) -> Any:
+        recipe = load(*arguments)
+        values = {**recipe.tree.values, "placement": {"groups": {"learner": {"gpus": 6}, "critic": {}}}}
+        return replace(recipe, tree=replace(recipe.tree, values=values))
+
+    monkeypatch.setattr(launch, "load_recipe", with_placement)
+    assert "ray start --head" in kedge("launch", "slurm", "r.yaml", "--to", "-").out
+    assert manifest(kedge("launch", "kubernetes", "r.yaml", *POD, "--to", "-"))["kind"] == "RayJob"
+    done = kedge("launch", "kubernetes", "r.yaml", *POD, "--gpus-per-node", "6")
+    assert (done.code, "7 GPUs in all" in done.err) == (2, True)
+    done = kedge("launch", "kubernetes", "r.yaml", *POD, "--kind", "jobset")
+    assert (done.code, "placement.groups needs Ray" in done.err) == (2, True)
+    done = kedge("launch", "slurm", "r.yaml", "--image", "a:1")
+    assert (done.code, "use --python" in done.err) == (2, True)
 
 
 def test_a_file_that_is_there_stays_unless_forced(kedge: Kedge, tmp_path: Path) -> None:
