@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_attacks import expanded
+from launch_attacks import expanded, with_groups
 from ruamel.yaml import YAML
 
+from kedge.commands import launch
 from kedge.runs.folder import status_of
 
 Kedge = Callable[..., Any]
@@ -185,3 +186,36 @@ def pod(container: Any, rank: int, port: int) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+_DRIVER = """#!/bin/bash
+trap 'sleep 0.3; touch saved; exit 130' TERM
+touch started
+for _ in {1..200}; do sleep 0.05; done
+exit 9
+"""
+
+
+def test_the_driver_of_groups_is_told_through_the_script_and_saves_before_the_job_goes_back(
+    kedge: Kedge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm signals the script alone (B:). Ray and Python are not called for real."""
+    monkeypatch.setattr(launch, "launch_slurm", with_groups(launch.launch_slurm))
+    assert kedge("launch", "slurm", "r.yaml", "--nodes", "2").code == 0
+    write_tools(tmp_path / "bin")
+    for name, text in (("srun", '#!/bin/bash\necho "$*" >> steps\n'), ("python", "#!/bin/bash\n"), ("kedge", _DRIVER)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = start(tmp_path, seconds_left=100, job=7)
+    while not (tmp_path / "started").exists():
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=60)
+    assert (job.returncode, (tmp_path / "saved").exists()) == (130, True), said
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+    head, worker = sorted((tmp_path / "steps").read_text().splitlines(), key=lambda step: "--head" not in step)
+    assert "--nodelist=localhost" in head
+    assert "--num-gpus=8 --include-dashboard=false --block" in head
+    assert "--nodes=1 --ntasks=1 --exclude=localhost" in worker
+    assert "--address=localhost:20007 --num-gpus=8 --block" in worker
