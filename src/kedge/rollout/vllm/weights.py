@@ -76,11 +76,18 @@ def score(model: PreTrainedModel, tokens: Sequence[int]) -> list[float]:
         return language_model.logprobs(tokens_BT, mask_BT, mask_BT)[0, 1:].tolist()
 
 
-def refuse_other_weights(ours: Sequence[float], theirs: Sequence[float], *, limit: float, url: str) -> None:
+def gap_of(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How far the scores of a text are apart, in nats a token."""
+    return sum(abs(own - other) for own, other in zip(ours, theirs, strict=True)) / len(ours)
+
+
+def refuse_other_weights(
+    ours: Sequence[float], theirs: Sequence[float], *, limit: float, url: str, what: str = "the weights"
+) -> None:
     """A SyncError where the scores of the probe say that a server has other weights than the trainer."""
-    gap = sum(abs(own - other) for own, other in zip(ours, theirs, strict=True)) / len(ours)
+    gap = gap_of(ours, theirs)
     if not gap <= limit:
         raise SyncError(
-            f"the weights did not arrive at {url}: the same text scores {gap:.3g} nats a token apart on server and "
+            f"{what} did not arrive at {url}: the same text scores {gap:.3g} nats a token apart on server and "
             f"trainer, and generator.mismatch allows {limit:g}. {_LOOK_AT}"
         )
