@@ -95,6 +95,19 @@ def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert lines[-1].endswith("vLLM is asked by process 0, for all")
 
 
+def test_gpus_that_vllm_shares_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = "{kind: vllm, python: python, gpus: shared}"
+    reward = "{kind: function, path: 'rules.py:plain'}"
+    ppo = f"  ppo: {{kind: ppo, reward: {reward}, prompts: prompts.jsonl, batch: 24, generator: {generator}}}\n"
+    file.write_text(RECIPE + SFT + ppo)
+    monkeypatch.setattr(check_machine, "gpus_of", lambda _: 8)
+    monkeypatch.setattr(check_machine, "_gpu_bytes", lambda: 80 * 2**30)
+    assert not list(check_machine.placement_findings(load_recipe(file, ["placement.processes=8"])))
+    lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}, {}))
+    assert lines[0].startswith("8 processes on cuda:0 to cuda:7, each with all weights; ")
+    assert lines[-1].endswith("vLLM is asked by process 0, for all, on the same GPUs, asleep while it is learnt")
+
+
 def test_gpus_that_nobody_uses_are_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_machine, "gpus_of", lambda _: 2)
     (line,) = check_machine.placement_lines(load_recipe(file), {}, {})

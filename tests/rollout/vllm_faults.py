@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from kedge.models.forward.lora import with_lora
 from kedge.models.loading.load import load_causal
 from kedge.models.settings import LoraSettings
 from kedge.rollout.vllm.engines import Engines
-from kedge.rollout.vllm.generator import Queue, VllmGenerator, _trial
+from kedge.rollout.vllm.generator import Queue, VllmGenerator, trials_of
 from kedge.rollout.vllm.settings import VllmSettings
 
 WORDS = "CUDA out of memory, said the worker"
@@ -48,7 +49,7 @@ class Case:
 
 CASES = [
     *(Case("merged", call, fault) for call in (*MERGED, *AROUND) for fault in ("die", "refuse")),
-    *(Case("adapter", call, fault) for call in (*ADAPTER, *AROUND) for fault in ("die", "refuse")),
+    *(Case("adapter", call, fault) for call in (*ADAPTER, "score", "/sleep") for fault in ("die", "refuse")),
     *(Case("merged", call, "hang") for call in HANGS),
 ]
 
@@ -59,6 +60,11 @@ _home = tempfile.TemporaryDirectory(prefix="kedge-faults-")
 @cache
 def model_folder() -> Path:
     return base(Path(_home.name))
+
+
+@cache
+def loaded() -> Any:
+    return load_causal(str(model_folder()), dtype="float32")
 
 
 class ServerHere:
@@ -97,14 +103,13 @@ def open_shared(
     folder: Path, *, sync: str = "merged", **settings: Any
 ) -> tuple[VllmGenerator, ServerHere, Any, Events]:
     """A generator whose server sleeps while nobody asks, that server, the policy, and what is reported."""
-    model, events = load_causal(str(model_folder()), dtype="float32"), Events()
+    model, events = copy.deepcopy(loaded()), Events()
     if sync == "adapter":
-        with_lora(model, LoraSettings(rank=2), name="policy", seed=1)
+        with_lora(model, LoraSettings(rank=2, targets=("down_proj", "k_proj")), name="policy", seed=1)
     values = {"python": "python", "gpus": "shared", "sync": sync, "mismatch": 1e-4, **settings}
     chosen, parts = VllmSettings.model_validate(values), parts_of(folder, model, source=str(model_folder()))
-    trial = _trial(chosen, parts) if chosen.sends_adapters else None
-    server = ServerHere()
-    engines = Engines([server], chosen, events, trial=trial)
+    server, trials = ServerHere(), trials_of(chosen, parts, events)
+    engines = Engines([server], chosen, events, trials=trials)
     return VllmGenerator(Queue(engines), parts, parts.sampling, chosen), server, model, events
 
 
@@ -114,7 +119,7 @@ def expected(sync: str) -> torch.Tensor:
     with tempfile.TemporaryDirectory() as folder:
         generator, _, model, _ = open_shared(Path(folder), sync=sync)
         generator.load_weights(learn(model), 1)
-        tokens_BT = generator.generate(prompts(2), seed=5).tokens_BT
+        tokens_BT = generator.generate(prompts(1), seed=5).tokens_BT
         generator.close()
     return tokens_BT
 
@@ -126,7 +131,7 @@ def attempt(case: Case) -> str | None:
         server.engine.faults[case.call] = (500, {"error": {"message": WORDS}}) if case.fault == "refuse" else case.fault
         generator.load_weights(learn(model), 1)
         try:
-            rollouts = generator.generate(prompts(2), seed=5)
+            rollouts = generator.generate(prompts(1), seed=5)
         except GeneratorError as error:
             return _complaint(case, str(error), server)
         finally:

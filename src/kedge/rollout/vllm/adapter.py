@@ -1,15 +1,16 @@
-"""The adapter of a policy as vLLM takes it, and a trial adapter that proves that it computes every layer of it.
+"""The adapter of a policy as vLLM takes it, and trial adapters that prove that it computes every layer of it.
 
-A new adapter changes nothing, and one that has learnt little changes less than two engines differ by: whether vLLM
-computes it could not be seen from its own effect. So each server first gets a trial: random numbers on every layer that
-learns, as large as can be seen.
+A new adapter changes nothing, and one that has learnt little changes less than two engines may differ by: whether vLLM
+computes it could not be seen from its own effect. So each server first gets trials: random numbers on one kind of layer
+after the other, as large as can be seen.
 Shape letters: K inputs and N outputs of a layer, R the rank of an adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -19,17 +20,18 @@ from transformers import PreTrainedModel
 
 from kedge.core.errors import ConfigError
 from kedge.core.files import run_errors
-from kedge.models.forward.lora import Adapters, adapters_of, required_adapters
+from kedge.models.forward import heads
+from kedge.models.forward.lora import Adapters, LoraLinear, adapters_of, required_adapters
 from kedge.models.loading.adapters import save_adapter
 from kedge.models.loading.resolve import resolve
 from kedge.models.loading.start import unmerged_base
 from kedge.rollout.vllm.settings import RANKS, room_for
-from kedge.rollout.vllm.weights import gap_of, score
+from kedge.rollout.vllm.weights import gap_of, scores_by
 
-_SIZES: Final = tuple(0.01 * 2**power for power in range(8))
-"""Of a trial beside the layer's own matrix, until it can be seen."""
-_SEEN: Final = 10.0
-"""Times the mismatch that is allowed, by which a trial must change the scores."""
+_SIZES: Final = tuple(0.01 * 4**power for power in range(6))
+"""Of a trial beside the layer's own matrix, until it changes the scores enough."""
+_ENOUGH: Final = 10.0
+"""Times the mismatch that is allowed."""
 
 
 def policy_adapter(model: PreTrainedModel) -> str:
@@ -84,39 +86,77 @@ def write_adapter(folder: Path, model: PreTrainedModel, weights: Mapping[str, Te
         save_adapter(model, folder, name=policy_adapter(model), weights=weights)
 
 
-def write_trial(folder: Path, model: PreTrainedModel, probe: Sequence[int], *, limit: float) -> list[float]:
-    """A trial adapter in `folder`; the scores that the trainer gives the probe with it. The policy is as it was."""
-    before = score(model, probe)
-    for size in _SIZES:
-        with _filled(model, size):
-            scores = score(model, probe)
-            if gap_of(before, scores) >= _SEEN * limit or size == _SIZES[-1]:
-                write_adapter(folder, model, {})
-                return scores
-    raise AssertionError("the last size is taken in any case")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """An adapter of random numbers on all layers of one kind."""
+
+    kind: str
+    """The last part of their names: `q_proj`."""
+    folder: Path
+    scores: Sequence[float]
+    """What the trainer gives the probe with it."""
+    effect: float
+    """Nats a token that it changes them by."""
+
+    def limit(self, mismatch: float) -> float:
+        """How far the scores of server and trainer may be apart: a server without these layers is `effect` away."""
+        return max(mismatch, self.effect / 2)
+
+    def can_be_seen(self, mismatch: float) -> bool:
+        return self.effect > 2 * mismatch
+
+
+def write_trials(folder: Path, model: PreTrainedModel, probe: Sequence[int], *, mismatch: float) -> list[Trial]:
+    """A trial for each kind of layer that learns, in folders of their own. The policy is as it was."""
+    layers, language_model = _layers(model), heads.language_model(model)
+    with _filled(layers, "", 0.0):
+        base = scores_by(language_model, probe)
+    trials: list[Trial] = []
+    for kind in sorted({_kind(path) for path, _, _ in layers}):
+        for size in _SIZES:
+            with _filled(layers, kind, size):
+                scores = scores_by(language_model, probe)
+                effect = gap_of(base, scores)
+                if effect >= _ENOUGH * mismatch or size == _SIZES[-1]:
+                    write_adapter(folder / kind, model, {})
+                    trials.append(Trial(kind=kind, folder=folder / kind, scores=scores, effect=effect))
+                    break
+    return trials
+
+
+Layers = Sequence[tuple[str, LoraLinear, str]]
+"""Of the policy's adapter: the layer's name, the layer, the adapter's name."""
+
+
+def _layers(model: PreTrainedModel) -> Layers:
+    name = policy_adapter(model)
+    return [(path, layer, name) for path, layer in required_adapters(model).layers.items() if name in layer.lora_A]
+
+
+def _kind(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 @contextmanager
-def _filled(model: PreTrainedModel, size: float) -> Generator[None]:
-    """Inside of the block every layer's own adapter is random, and `size` beside the layer's matrix."""
-    name, random = policy_adapter(model), torch.Generator().manual_seed(0)
-    layers = [layer for layer in required_adapters(model).layers.values() if name in layer.lora_A]
-    factors = [cast(Tensor, layer.lora_B[name]) for layer in layers]
+def _filled(layers: Layers, kind: str, size: float) -> Generator[None]:
+    """Inside of the block the adapter is random on layers of a kind, `size` beside the layer's matrix, and nothing on
+    the others."""
+    factors = [cast(Tensor, layer.lora_B[name]) for _, layer, name in layers]
     own = [b_NR.detach().clone() for b_NR in factors]
-
-    def overwrite(values: Callable[[int], Tensor]) -> None:
-        with torch.no_grad():
-            for at, b_NR in enumerate(factors):
-                b_NR.copy_(values(at))
-
-    def noise(at: int) -> Tensor:
-        layer, a_RK = layers[at], cast(Tensor, layers[at].lora_A[name])
-        length = layer.weight.float().norm() / (layer.scaling[name] * a_RK.float().norm()).clamp(min=1e-12)
-        unit_NR = torch.randn(own[at].shape, generator=random).to(own[at].device)
-        return unit_NR * (size * length / layer.out_features**0.5)
-
+    random = torch.Generator().manual_seed(0)
     try:
-        overwrite(noise)
+        with torch.no_grad():
+            for (path, layer, name), b_NR in zip(layers, factors, strict=True):
+                b_NR.copy_(size * _noise(layer, name, random) if _kind(path) == kind else torch.zeros_like(b_NR))
         yield
     finally:
-        overwrite(own.__getitem__)
+        with torch.no_grad():
+            for b_NR, before_NR in zip(factors, own, strict=True):
+                b_NR.copy_(before_NR)
+
+
+def _noise(layer: LoraLinear, name: str, random: torch.Generator) -> Tensor:
+    """A factor B whose product with A is about as large as the layer's matrix."""
+    a_RK, b_NR = cast(Tensor, layer.lora_A[name]), cast(Tensor, layer.lora_B[name])
+    length = layer.weight.float().norm() / (layer.scaling[name] * a_RK.float().norm()).clamp(min=1e-12)
+    return torch.randn(b_NR.shape, generator=random).to(b_NR.device) * (length / layer.out_features**0.5)

@@ -54,13 +54,14 @@ class GivenServer:
 
 class Engines:
     def __init__(
-        self, servers: Sequence[Server], settings: VllmSettings, report: Report, *, trial: Handover | None = None
+        self, servers: Sequence[Server], settings: VllmSettings, report: Report, *, trials: Sequence[Handover] = ()
     ) -> None:
-        """`trial` goes to every server that is started, before the first weights, to prove that they would arrive."""
+        """`trials` go to every server that is started, before its first weights, to prove that those arrive."""
         self._settings, self._report = settings, report
         self._servers = list(servers)
         self._restarts = 0
-        self._trial, self._handover = trial, None
+        self._trials = trials
+        self._handover: Handover | None = None
         self._adapters: dict[str, str] = {}
         """The adapter that a server has, by its address; a server that is started again has another."""
         self._asleep = set[str]()
@@ -110,9 +111,9 @@ class Engines:
         if self._handover is None:
             return
         url, api = server.url, self._api(server)
-        is_new = url not in self._adapters
-        for handover in (self._trial, self._handover) if self._trial and is_new else (self._handover,):
-            deliver(api, handover, is_asleep=url in self._asleep, limit=self._settings.mismatch)
+        trials = () if url in self._adapters else self._trials
+        for handover in (*trials, self._handover):
+            deliver(api, handover, is_asleep=url in self._asleep)
             self._asleep.discard(url)
             if handover.adapter is not None:
                 self._unload(api, self._adapters.get(url), but=handover.adapter)

@@ -26,7 +26,7 @@ from kedge.models.loading.resolve import resolve
 from kedge.rollout.generators import GeneratorParts, Report
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import row_keys
-from kedge.rollout.vllm.adapter import base_of, lora_options, write_adapter, write_trial
+from kedge.rollout.vllm.adapter import base_of, lora_options, write_adapter, write_trials
 from kedge.rollout.vllm.engines import Engines, GivenServer, Server
 from kedge.rollout.vllm.handover import Handover
 from kedge.rollout.vllm.http import MODEL, Answer
@@ -102,6 +102,7 @@ class VllmGenerator:
             version=version,
             probe=self._probe,
             scores=score(self._parts.model, self._probe),
+            limit=self._settings.mismatch,
             adapter=f"{MODEL}-{name}" if self._settings.sends_adapters else None,
         )
         self._queue.submit(lambda: self._load(handover))
@@ -212,25 +213,42 @@ def open_vllm(settings: VllmSettings, parts: GeneratorParts, learning: Sequence[
     """`learning` are the processes of this machine, each on a GPU of its own where the policy is on one; for shared
     GPUs with the memory that they have there."""
     report = _silent if parts.report is None else parts.report
-    trial = _trial(settings, parts) if settings.sends_adapters else None
+    trials = trials_of(settings, parts, report)
     if settings.python:
         servers = _started(settings, parts, report, learning)
     else:
         servers = [GivenServer(url) for url in settings.servers]
-    queue = Queue(Engines(servers, settings, report, trial=trial))
+    queue = Queue(Engines(servers, settings, report, trials=trials))
     return VllmGenerator(queue, parts, parts.sampling, settings)
 
 
-def _trial(settings: VllmSettings, parts: GeneratorParts) -> Handover:
-    folder, probe = weights_folder(parts) / "trial", probe_of(parts)
-    return Handover(
-        folder=folder,
-        version=0,
-        probe=probe,
-        scores=write_trial(folder, parts.model, probe, limit=settings.mismatch),
-        adapter=f"{MODEL}-trial",
-        what="a trial adapter, of random numbers on every layer that learns,",
-    )
+def trials_of(settings: VllmSettings, parts: GeneratorParts, report: Report) -> list[Handover]:
+    """What a server gets before its first adapter, where it gets adapters; what they would not prove is told."""
+    if not settings.sends_adapters:
+        return []
+    probe = probe_of(parts)
+    trials = write_trials(weights_folder(parts) / "trials", parts.model, probe, mismatch=settings.mismatch)
+    if hidden := [trial for trial in trials if not trial.can_be_seen(settings.mismatch)]:
+        kinds = ", ".join(f"{trial.kind} ({trial.effect:.2g})" for trial in hidden)
+        report(
+            "warning",
+            "vllm.trials",
+            f"whether vLLM computes adapters of {kinds} cannot be seen: random ones change the scores of a text by so "
+            f"many nats a token, and generator.mismatch allows {settings.mismatch:g}; set it lower",
+        )
+    return [
+        Handover(
+            folder=trial.folder,
+            version=0,
+            probe=probe,
+            scores=trial.scores,
+            limit=trial.limit(settings.mismatch),
+            adapter=f"{MODEL}-trial-{trial.kind}",
+            what=f"a trial adapter, of random numbers on every {trial.kind},",
+        )
+        for trial in trials
+        if trial.can_be_seen(settings.mismatch)
+    ]
 
 
 def _silent(level: Any, code: str, message: str, **evidence: Any) -> None:

@@ -23,6 +23,8 @@ class Handover:
     """A text that both sides score."""
     scores: Sequence[float]
     """The trainer's."""
+    limit: float
+    """Nats a token that a server's may be apart from them."""
     adapter: str | None = None
     """The name by which a server knows these weights where they are an adapter; None: all weights."""
     what: str = "the weights"
@@ -33,7 +35,7 @@ class Handover:
         return self.adapter or MODEL
 
 
-def deliver(api: Api, handover: Handover, *, is_asleep: bool, limit: float) -> None:
+def deliver(api: Api, handover: Handover, *, is_asleep: bool) -> None:
     """A server has these weights, is awake, and scores the probe as the trainer does, or an error says what is
     wrong."""
     folder = str(handover.folder.resolve())
@@ -50,4 +52,4 @@ def deliver(api: Api, handover: Handover, *, is_asleep: bool, limit: float) -> N
     except GeneratorError as error:
         raise SyncError(f"weights of version {handover.version} could not be handed over: {error}") from error
     scores = api.score(handover.probe, model=handover.model)
-    refuse_other_weights(handover.scores, scores, limit=limit, url=redacted(api.url), what=handover.what)
+    refuse_other_weights(handover.scores, scores, limit=handover.limit, url=redacted(api.url), what=handover.what)

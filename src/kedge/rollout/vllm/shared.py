@@ -35,8 +35,8 @@ class MemoryShare:
 
 def release_memory() -> None:
     """Give back to the GPU what torch keeps for later: a server that wakes up takes its memory anew."""
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -66,12 +66,16 @@ def probe_tokens(text: Sequence[int], vocabulary: int) -> tuple[int, ...]:
     return tokens if len(tokens) > 1 else tuple((31 * at + 7) % vocabulary for at in range(24))
 
 
-@torch.no_grad()
 def score(model: PreTrainedModel, tokens: Sequence[int]) -> list[float]:
     """The log-prob of each token but the first, as the trainer computes it, at temperature 1."""
+    return scores_by(heads.language_model(model), tokens)
+
+
+@torch.no_grad()
+def scores_by(language_model: heads.LanguageModel, tokens: Sequence[int]) -> list[float]:
+    """As `score`, by a model that is prepared to be asked again."""
     tokens_BT = torch.tensor([list(tokens)])
     mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-    language_model = heads.language_model(model)
     with language_model.active():
         return language_model.logprobs(tokens_BT, mask_BT, mask_BT)[0, 1:].tolist()
 
