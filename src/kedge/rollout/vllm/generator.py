@@ -266,7 +266,7 @@ def _started(
     servers: list[Server] = []
     try:
         for log, names in zip(logs, devices, strict=True):
-            servers.append(StartedServer(_spec(settings, parts, log, names, options)))
+            servers.append(StartedServer(server_spec(settings, parts, log, names, options)))
     except BaseException:
         for server in servers:
             server.close()
@@ -287,7 +287,7 @@ def _options(
     return options
 
 
-def _spec(
+def server_spec(
     settings: VllmSettings,
     parts: GeneratorParts,
     log: Path,
