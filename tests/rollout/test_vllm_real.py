@@ -174,17 +174,20 @@ def test_vllm_takes_the_calls_of_a_server_that_sleeps_in_their_order(sync: str, 
     settings = VllmSettings.model_validate({**VLLM, "gpus": "shared", "sync": sync})
     options = lora_options(model) if settings.sends_adapters else {}
     server = StartedServer(server_spec(settings, parts, tmp_path / "log", (), options))
-    engines = Engines([server], settings, Events(), trials=trials_of(settings, parts, Events()))
+    events = Events()
+    engines = Engines([server], settings, events, trials=trials_of(settings, parts, events))
     generator = VllmGenerator(Queue(engines), parts, parts.sampling, settings)
-    api = Api(server.url, timeout_s=60)
     try:
-        for version in range(3):
-            assert api.get("/is_sleeping") == {"is_sleeping": True}
+        for version in range(4):
+            assert Api(server.url, timeout_s=60).get("/is_sleeping") == {"is_sleeping": True}
+            if version == 3:
+                kill_server(generator)  # asleep
             generator.load_weights(learn(model, 0.01), version)
             gap = gaps(model, generator.generate(PROMPTS, seed=version))
             print(f"{sync}, asleep in between, version {version}: {gap.mean():.2g} nats, {gap.max():.2g} at most")
             assert gap.mean() <= 1e-5
-        assert api.get("/is_sleeping") == {"is_sleeping": True}
+        assert Api(server.url, timeout_s=60).get("/is_sleeping") == {"is_sleeping": True}
+        assert events.codes.count("vllm.restarted") == 1
     finally:
         generator.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,7 +69,11 @@ def test_an_adapter_goes_to_a_server_whose_base_waits_in_the_memory_of_the_host(
     generator.close()
 
 
-@pytest.mark.parametrize("case", vllm_faults.CASES, ids=str)
+QUICK = [case for case in vllm_faults.CASES if case.fault != "hang" or case.call == "/sleep"]
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in vllm_faults.CASES if case not in QUICK]
+
+
+@pytest.mark.parametrize("case", [*QUICK, *SLOW], ids=str)
 def test_a_fault_at_any_call_leads_to_the_same_answers_or_to_the_servers_words(case: Case) -> None:
     assert vllm_faults.attempt(case) is None
 
@@ -119,11 +124,13 @@ def test_all_processes_release_their_memory_before_a_server_wakes_up(
 ) -> None:
     meeting, table, order, wake = Barrier(2), dict[int, Any](), list[str](), Api._wake
     models = [load_causal(str(base(tmp_path)), dtype="float32") for _ in range(2)]
-    monkeypatch.setattr(vllm, "release_memory", lambda: (time.sleep(0.1), order.append("released")))
+    thread = threading.local()
+    monkeypatch.setattr(vllm, "release_memory", lambda: (time.sleep(0.5 * thread.rank), order.append("released")))
     monkeypatch.setattr(Api, "_wake", lambda api, tag: (order.append(tag), wake(api, tag)))
     settings = {"python": str(interpreter(tmp_path)), "gpus": "shared", "tensor_parallel": 2}
 
     def process(rank: int) -> Rollouts:
+        thread.rank = rank  # the second is late
         generator = open_vllm(tmp_path, settings, world=ThreadWorld(rank, meeting, table), model=models[rank])
         generator.load_weights({}, 2)
         rollouts = generator.submit(prompts(), 5).result()
