@@ -139,12 +139,19 @@ def computing(model: nn.Module, compute: Callable[[], T]) -> T:
         return compute()
     record.is_computing = True
     try:
-        result: T = getattr(model, _CALL)(compute)
+        result: T = getattr(model, _CALL)(lambda: _unviewed(compute()))
     finally:
         record.is_computing = False
     if not torch.is_grad_enabled():
         _release(model)
     return result
+
+
+def _unviewed(result: Any) -> Any:
+    """FSDP2 hangs a hook on every output of a pass, and a view may lose it."""
+    if isinstance(result, tuple):
+        return tuple(map(_unviewed, cast("tuple[Any, ...]", result)))
+    return result.clone() if isinstance(result, Tensor) and result.requires_grad and result._is_view() else result
 
 
 Through = Callable[..., Tensor]
