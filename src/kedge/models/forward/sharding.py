@@ -12,7 +12,7 @@ weights on the host, other dimensions than the first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Final, TypeVar, cast
@@ -57,6 +57,10 @@ def shard_model(
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    if getattr(model, "is_quantized", False):
+        raise ModelError(
+            "placement.weights: shard cannot cut a base of 8 or 4 bits: set base_bits: 16, or weights: replicate"
+        )
     dtype = dtype or model.dtype
     left_out = {id(parameter) for parameter in whole}
     _set_types(model, dtype, left_out)
@@ -255,15 +259,20 @@ def whole_copy(model: PreTrainedModel) -> PreTrainedModel:
     is_new = record.copy is None
     if record.copy is None:
         record.copy = _allocated(record.blank, model.device)
-    target = dict(record.copy.named_parameters())
-    for unit, names in _own_names(model):
-        wanted = [name for name in names if is_new or model.get_parameter(name).requires_grad]
-        if wanted:
-            unit.unshard()
-            sources = [model.get_parameter(name).detach() for name in wanted]
-            _torch._foreach_copy_([target[name] for name in wanted], sources)
-            unit.reshard()
+    named = model.named_parameters()
+    _fill(record.copy, model, {name for name, parameter in named if is_new or parameter.requires_grad})
     return record.copy
+
+
+def _fill(target: PreTrainedModel, model: PreTrainedModel, wanted: Collection[str]) -> None:
+    """Copy the weights with these names, gathered layer by layer."""
+    targets = dict(target.named_parameters())
+    for unit, names in _own_names(model):
+        if own := [name for name in names if name in wanted]:
+            unit.unshard()
+            sources = [model.get_parameter(name).detach() for name in own]
+            _torch._foreach_copy_([targets[name] for name in own], sources)
+            unit.reshard()
 
 
 def drop_copy(model: PreTrainedModel) -> None:
@@ -273,11 +282,35 @@ def drop_copy(model: PreTrainedModel) -> None:
         record.copy = None
 
 
-def blank_copy(model: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:
-    """A sharded model with parameters of its own on `device`, which hold nothing yet."""
+@torch.no_grad()
+def on_host(model: PreTrainedModel) -> PreTrainedModel:
+    """The model itself, or, of a sharded one, a new copy with all weights in the memory of the host."""
+    record = _record(model)
+    if record is None:
+        return model
+    target = _allocated(record.blank, "cpu")
+    _fill(target, model, set(dict(model.named_parameters())))
+    return target
+
+
+@torch.no_grad()
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A sharded model as it is now, frozen and sharded alike; it is whole for a moment."""
     record = _record(model)
     assert record is not None
-    return _allocated(record.blank, device)
+    target = _allocated(record.blank, model.device)
+    _fill(target, model, set(dict(model.named_parameters())))
+    shard_model(target, record.mesh, dtype=record.dtype)
+    return target
+
+
+def gathered_state(state: Any) -> Any:
+    """A state with whole tensors, on the host, in the place of those of which this process has a part."""
+    if isinstance(state, Mapping):
+        return {key: gathered_state(value) for key, value in cast("Mapping[Any, Any]", state).items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(gathered_state, state))
+    return gathered(state.detach()).cpu() if isinstance(state, Tensor) and is_part(state) else state
 
 
 def _allocated(blank: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from kedge.core.files import hash_folder
 from kedge.models.forward.lora import adapters_of
+from kedge.models.forward.sharding import compute_dtype, gathered, is_part, is_sharded
 
 
 def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
@@ -26,11 +29,17 @@ def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
         if with_adapters or ".lora_" not in name or name.endswith(of_base)
     }
     digest = blake2b(digest_size=16)
+    dtype = compute_dtype(cast(PreTrainedModel, module)) if is_sharded(module) else None
     for name, tensor in sorted(weights.items()):
-        values = tensor.detach().cpu().contiguous()
+        values = _as_computed(tensor, dtype).cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _as_computed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A weight as the model computes with it: a part is wider where it learns."""
+    return gathered(tensor.detach()).to(dtype) if is_part(tensor) else tensor.detach()
 
 
 def folder_hash(folder: Path) -> str:
