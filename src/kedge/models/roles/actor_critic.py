@@ -269,10 +269,15 @@ class RoleSet:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        if state["reference"] != self.reference_hash:
-            raise CheckpointError(
-                f"the reference of this run had the content hash {state['reference']}, and the weights it would go on "
-                f"with have {self.reference_hash}; put the model back that the run was started from"
-            )
+        refuse_other_reference(state["reference"], self.reference_hash)
         self.policy.load(state["policy"])
         self.critic.load(state["critic"])
+
+
+def refuse_other_reference(before: str, now: str) -> None:
+    """An error where the reference's weights do not have the hash that they had when the run was saved."""
+    if before != now:
+        raise CheckpointError(
+            f"the reference of this run had the content hash {before}, and the weights it would go on with have {now}; "
+            "put the model back that the run was started from"
+        )
