@@ -35,9 +35,7 @@ def _replicated(weights: Any) -> Any:
 
 def _known_role(role: Any) -> Any:
     if role not in ROLES:
-        raise ValueError(
-            f"no role {quoted(role)}{did_you_mean(str(role), ROLES)}; the roles are {', '.join(ROLES)}"
-        )
+        raise ValueError(f"no role {quoted(role)}{did_you_mean(str(role), ROLES)}; the roles are {', '.join(ROLES)}")
     return role
 
 
@@ -77,14 +75,14 @@ class PlacementSettings(Section):
             return self
         if self.processes != 1:
             raise ValueError(
-                f"`processes` is {self.processes} and there are `groups`: the processes of a run are either alike or in "
-                "groups; leave one out"
+                f"`processes` is {self.processes} and there are `groups`: the processes of a run are either alike or "
+                "in groups; leave one out"
             )
         homes: dict[str, str] = {}
         for name, group in self.groups.items():
             for role in group.roles:
                 if role in homes:
-                    raise ValueError(f"groups: the role {role} is in {homes[role]} and in {name}; it lives in one place")
+                    raise ValueError(f"groups: the role {role} is in {homes[role]} and in {name}; leave one out")
                 homes[role] = name
         homeless = [role for role in ROLES if role not in homes]
         if homeless and LEARNER not in self.groups:
@@ -99,7 +97,8 @@ class PlacementSettings(Section):
 def roles_of(placement: PlacementSettings) -> dict[str, frozenset[str]]:
     """The roles of each group; what none of them names is the learner's.
 
-    >>> placement = PlacementSettings.model_validate({"groups": {"learner": {"gpus": 4}, "critic": {"roles": ["critic"]}}})
+    >>> groups = {"learner": {"gpus": 4}, "critic": {"roles": ["critic"]}}
+    >>> placement = PlacementSettings.model_validate({"groups": groups})
     >>> sorted(roles_of(placement)["learner"])
     ['generator', 'gold', 'policy', 'reference', 'reward']
     """

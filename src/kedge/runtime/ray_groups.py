@@ -57,11 +57,11 @@ def ray_groups(layout: Sequence[GroupLayout], *, device: str, timeout_s: float, 
         groups.close()
 
 
-def cluster_lacks(num_processes: int, *, device: str) -> str | None:
-    """Why the cluster of RAY_ADDRESS has no room for so many processes; None where it has, or where there is none yet:
-    one that a run starts has what this machine has."""
-    if _ADDRESS not in os.environ or missing_ray():
-        return None
+def cluster_lacks(num_processes: int, *, device: str, num_gpus: int | None) -> str | None:
+    """Why the cluster has no room for so many processes; None where it has. Without RAY_ADDRESS it will be this
+    machine, with its `num_gpus`, or, where that is None, with a CPU for each process."""
+    if _ADDRESS not in os.environ:
+        return None if num_gpus is None else _lacks({"GPU": num_gpus}, num_processes, device="cuda")
     import ray
 
     with _connected(0, device=device):
