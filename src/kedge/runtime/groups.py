@@ -81,6 +81,8 @@ class Group:
         self._settled_at = 0.0
         self._busy = 0.0
         self._end: BaseException | None = None
+        self.places: dict[int, tuple[str, int]] = {}
+        """The machine and the number of each process, once it has answered."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"kedge-{name}")
 
     @property
@@ -118,6 +120,7 @@ class Group:
         """Wait for the workers. Where they have not all gone the same way, the group is at its end."""
         replies = self._replies(call, futures)
         self._settled_at = time.monotonic()
+        self.places |= {rank: (reply.host, reply.process) for rank, reply in replies.items() if reply.seconds}
         for note in replies[0].notes if 0 in replies else ():
             self._notes.put(note)
         self._busy += max(reply.seconds for reply in replies.values())
@@ -155,7 +158,8 @@ class Group:
             words = self.workers.gone(error)
             if words is None:
                 raise
-            return Reply(seconds=0.0, error=GroupLost(self.name, rank, words))
+            host, process = self.places.get(rank, ("", 0))
+            return Reply(seconds=0.0, error=GroupLost(self.name, rank, words, host), host=host, process=process)
 
     def _error(self, errors: Mapping[int, BaseException], *, is_shared: bool) -> BaseException:
         """What the driver raises: a lost worker before all, then an error of its own before one about others."""
@@ -163,7 +167,7 @@ class Group:
             if isinstance(error, GroupLost):
                 return self._finish(error)
             if isinstance(error, ProcessLost):
-                return self._finish(GroupLost(self.name, rank, str(error)))
+                return self._finish(GroupLost(self.name, rank, str(error), self.places.get(rank, ("", 0))[0]))
         own = [error for error in errors.values() if not isinstance(error, ProcessError)]
         if own:
             return own[0] if is_shared else self._finish(own[0])
@@ -204,7 +208,7 @@ class Groups:
         *,
         timeout_s: float,
         restarts: int,
-        end: Callable[[], None],
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         """`end` gives back what `start` has taken."""
         self.layout = layout

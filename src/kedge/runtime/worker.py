@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -48,6 +48,8 @@ class Reply:
     notes: tuple[Note, ...] = ()
     metrics: Mapping[str, float] | None = None
     """Of an update, which all workers of a group must have alike."""
+    host: str = field(default_factory=socket.gethostname)
+    process: int = field(default_factory=os.getpid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def packed(value: Any) -> Any:
         case list() | tuple() if type(value) in (list, tuple):
             return type(value)(packed(item) for item in cast("Sequence[Any]", value))
         case _ if _is_record(value):
-            return _Record(type(value), {field.name: packed(getattr(value, field.name)) for field in fields(value)})
+            return _Record(type(value), {part.name: packed(getattr(value, part.name)) for part in fields(value)})
         case _:
             return value
 
@@ -107,7 +109,7 @@ def unpacked(value: Any, device: torch.device | None = None) -> Any:
 def _is_record(value: Any) -> bool:
     if not is_dataclass(value) or isinstance(value, type):
         return False
-    return any(isinstance(getattr(value, field.name), Tensor) for field in fields(value))
+    return any(isinstance(getattr(value, part.name), Tensor) for part in fields(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

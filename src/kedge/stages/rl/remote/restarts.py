@@ -3,7 +3,6 @@ group is built again; the others stay, and take up the state of that checkpoint 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -38,7 +37,7 @@ def _note_lost(context: Context, groups: Groups, lost: GroupLost) -> None:
         f"{lost}: {then}, from the last checkpoint",
         group=lost.group,
         rank=lost.rank,
-        host=socket.gethostname(),
+        host=lost.host,
         last_words=lost.words,
         restarts=groups.num_lost - 1,
     )

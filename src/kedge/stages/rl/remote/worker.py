@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 SHARING: Final = frozenset({"policy", "critic", "reference", "generator"})
 """Roles that live together, except as models of their own (`roles: separate`)."""
 
+_JUDGING: Final = ("base", "trunk", "reward")
+"""Rows of the memory table that a reward model needs which shares weights with a policy elsewhere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOrder:
@@ -98,6 +101,9 @@ class Held:
     reference_hash: str | None = None
     role_set: RoleSet | None = None
     """Where all of the roles that may share weights are here."""
+    judge_set: RoleSet | None = None
+    """Where a reward model that shares weights with the policy is here and the policy is not: the same roles once more,
+    of which the reward model alone is asked, so that it computes as it does beside the policy."""
     memory: list[RoleMemory] = field(default_factory=list[RoleMemory])
 
 
@@ -115,12 +121,13 @@ def make_parts(
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
     prompts = run_prompts(context, settings, tokenizer)
     held = _held(role_spec(context, settings, tokenizer, order.critic), settings.roles, roles)
+    judging = held.role_set or held.judge_set
     parts: dict[str, Any] = {"policy": held.policy, "critic": held.critic, "reference": held.reference}
     parts = {name: part for name, part in parts.items() if part is not None}
     sources = {"reward": settings.reward, "gold": settings.gold}
     for name, source in sources.items():
         if name in roles and source is not None:
-            reward = open_run_reward(context, settings, prompts, tokenizer, source, name, roles=held.role_set)
+            reward = open_run_reward(context, settings, prompts, tokenizer, source, name, roles=judging)
             parts[name] = RewardPart(reward)
     if "generator" in roles:
         assert held.model is not None
@@ -186,6 +193,10 @@ def _held(spec: RoleSpec, kind: str, roles: frozenset[str]) -> Held:
             memory=list(role_set.memory),
         )
     held = Held()
+    if kind != "separate":
+        held.judge_set = _judge_set(spec, kind) if roles & {"reward", "gold"} and spec.reward else None
+        held.memory = [row for row in held.judge_set.memory if row.role in _JUDGING] if held.judge_set else []
+        return held
     if "policy" in roles:
         held.model, held.policy = separate_policy(spec)
         held.memory.append(policy_memory(held.model, held.policy))
@@ -201,6 +212,11 @@ def _held(spec: RoleSpec, kind: str, roles: frozenset[str]) -> Held:
         held.reference_hash = module_hash(reference_model)
         held.memory.append(reference_memory(reference_model))
     return held
+
+
+def _judge_set(spec: RoleSpec, kind: str) -> RoleSet | None:
+    role_set: RoleSet = plugins.find("roles", kind)(replace(spec, critic=None, imitation=None, ema=None))
+    return role_set if role_set.shared_judge else None
 
 
 class RewardPart:
@@ -331,8 +347,9 @@ class StagePart:
         )
 
     def forget(self) -> None:
-        if self._held.role_set:
-            self._held.role_set.forget()
+        for role_set in (self._held.role_set, self._held.judge_set):
+            if role_set:
+                role_set.forget()
 
     def save_policy(self) -> str:
         """Process 0 of this group writes it into the run folder."""
