@@ -26,13 +26,20 @@ ENGINES = {"learner": {"gpus": 1}, "engines": {"roles": ["generator"]}}
 LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "separate, all apart": ("ppo, separate", SEPARATE, {}),
     "lora, the judge apart": ("ppo, lora", APART, {}),
-    "trunk, all in the learner": ("ppo, trunk", {"learner": {"gpus": 1}}, {}),
+    "trunk, the judge apart": ("ppo, trunk", APART, {}),
     "grpo, an engine of its own": ("grpo", ENGINES, {}),
     "grpo, an engine with a lag": (
         "grpo", ENGINES, {"generator": {"kind": "local", "lag": 1}, "max_rounds": 1, "iterations": 3},
     ),
     "remax, greedy answers": ("remax", APART, {}),
 }  # fmt: skip
+
+QUICK_LAYOUTS = {"separate, all apart", "grpo, an engine with a lag"}
+QUICK_KILLS = {"judge", "policy learns", "save", "generation"}
+
+
+def _param(case: Any, quick: set[str]) -> Any:
+    return case if str(case) in quick else pytest.param(case, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEDGE_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", [_param(case, QUICK_LAYOUTS) for case in LAYOUTS])
 def test_a_stage_in_groups_gives_what_one_process_gives(home: Path, tmp_path: Path, case: str) -> None:
     name, layout, changes = LAYOUTS[case]
     alone = stages.run_stage(ALONE, home, name, tmp_path / "alone", changes)
@@ -58,7 +65,7 @@ def test_a_stage_in_groups_gives_what_one_process_gives(home: Path, tmp_path: Pa
     assert_near(apart, alone, within=1e-6)
 
 
-@pytest.mark.parametrize("case", kills.CASES, ids=str)
+@pytest.mark.parametrize("case", [_param(case, QUICK_KILLS) for case in kills.CASES], ids=str)
 def test_a_lost_process_changes_nothing(case: kills.Case, home: Path, tmp_path: Path, expected: dict[str, Any]) -> None:
     assert kills.compare(case, home, tmp_path, expected) is None
 

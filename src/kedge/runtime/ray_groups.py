@@ -100,8 +100,13 @@ def _connected(num_processes: int, *, device: str) -> Generator[None]:
             ray.init(**own, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             place = os.environ.get(_ADDRESS)
-            where = f"the Ray cluster at {place} ({_ADDRESS}) cannot be reached" if place else "Ray cannot be started"
-            raise ConfigError(f"placement.groups: {where}: {error}") from error
+            where = (
+                f"the Ray cluster at {place} ({_ADDRESS}) cannot be reached; is it there, and is its token "
+                "(RAY_AUTH_TOKEN) known here?"
+                if place
+                else "Ray cannot be started"
+            )
+            raise ConfigError(f"placement.groups: {where} {error}") from error
     try:
         yield
     finally:
