@@ -54,11 +54,10 @@ def group_findings(recipe: Recipe) -> Iterator[Finding]:
 
     if (problem := missing_ray()) is not None:
         yield Finding(level="fatal", code="machine.ray", message=problem, where="placement.groups")
-        return
     homes = {role: name for name, roles in roles_of(placement).items() for role in roles}
     total = sum(group.gpus for group in placement.groups.values())
     num_gpus = gpus_of(recipe.settings.device)
-    lacks = cluster_lacks(total, device=recipe.settings.device, num_gpus=num_gpus)
+    lacks = None if problem else cluster_lacks(total, device=recipe.settings.device, num_gpus=num_gpus)
     if lacks is not None:
         yield Finding(
             level="fatal",
