@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from kedge.core.files import hash_folder
+from kedge.core.files import HASHED_AT_ONCE, hash_folder, hash_json
 from kedge.models.forward.lora import adapters_of
 
 
@@ -25,11 +26,14 @@ def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
         for name, tensor in module.state_dict().items()
         if with_adapters or ".lora_" not in name or name.endswith(of_base)
     }
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(weights.items()):
-        values = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
-        digest.update(values.flatten().view(torch.uint8).numpy().data)
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        return hash_json(list(pool.map(_tensor_hash, *zip(*sorted(weights.items()), strict=True))))
+
+
+def _tensor_hash(name: str, tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous()
+    digest = blake2b(f"{name} {values.dtype} {tuple(values.shape)}\n".encode(), digest_size=16)
+    digest.update(values.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
