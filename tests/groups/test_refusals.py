@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,22 @@ def test_groups_without_ray_are_refused_with_the_command_that_installs_it(
         refuse_groups(load_recipe(file))
     with pytest.raises(PluginError, match="needs Ray"), ray_file.ray_groups([], device="cpu", timeout_s=1, restarts=0):
         raise AssertionError("unreachable")
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'kedge[ray]'")
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", r"nobody answers at 127\.0\.0\.1:1 \(RAY_ADDRESS\): .*refused"),
+        ("ray://127.0.0.1:10001", r"is for Ray Client; the driver of groups runs inside of the cluster"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_refused_at_once(
+    file: Path, address: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=words):
+        refuse_groups(load_recipe(file))
 
 
 def test_groups_are_driven_by_one_process_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

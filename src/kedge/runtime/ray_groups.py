@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Groups of roles as actors of Ray: the one file that knows it.
 
 A run joins the cluster of RAY_ADDRESS (`ray job submit` sets it), or starts one of its own on this machine, offline and
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +31,8 @@ _OFFLINE: Final = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without a GPU sees what the machine has
     "RAY_DEDUP_LOGS": "0",
 }
+_ANSWER_S: Final = 10.0
+"""How long somebody may take to answer at the address of a cluster."""
 _ROOM_S: Final = 60.0
 """How long a cluster may take to find room for a group, which others may be leaving."""
 
@@ -89,29 +93,45 @@ def _connected(num_processes: int, *, device: str) -> Generator[None]:
     """Within, this process is the driver of a cluster. Signals stay with whoever has them."""
     import ray
 
+    place = os.environ.get(_ADDRESS)
     own: dict[str, Any] = {}
-    if _ADDRESS not in os.environ:
+    if place is None:
         cores = max(num_processes, os.cpu_count() or 1)  # actors on a CPU share its cores
         own = {"address": "local", "num_cpus": cores, "include_dashboard": False}
         own |= {"num_gpus": 0} if device == "cpu" else {}
+    else:
+        _refuse_unreachable(place)
     os.environ.update({name: os.environ.get(name, value) for name, value in _OFFLINE.items()})
     with _signals_kept():
         try:
             ray.init(**own, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            place = os.environ.get(_ADDRESS)
             where = (
-                f"the Ray cluster at {place} ({_ADDRESS}) cannot be reached; is it there, and is its token "
-                "(RAY_AUTH_TOKEN) known here?"
-                if place
-                else "Ray cannot be started"
+                f"no Ray cluster answers at {place} ({_ADDRESS}); a token is RAY_AUTH_TOKEN" if place else "no start"
             )
-            raise ConfigError(f"placement.groups: {where} {error}") from error
+            raise ConfigError(f"placement.groups: {where}: {error}") from error
     try:
         yield
     finally:
         with _signals_kept():
             ray.shutdown()
+
+
+def _refuse_unreachable(place: str) -> None:
+    """An error within seconds where nobody is at an address: Ray itself would try for many minutes."""
+    if place.startswith("ray://"):
+        raise ConfigError(
+            f"placement.groups: {_ADDRESS} is {place}, which is for Ray Client; the driver of groups runs inside of the "
+            "cluster: ray job submit -- kedge run …"
+        )
+    host, colon, port = place.rpartition(":")
+    if not (colon and port.isdigit()):  # auto and local are found by Ray
+        return
+    try:
+        with socket.create_connection((host, int(port)), timeout=_ANSWER_S):
+            pass
+    except OSError as error:
+        raise ConfigError(f"placement.groups: nobody answers at {place} ({_ADDRESS}): {error}") from error
 
 
 @contextmanager
