@@ -106,9 +106,7 @@ def _connected(num_processes: int, *, device: str) -> Generator[None]:
         try:
             ray.init(**own, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where = (
-                f"no Ray cluster answers at {place} ({_ADDRESS}); a token is RAY_AUTH_TOKEN" if place else "no start"
-            )
+            where = f"the cluster at {place} ({_ADDRESS}) does not take us in" if place else "Ray cannot be started"
             raise ConfigError(f"placement.groups: {where}: {error}") from error
     try:
         yield
@@ -121,8 +119,8 @@ def _refuse_unreachable(place: str) -> None:
     """An error within seconds where nobody is at an address: Ray itself would try for many minutes."""
     if place.startswith("ray://"):
         raise ConfigError(
-            f"placement.groups: {_ADDRESS} is {place}, which is for Ray Client; the driver of groups runs inside of the "
-            "cluster: ray job submit -- kedge run …"
+            f"placement.groups: {_ADDRESS} is {place}, which is for Ray Client; the driver of groups runs inside of "
+            "the cluster: ray job submit -- kedge run …"
         )
     host, colon, port = place.rpartition(":")
     if not (colon and port.isdigit()):  # auto and local are found by Ray
