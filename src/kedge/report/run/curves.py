@@ -1,6 +1,6 @@
 """Which curves a stage shows, in which order and with which words. A metric without words here is shown by its name.
 
-Left out: `time/*`, `gpu/*`, `idle/*`, rates and learning rates, which are costs and settings rather than curves to read.
+Left out: `time/*`, `gpu/*`, `idle/*`, rates and learning rates: costs and settings rather than curves to read.
 """
 
 from __future__ import annotations
