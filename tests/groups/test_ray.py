@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.groups import kills
+from tests.groups import lost_groups as lost
 from tests.groups.threads import layout_of
 from tests.processes import stages
 from tests.processes.test_training import assert_near
@@ -84,7 +84,7 @@ def cluster(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> st
 
 @pytest.fixture(scope="module")
 def expected(home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return kills.undisturbed(home, tmp_path_factory.mktemp("alone"))
+    return lost.undisturbed(home, tmp_path_factory.mktemp("alone"))
 
 
 def opened(groups: dict[str, Any], timeout_s: float = 120.0) -> Any:
@@ -146,7 +146,7 @@ def test_an_actor_that_is_killed_changes_nothing(
 
     monkeypatch.setattr(Group, "submit", shoot)
     with opened(PAIRS) as groups:
-        facts = stages.run_stage(ALONE, home, kills.STAGE, tmp_path / "groups", kills.CHANGES, groups)
+        facts = stages.run_stage(ALONE, home, lost.STAGE, tmp_path / "groups", lost.CHANGES, groups)
     assert "shot" in processes, "nobody was killed"
     assert facts["events"].count("process.lost") == 1
     lost = [json.loads(line) for line in (tmp_path / "groups/process-0/events.jsonl").read_text().splitlines()]
@@ -161,12 +161,12 @@ def test_an_actor_that_is_killed_changes_nothing(
 
 def test_a_process_that_hangs_ends_the_run_with_its_stack(cluster: str, home: Path, tmp_path: Path) -> None:
     (home / "hangs.py").write_text("import time\ndef score(answers):\n    time.sleep(600)\n")
-    changes = {**kills.CHANGES, "reward": {"kind": "function", "path": "hangs.py:score"}, "gold": None}
+    changes = {**lost.CHANGES, "reward": {"kind": "function", "path": "hangs.py:score"}, "gold": None}
     with (
         opened({"learner": {"gpus": 1}, "judge": {"roles": ["reward"], "gpus": 1}}, timeout_s=25.0) as groups,
         pytest.raises(ProcessError, match=r"group judge: process 0 did not answer reward.score within 25 s"),
     ):
-        stages.run_stage(ALONE, home, kills.STAGE, tmp_path / "run", changes, groups)
+        stages.run_stage(ALONE, home, lost.STAGE, tmp_path / "run", changes, groups)
     assert "in score" in (tmp_path / "run/process-0/stacks/judge/rank-0.txt").read_text()
 
 
