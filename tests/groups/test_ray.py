@@ -149,8 +149,8 @@ def test_an_actor_that_is_killed_changes_nothing(
         facts = stages.run_stage(ALONE, home, lost.STAGE, tmp_path / "groups", lost.CHANGES, groups)
     assert "shot" in processes, "nobody was killed"
     assert facts["events"].count("process.lost") == 1
-    lost = [json.loads(line) for line in (tmp_path / "groups/process-0/events.jsonl").read_text().splitlines()]
-    evidence = next(line["evidence"] for line in lost if line["code"] == "process.lost")
+    events = [json.loads(line) for line in (tmp_path / "groups/process-0/events.jsonl").read_text().splitlines()]
+    evidence = next(line["evidence"] for line in events if line["code"] == "process.lost")
     assert (evidence["group"], evidence["restarts"]) == (group, 0)
     assert {name: len(numbers) for name, numbers in processes.items() if name != "shot"} == {
         name: 2 if name == group else 1 for name in PAIRS
