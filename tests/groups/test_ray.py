@@ -106,6 +106,17 @@ def test_ppo_in_groups_of_two_gives_what_one_process_gives(cluster: str, home: P
     assert_near(apart, alone, within=1e-5)  # metrics are sums of hundreds of numbers in another order
 
 
+def test_groups_of_which_each_process_holds_a_part_of_the_weights_give_what_one_process_gives(
+    cluster: str, home: Path, tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    cut = {name: {**group, "weights": "shard"} for name, group in PAIRS.items()}
+    with opened(cut) as groups:
+        apart = stages.run_stage(ALONE, home, lost.STAGE, tmp_path / "groups", lost.CHANGES, groups)
+    assert [sample["answer"] for sample in apart["samples"]] == [sample["answer"] for sample in expected["samples"]]
+    for part in ("metrics", "model"):
+        assert_near(apart[part], expected[part], within=1e-5)
+
+
 def test_an_engine_of_its_own_gets_the_weights_through_the_object_store(
     cluster: str, home: Path, tmp_path: Path
 ) -> None:

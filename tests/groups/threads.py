@@ -70,7 +70,8 @@ def layout_of(groups: Mapping[str, Any]) -> dict[str, GroupLayout]:
     assert placement.groups is not None
     roles = roles_of(placement)
     return {
-        name: GroupLayout(name=name, roles=roles[name], size=group.gpus) for name, group in placement.groups.items()
+        name: GroupLayout(name=name, roles=roles[name], size=group.gpus, weights=group.weights)
+        for name, group in placement.groups.items()
     }
 
 

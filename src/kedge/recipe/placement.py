@@ -27,12 +27,6 @@ def _auto_or_count(processes: Any) -> Any:
     return processes
 
 
-def _replicated(weights: Any) -> Any:
-    if weights == "shard":
-        raise ValueError("sharded weights are not there yet: every process holds all weights (`replicate`)")
-    return weights
-
-
 def _known_role(role: Any) -> Any:
     if role not in ROLES:
         raise ValueError(f"no role {quoted(role)}{did_you_mean(str(role), ROLES)}; the roles are {', '.join(ROLES)}")
@@ -46,8 +40,8 @@ class RoleGroup(Section):
     """What lives here: policy, reference, critic, reward, gold, generator."""
     gpus: int = Field(default=1, ge=1, le=MOST)
     """Processes of the group, each on a GPU of its own; with `device: cpu`, so many processes."""
-    weights: Annotated[Literal["replicate"], BeforeValidator(_replicated)] = "replicate"
-    """`replicate`: every process of the group holds all weights of its roles, and gradients are added up."""
+    weights: Literal["replicate", "shard"] = "replicate"
+    """As `placement.weights`, for the roles of this group."""
 
 
 GroupName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=40)]
@@ -58,8 +52,11 @@ class PlacementSettings(Section):
 
     processes: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = 1
     """How many; `auto`: one for each GPU of this machine. Under torchrun and srun, those that they started."""
-    weights: Annotated[Literal["replicate"], BeforeValidator(_replicated)] = "replicate"
-    """`replicate`: every process holds all weights, and gradients are added up."""
+    weights: Literal["replicate", "shard"] = "replicate"
+    """`replicate`: every process holds all weights, and gradients are added up. `shard`: each holds a part of every
+    weight that learns, of its moments and of frozen models beside it (FSDP2)."""
+    shard_within: Literal["machine", "all"] = "machine"
+    """Whose processes hold all parts of a weight together: those of one machine, each machine with a copy, or all."""
     timeout: float = Field(default=600, gt=0, le=7 * 24 * 3600)
     """Seconds that one process may keep the others waiting before the run ends with its name."""
     restarts: int = Field(default=3, ge=0, le=1000)
@@ -78,6 +75,8 @@ class PlacementSettings(Section):
                 f"`processes` is {self.processes} and there are `groups`: the processes of a run are either alike or "
                 "in groups; leave one out"
             )
+        if self.weights != "replicate":
+            raise ValueError(f"weights is {self.weights} and there are `groups`: say it of each group")
         homes: dict[str, str] = {}
         for name, group in self.groups.items():
             for role in group.roles:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kedge.core.errors import KedgeError, ProcessError
 from kedge.core.world import ALONE, World, portable
-from kedge.runtime.processes import Place, joined
+from kedge.runtime.processes import Place, joined, sharding_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +224,14 @@ class Member:
         self._parts |= make(order, roles=self._layout.roles, world=world, device=device, notes=self.notes)
 
     def _world(self, address: tuple[str, int]) -> World:
+        is_cut = self._layout.weights == "shard"
         if self._layout.size == 1:
-            return ALONE
+            return self._stack.enter_context(sharding_alone(on_gpu=self._on_gpu)) if is_cut else ALONE
         place = Place(rank=self._rank, size=self._layout.size, local_rank=0, address=address[0], port=address[1])
         world = self._stack.enter_context(joined(place, on_gpu=self._on_gpu, timeout_s=self._timeout_s))
         world.write_stacks_to(self._stacks)
+        if is_cut:
+            world.shard_weights()
         return world
 
 

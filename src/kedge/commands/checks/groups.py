@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kedge.commands.checks.machine import gpus_of, learning_weight_bytes, role_rows
+from kedge.commands.checks.sharding import stage_findings
 from kedge.core.errors import ConfigError
 from kedge.core.files import readable_bytes
 from kedge.core.findings import Finding
@@ -67,8 +68,10 @@ def group_findings(recipe: Recipe) -> Iterator[Finding]:
             fix="give the groups fewer gpus, or join a larger cluster (RAY_ADDRESS)",
         )
     stages = {name: stage for name, stage in recipe.stages.items() if kind_of(stage) in _RL}
+    cut = [group.gpus for group in placement.groups.values() if group.weights == "shard"]
     for name, settings in stages.items():
         yield from _stage_findings(name, settings, homes)
+        yield from stage_findings(f"stages.{name}", settings, max(cut)) if cut else ()
     if not stages:
         yield Finding(
             level="warning",

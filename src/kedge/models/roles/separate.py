@@ -19,6 +19,7 @@ from kedge.models.roles.build import (
     narrowed,
     plain,
     prepare,
+    shard,
     width_of,
 )
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
@@ -26,7 +27,7 @@ from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 
 def separate(spec: RoleSpec) -> RoleSet:
     model, policy = separate_policy(spec)
-    reference_model, reference = separate_reference(spec)
+    reference, reference_memory, reference_hash = separate_reference(spec)
     critic, critic_memory = separate_critic(spec)
     return RoleSet(
         model=model,
@@ -34,9 +35,9 @@ def separate(spec: RoleSpec) -> RoleSet:
         critic=critic,
         reference=reference,
         shared_judge=None,
-        memory=[policy_memory(model, policy), *critic_memory, reference_memory(reference_model)],
+        memory=[policy_memory(model, policy), *critic_memory, reference_memory],
         notes=[],
-        reference_hash=module_hash(reference_model),
+        reference_hash=reference_hash,
     )
 
 
@@ -51,14 +52,14 @@ def policy_memory(model: PreTrainedModel, policy: Policy) -> RoleMemory:
     return of_role("actor", own=parameters_of(model), train_step=policy.train_step)
 
 
-def separate_reference(spec: RoleSpec) -> tuple[PreTrainedModel, Reference]:
+def separate_reference(spec: RoleSpec) -> tuple[Reference, RoleMemory, str]:
+    """The reference, its row of the memory table, and the hash of its weights."""
     model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
     prepare(spec, model, learns=False)
-    return model, make_reference(spec, FullBackbone(model), output_head(model))
-
-
-def reference_memory(model: PreTrainedModel) -> RoleMemory:
-    return of_role("reference", own=parameters_of(model))
+    reference_hash = module_hash(model)
+    shard(spec, model)
+    reference = make_reference(spec, FullBackbone(model), output_head(model))
+    return reference, of_role("reference", own=parameters_of(model)), reference_hash
 
 
 def separate_critic(spec: RoleSpec) -> tuple[Critic | NoCritic, list[RoleMemory]]:

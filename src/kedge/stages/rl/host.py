@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kedge.core.protocols import CriticRole, Generator, Metrics, PolicyRole, ReferenceRole, Runtime
+from kedge.models.forward.sharding import compute_dtype
 from kedge.rewards.failures import Reward
 from kedge.rollout.settings import SamplingSettings
 from kedge.runtime.local import Clock, LocalRuntime
-from kedge.stages.rl.generator import make_generator
+from kedge.stages.rl.generator import make_generator, publish_weights
 from kedge.stages.rl.looks import LookedAt, PolicySpeaker
 from kedge.stages.rl.prompts import PromptDataset
 from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
@@ -30,6 +31,10 @@ class TrainedPolicy(PolicyRole, Protocol):
     """A policy whose weights a generator can load."""
 
     def weights(self) -> Mapping[str, Tensor]: ...
+
+
+class Publish(Protocol):
+    def __call__(self, generator: Generator, *, version: int) -> None: ...
 
 
 class RoleHost(Protocol):
@@ -59,6 +64,11 @@ class RoleHost(Protocol):
 
     def generator(self, sampling: SamplingSettings) -> Generator:
         """The generator that the recipe names, over the policy."""
+        ...
+
+    @property
+    def publish(self) -> Publish:
+        """Have the generator sample with the policy as it is now."""
         ...
 
     def clock(self) -> Clock: ...
@@ -98,7 +108,8 @@ class RolesHere:
         self._roles = roles = build_roles(context, settings, tokenizer, critic)
         self.policy, self.critic, self.reference = roles.policy, roles.critic, roles.reference
         self.device: torch.device = roles.model.device
-        self.precision = str(roles.model.dtype).removeprefix("torch.")
+        self.precision = str(compute_dtype(roles.model)).removeprefix("torch.")
+        self.publish = partial(publish_weights, model=roles.model, policy=roles.policy)
         self.forget, self.state, self.load = roles.forget, roles.state, roles.load
         self.idle = None
         open_source = partial(open_run_reward, context, settings, prompts, tokenizer, roles=roles)

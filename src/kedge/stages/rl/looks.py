@@ -22,6 +22,7 @@ from kedge.core.files import write_json
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts, repeated
 from kedge.core.seeds import seed_for
+from kedge.core.world import replicated
 from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.examples import Messages, Prompt
 from kedge.data.long_prompts import fit_prompts
@@ -36,6 +37,7 @@ from kedge.exams.exam import Exam, Question, Reply
 from kedge.exams.rows import ItemRow, read_rows, write_rows
 from kedge.exams.sitting import item_rows, sit
 from kedge.models.forward.heads import LanguageModel, language_model
+from kedge.models.forward.sharding import whole_copy
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.describe import window_of
 from kedge.rewards.context import RewardContext
@@ -78,6 +80,7 @@ class PolicySpeaker:
     tokenizer: PreTrainedTokenizerBase
 
     def ask(self, questions: Sequence[Question]) -> list[Reply]:
+        whole_copy(self.model)  # as it is now
         return self._speaker.ask(questions)
 
     def write(self, prompts: Sequence[Messages], sampling: SamplingSettings, answers: int) -> Rollouts:
@@ -85,7 +88,8 @@ class PolicySpeaker:
             [encode_prompt(self.tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=answers
         )
         seed = seed_for(self.context.seed, "exam")
-        return sample_answers(self.model, self.tokenizer, rows, sampling, seed=seed, world=self.context.world)
+        model, world = whole_copy(self.model), self.context.world
+        return sample_answers(model, self.tokenizer, rows, sampling, seed=seed, world=world)
 
     def _answered(self, prompts: Sequence[Messages], sampling: SamplingSettings, answers: int) -> Answered:
         rollouts = self.write(prompts, sampling, answers)
@@ -97,7 +101,7 @@ class PolicySpeaker:
 
     @cached_property
     def _language_model(self) -> LanguageModel:
-        return language_model(self.model)
+        return language_model(whole_copy(self.model))
 
     @cached_property
     def _speaker(self) -> Speaker:
@@ -110,7 +114,7 @@ class PolicySpeaker:
             window=window_of(self.model.config),
             model=lambda: self._language_model,
             write=self._answered,
-            world=self.context.world,
+            world=replicated(self.context.world),
         )
 
 

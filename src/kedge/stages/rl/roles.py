@@ -27,6 +27,7 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import encode_demonstrations
 from kedge.stages.shared.loop import batches_of
+from kedge.stages.shared.policy import tell_sharding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +48,10 @@ def build_roles(
     context: Context, settings: RLSettings, tokenizer: PreTrainedTokenizerBase, critic: CriticSpec | None
 ) -> RoleSet:
     """The roles, held as `settings.roles` says; says what memory each takes."""
-    roles: RoleSet = plugins.find("roles", settings.roles)(role_spec(context, settings, tokenizer, critic))
+    spec = role_spec(context, settings, tokenizer, critic)
+    roles: RoleSet = plugins.find("roles", settings.roles)(spec)
+    if context.world.mesh is not None:
+        tell_sharding(context, on_gpu=roles.model.device.type == "cuda", compiled=spec.compile)
     tell_roles(context, settings, roles.memory, roles.notes)
     return roles
 

@@ -21,6 +21,7 @@ from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
+from kedge.models.forward.sharding import gathered_state
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import close_generator, max_mismatch, with_sampling
@@ -271,7 +272,7 @@ class RLRun:
         """A checkpoint of everything as it was at `step`."""
         state = {
             "step": self.step,
-            "roles": self.roles.state(),
+            "roles": gathered_state(self.roles.state()),
             "kl": self.kl.state(),
             "shaper": self.shaper.state(),
             "rollbacks": self.rollbacks,
@@ -339,7 +340,7 @@ class RLRun:
     def _publish_weights(self) -> None:
         """The generator samples with the weights as they are now; rollouts carry their version."""
         if self.published != self.step:
-            self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+            self.roles.publish(self.generator, version=self.step)
             self.published = self.step
 
     # Ends

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kedge.core.errors import KedgeError
 from kedge.core.optimiser import Per
-from kedge.core.protocols import CriticRole, Metrics, PolicyLoss, Runtime, ValueLoss
+from kedge.core.protocols import CriticRole, Generator, Metrics, PolicyLoss, Runtime, ValueLoss
 from kedge.core.records import Experience, Prompts, Rollouts, ValueTargets
 from kedge.models.roles.actor_critic import NoCritic, refuse_other_reference
 from kedge.rewards.failures import FailureCounter, Reward
@@ -56,6 +56,9 @@ class RolesInGroups:
     def generator(self, sampling: SamplingSettings) -> RemoteGenerator:
         home = self._home["generator"]
         return RemoteGenerator(home, sampling, max_mismatch=self._max_mismatch, has_policy=home is self._home["policy"])
+
+    def publish(self, generator: Generator, *, version: int) -> None:
+        generator.load_weights(self.policy.weights(), version)
 
     def clock(self) -> Clock:
         return Clock()

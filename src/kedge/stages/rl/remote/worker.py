@@ -20,14 +20,13 @@ from kedge.core.errors import ConfigError
 from kedge.core.protocols import Generator, Metrics, Tracker
 from kedge.core.records import Prompts, Rollouts
 from kedge.core.world import World
-from kedge.models.loading.hashing import module_hash
+from kedge.models.forward.sharding import compute_dtype, gathered_state
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, NoCritic, Policy, Reference, RoleSet
 from kedge.models.roles.build import RoleSpec, prepare
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 from kedge.models.roles.separate import (
     policy_memory,
-    reference_memory,
     separate_critic,
     separate_policy,
     separate_reference,
@@ -37,7 +36,7 @@ from kedge.rollout.generators import close_generator, max_mismatch, with_samplin
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.state import capture_rng, restore_rng
 from kedge.runtime.worker import Note
-from kedge.stages.rl.generator import make_generator
+from kedge.stages.rl.generator import make_generator, publish_weights
 from kedge.stages.rl.looks import PolicySpeaker
 from kedge.stages.rl.prompts import PromptDataset, run_prompts
 from kedge.stages.rl.reward import TrustedSource
@@ -122,8 +121,9 @@ def make_parts(
     prompts = run_prompts(context, settings, tokenizer)
     held = _held(role_spec(context, settings, tokenizer, order.critic), settings.roles, roles)
     judging = held.role_set or held.judge_set
-    parts: dict[str, Any] = {"policy": held.policy, "critic": held.critic, "reference": held.reference}
-    parts = {name: part for name, part in parts.items() if part is not None}
+    learning: dict[str, Any] = {"policy": held.policy, "critic": held.critic}
+    parts: dict[str, Any] = {name: LearningPart(role) for name, role in learning.items() if role is not None}
+    parts |= {"reference": held.reference} if held.reference is not None else {}
     sources = {"reward": settings.reward, "gold": settings.gold}
     for name, source in sources.items():
         if name in roles and source is not None:
@@ -208,15 +208,30 @@ def _held(spec: RoleSpec, kind: str, roles: frozenset[str]) -> Held:
         held.critic, critic_memory = separate_critic(spec)
         held.memory += critic_memory
     if "reference" in roles:
-        reference_model, held.reference = separate_reference(spec)
-        held.reference_hash = module_hash(reference_model)
-        held.memory.append(reference_memory(reference_model))
+        held.reference, memory, held.reference_hash = separate_reference(spec)
+        held.memory.append(memory)
     return held
 
 
 def _judge_set(spec: RoleSpec, kind: str) -> RoleSet | None:
     role_set: RoleSet = plugins.find("roles", kind)(replace(spec, critic=None, imitation=None, ema=None))
     return role_set if role_set.shared_judge else None
+
+
+class LearningPart:
+    """Policy or critic; what it gives of its weights is whole, also where this process holds a part of them."""
+
+    def __init__(self, role: Any) -> None:
+        self._role = role
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._role, verb)
+
+    def state(self) -> Any:
+        return gathered_state(self._role.state())
+
+    def weights(self) -> Any:
+        return gathered_state(self._role.weights())
 
 
 class RewardPart:
@@ -261,8 +276,9 @@ class GeneratorPart:
 
     def load_own(self, version: int) -> None:
         """The weights of the policy, which lives here too."""
+        assert self._held.model is not None
         assert self._held.policy is not None
-        self.first.load_weights(self._held.policy.weights(), version)
+        publish_weights(self.first, model=self._held.model, policy=self._held.policy, version=version)
 
     @torch.no_grad()
     def load_sent(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -338,7 +354,7 @@ class StagePart:
         return About(
             memory=held.memory,
             remarks=held.role_set.notes if held.role_set else (),
-            precision=str(held.model.dtype).removeprefix("torch.") if is_policy_here and held.model else None,
+            precision=str(compute_dtype(held.model)).removeprefix("torch.") if is_policy_here and held.model else None,
             reference_hash=held.reference_hash,
             counters={
                 name: [counter.source for counter in part.reward.failure_counters] for name, part in rewards.items()
