@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
 
-.PHONY: help setup demo test test-all test-browser test-postgres vllm test-vllm check mutants bench wheel clean
+.PHONY: help setup demo test test-all test-browser test-postgres vllm test-vllm test-ray check mutants bench wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -32,10 +32,10 @@ check: $(READY) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 
 test: check ## checks and all tests but the slow ones
-	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu and not vllm and not postgres"
+	$(BIN)/pytest -n 2 -m "not slow and not browser and not gpu and not vllm and not postgres and not ray"
 
 test-all: check ## everything but the pages: the slow tests too, and the trials (kills, attacks, injections, faults)
-	$(BIN)/pytest -n 2 -m "not browser and not gpu and not vllm and not postgres"
+	$(BIN)/pytest -n 2 -m "not browser and not gpu and not vllm and not postgres and not ray"
 	$(BIN)/python benchmarks/trials.py
 
 test-browser: $(READY) ## the pages in a real browser (Debian: apt-get install chromium)
@@ -55,6 +55,10 @@ vllm: $(VLLM)/.ready ## an environment with vLLM for the CPU (.venv-vllm, 3.5 GB
 
 test-vllm: $(READY) $(VLLM)/.ready ## the generator vllm with vLLM itself, on the CPU
 	$(BIN)/pytest -m vllm
+
+test-ray: $(READY) ## roles in groups of processes, with Ray itself, on the CPU
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/pytest -m ray
 
 mutants: $(READY) ## mutation testing of algorithms/, and of 300 mutants of trainers/ and stages/ (hours); prints the scores
 	rm -rf mutants

@@ -7,7 +7,7 @@
 - malformed: recipes, data files, constitutions, run folders, disks and rewards that are wrong; each must be answered
   with words.
 - processes: runs of several processes of which one raises, hangs, is stopped or killed; and kills of one or all of them
-  at random moments, resumed on one, two or three.
+  at random moments, resumed on one, two or three; and groups of roles that lose a process.
 - attacks: programs that try to leave the sandbox or to harm the machine.
 - pages: texts of models that would run as code in a careless page, on a board and where people label; requests that
   another site or an outsider would send.
@@ -47,9 +47,10 @@ Trial = tuple[str, str | None]
 
 
 def load(path: Path) -> ModuleType:
-    """A module of the tests, which are no package."""
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    """A module of the tests, which are no package; one may import another by its place below the repository."""
+    for folder in (Path(__file__).parents[1], path.parent):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(f"trials_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -175,7 +176,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
         "commands/preflight_cases.py",
         "feedback/malformed_constitutions.py",
     ),
-    "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py"),
+    "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py", "groups/lost_groups.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
     "pages": lambda _: cases("board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py"),
     "launch": lambda _: cases("launch/launch_attacks.py"),

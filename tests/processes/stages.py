@@ -27,6 +27,8 @@ from kedge.models.settings import LoraSettings, MeanOfMembers
 from kedge.recipe.together import SharedTracker
 from kedge.runs import Run, new_manifest
 from kedge.runs.folder import RunTracker
+from kedge.runs.manifest import MANIFEST_NAME
+from kedge.runtime.groups import Groups
 from kedge.runtime.processes import ProcessWorld
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import StopRequest
@@ -152,17 +154,23 @@ def _moved(reward: RewardModel) -> RewardModel:
 
 
 def run_stage(
-    world: World, home: Path, name: str, folder: Path, changes: Mapping[str, Any] | None = None
+    world: World,
+    home: Path,
+    name: str,
+    folder: Path,
+    changes: Mapping[str, Any] | None = None,
+    groups: Groups | None = None,
 ) -> dict[str, Any]:
-    """One stage in a folder of this process, and what it wrote: metrics, samples, weights and answers, untimed.
-    `changes` are of its settings."""
+    """One stage in a folder of this process, begun there or gone on with, and what it wrote: metrics, samples, weights
+    and answers, untimed. `changes` are of its settings."""
     settings, place = {**(STAGES | MORE)[name], **(changes or {})}, folder / f"process-{world.rank}"
     kind: Stage = plugins.find("stages", settings["kind"])
     parsed, run = kind.settings.model_validate(settings), kind.load_run()
     assert run is not None
     manifest = new_manifest(name="stage", kind=settings["kind"], seed=3, settings={})
     os.environ["KEDGE_CACHE"] = str(folder / f"cache-{world.rank}")
-    with Run.create(place, manifest=manifest) as stage_run:
+    is_begun = (place / MANIFEST_NAME).exists()
+    with Run.open(place, for_writing=True) if is_begun else Run.create(place, manifest=manifest) as stage_run:
         context = Context(
             name="stage",
             seed=3,
@@ -174,6 +182,7 @@ def run_stage(
             sources={field: [str(home / path) for path in paths] for field, paths in _sources(settings).items()},
             say=lambda _: None,
             world=world,
+            groups=groups,
         )
         run(context, parsed)
     return _facts(place)
@@ -219,4 +228,4 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _is_timed(name: str) -> bool:
-    return name in ("at", "tokens/per_second") or name.startswith("time/")
+    return name in ("at", "tokens/per_second") or name.startswith(("time/", "idle/"))

@@ -98,7 +98,7 @@ class Recipe:
         `interrupted`: `resume=True` goes on with it. A recipe that is not fit to run is refused, unless `check` is
         False. `say` is given a line now and then; None is quiet.
         """
-        from kedge.commands.run import alone, refuse_launch_from_script
+        from kedge.commands.run import alone, groups_of, refuse_launch_from_script
         from kedge.recipe.runner import run_in
 
         refuse_launch_from_script(self._recipe)
@@ -109,7 +109,7 @@ class Recipe:
             self._refuse_unfit(home)
         callback = _Callback(on_step)
         try:
-            with alone(self._recipe) as world:
+            with alone(self._recipe) as world, groups_of(self._recipe) as groups:
                 run_in(
                     home,
                     self._inputs.bound(self._recipe, home),
@@ -118,6 +118,7 @@ class Recipe:
                     on_step=callback if on_step else None,
                     write_inputs=partial(self._inputs.write, home),
                     world=world,
+                    groups=groups,
                 )
         except KeyboardInterrupt:
             if not callback.has_stopped:

@@ -15,6 +15,7 @@ from kedge.cli.screen import counter, out, writing
 
 if TYPE_CHECKING:
     from kedge.core.world import World
+    from kedge.runtime.groups import Groups
 
 
 def run(
@@ -50,11 +51,11 @@ def run(
             with counter("examples audited") as progress:
                 refuse_unfit(loaded, progress=progress, offline=offline, runs=runs)
 
-    def run_here(world: World, device: str | None, *, is_resumed: bool) -> None:
+    def run_here(world: World, device: str | None, *, is_resumed: bool, groups: Groups | None = None) -> None:
         from kedge.recipe.runner import run_recipe
 
         with writing(folder), live_view(console, folder, is_shown=world.rank == 0):
-            run_recipe(loaded, runs, is_resumed=is_resumed, say=say, world=world, device=device)
+            run_recipe(loaded, runs, is_resumed=is_resumed, say=say, world=world, device=device, groups=groups)
 
     resume = resume or (if_begun and has_begun(folder))
     sets = [part for override in overrides or () for part in ("--set", override)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kedge.commands.audit import audit_all, max_broken_of
 from kedge.commands.checks.data import DataFiles, check_data, check_prompts
+from kedge.commands.checks.groups import group_findings, group_lines
 from kedge.commands.checks.labels import label_judges, label_lines
 from kedge.commands.checks.machine import (
     device_findings,
@@ -184,10 +185,11 @@ def _check_pipeline(
         machine=(
             *device_findings(recipe.settings.device),
             *placement_findings(recipe),
+            *group_findings(recipe),
             *disk_findings(needed, runs),
         ),
         checked=(*merged(checked), *((disk,) if needed else ())),
-        placement=tuple(placement_lines(recipe, bases, members)),
+        placement=(*placement_lines(recipe, bases, members), *group_lines(recipe, bases, members)),
     )
 
 

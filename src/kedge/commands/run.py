@@ -6,11 +6,12 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from kedge.commands.checks.groups import layout_of, refuse_groups
 from kedge.commands.checks.machine import gpus_of, num_sampling
 from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError
 from kedge.core.world import ALONE, World, once
@@ -19,14 +20,17 @@ from kedge.recipe.schema import Recipe
 from kedge.runs.folder import Run, status_of
 from kedge.runs.manifest import MANIFEST_NAME
 
+if TYPE_CHECKING:
+    from kedge.runtime.groups import Groups
+
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """Set by torchrun, and by our own launcher: how many times the processes were started before."""
 
 
 class RunRecipe(Protocol):
-    """Runs the recipe in this process, one of `world`, on `device` (None: the recipe's)."""
+    """Runs the recipe in this process, one of `world`, on `device` (None: the recipe's), with RL roles in `groups`."""
 
-    def __call__(self, world: World, device: str | None, *, is_resumed: bool) -> Any: ...
+    def __call__(self, world: World, device: str | None, *, is_resumed: bool, groups: Groups | None = None) -> Any: ...
 
 
 def run_placed(
@@ -45,7 +49,15 @@ def run_placed(
     """
     from kedge.runtime.processes import place_of  # torch: late, for a recipe that cannot be read
 
-    if (place := place_of(os.environ)) is not None:
+    place = place_of(os.environ)
+    if recipe.settings.placement.groups is not None:
+        if place is not None:
+            raise ConfigError(
+                f"placement.groups: one process drives the groups, and {place.size} were started; start `kedge run` "
+                "once, without torchrun or srun (under Slurm: ray symmetric-run)"
+            )
+        return _run_driving(recipe, is_resumed=is_resumed, check=check, run=run)
+    if place is not None:
         return _run_joined(recipe, folder, place, is_resumed=is_resumed, check=check, run=run)
     count = _count(recipe)
     if not is_resumed:
@@ -55,6 +67,31 @@ def run_placed(
     with alone(recipe) as world:
         run(world, None, is_resumed=is_resumed)
     return 0
+
+
+def _run_driving(recipe: Recipe, *, is_resumed: bool, check: Callable[[], None], run: RunRecipe) -> int:
+    with groups_of(recipe) as groups:
+        if not is_resumed:
+            check()
+        run(ALONE, None, is_resumed=is_resumed, groups=groups)
+    return 0
+
+
+@contextmanager
+def groups_of(recipe: Recipe) -> Generator[Groups | None]:
+    """The groups of a recipe, which are started when a stage needs them and end with this; None where it has none."""
+    placement = recipe.settings.placement
+    if placement.groups is None:
+        yield None
+        return
+    from kedge.runtime.ray_groups import ray_groups
+
+    refuse_groups(recipe)
+    layout = layout_of(recipe)
+    with ray_groups(
+        layout, device=recipe.settings.device, timeout_s=placement.timeout, restarts=placement.restarts
+    ) as groups:
+        yield groups
 
 
 def alone(recipe: Recipe) -> AbstractContextManager[World]:

@@ -97,3 +97,14 @@ class ProcessLost(KedgeError, ConnectionError):
     """Another process of the run is gone; this one ends because it cannot go on without."""
 
     exit_code = 76
+
+
+class GroupLost(KedgeError, ConnectionError):
+    """A process of a group that holds roles is gone; the group is started again from the last checkpoint."""
+
+    def __init__(self, group: str, rank: int, words: str, host: str = "") -> None:
+        super().__init__(f"process {rank} of group {group} was lost ({words})")
+        self.group, self.rank, self.words, self.host = group, rank, words, host
+
+    def __reduce__(self) -> tuple[type[GroupLost], tuple[str, int, str, str]]:
+        return type(self), (self.group, self.rank, self.words, self.host)

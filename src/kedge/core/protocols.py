@@ -6,7 +6,7 @@ Shape letters: B sequences, T token positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -66,7 +66,11 @@ class CriticRole(Protocol):
     def update(self, targets: ValueTargets, loss: ValueLoss, *, per: Per) -> Metrics: ...
 
 
-class Runtime(Protocol):
-    """Where roles live. Independent questions are asked together."""
+Phase = Literal["judge", "update"]
+"""What calls are gathered for: to judge rollouts, or to learn from them."""
 
-    def gather(self, *calls: Callable[[], Any]) -> list[Any]: ...
+
+class Runtime(Protocol):
+    """Where roles live. Independent calls are made together; where one fails, those behind it may not be made."""
+
+    def gather(self, *calls: Callable[[], Any], phase: Phase = "judge") -> list[Any]: ...

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import kedge
 from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError, Waiting
@@ -43,6 +43,9 @@ from kedge.runs.manifest import MANIFEST_NAME, ROUNDS, Artefact, Status, environ
 from kedge.stages.shared.context import Context, Say
 from kedge.stages.shared.interrupt import StopRequest, terminable
 
+if TYPE_CHECKING:
+    from kedge.runtime.groups import Groups
+
 _FIRST_LAYOUT: Final = (0, 2)
 """The first version whose checkpoints this one reads."""
 
@@ -69,12 +72,14 @@ def run_pipeline(
     write_inputs: Callable[[], None] = lambda: None,
     world: World = ALONE,
     device: str | None = None,
+    groups: Groups | None = None,
 ) -> Path:
     """Run every stage that is not done yet, in `folder`, and return it. `write_inputs` puts files into it that the
     stages read, before the first one begins.
 
     Where `on_step` or Ctrl-C asks to stop, it ends with KeyboardInterrupt, saved, and can be resumed. All processes of
-    `world` call it alike; process 0 writes and speaks. `device` is that of this process, else the recipe's.
+    `world` call it alike; process 0 writes and speaks. `device` is that of this process, else the recipe's. Where there
+    are `groups`, they hold the roles of RL stages; all else is done here.
     """
     plan = connect(recipe)
     _refuse_what_cannot_run(recipe)
@@ -86,6 +91,7 @@ def run_pipeline(
         on_step=on_step,
         world=world,
         device=device or recipe.settings.device,
+        groups=groups,
     )
     open_run = partial(open_pipeline, recipe, folder, is_resumed=is_resumed, say=around.say)
     with terminable(), Run.shared(world, open_run) as pipeline:
@@ -110,6 +116,7 @@ class _Around:
     on_step: OnStep | None
     world: World
     device: str
+    groups: Groups | None
 
 
 @contextmanager
@@ -217,9 +224,9 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
             sources=once(world, lambda: files_to_read(links, sources, home, seed=seed)),
             say=around.say,
             stop=around.stop,
-            world=world
-            if hasattr(recipe.stages[name], "micro_batch")
-            else replicated(world),  # only what learns is cut
+            # Only what learns is cut.
+            world=world if hasattr(recipe.stages[name], "micro_batch") else replicated(world),
+            groups=around.groups,
         )
         with world.explaining(), report_peak_memory(tracker, context.device), few_host_threads(context.device):
             made = run_stage(context, recipe.stages[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,7 +9,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import quoted
 from kedge.core.settings import Section
+from kedge.core.suggest import did_you_mean
 
+ROLES: Final = ("policy", "reference", "critic", "reward", "gold", "generator")
+"""What a group may hold: `gold` is the second judge of a stage, `generator` who samples."""
+LEARNER: Final = "learner"
+"""The group of all roles that no group names."""
 MOST: Final = 1024
 MOST_ON_CPU: Final = 64
 """Processes without a GPU share the cores of the machine; a larger number is a slip of the keyboard."""
@@ -21,6 +25,26 @@ def _auto_or_count(processes: Any) -> Any:
     if processes != "auto" and not is_count:
         raise ValueError(f"must be auto or a whole number from 1 to {MOST:,}, found {quoted(processes)}")
     return processes
+
+
+def _known_role(role: Any) -> Any:
+    if role not in ROLES:
+        raise ValueError(f"no role {quoted(role)}{did_you_mean(str(role), ROLES)}; the roles are {', '.join(ROLES)}")
+    return role
+
+
+class RoleGroup(Section):
+    """Processes that hold some roles together, and no others."""
+
+    roles: tuple[Annotated[str, BeforeValidator(_known_role)], ...] = ()
+    """What lives here: policy, reference, critic, reward, gold, generator."""
+    gpus: int = Field(default=1, ge=1, le=MOST)
+    """Processes of the group, each on a GPU of its own; with `device: cpu`, so many processes."""
+    weights: Literal["replicate", "shard"] = "replicate"
+    """As `placement.weights`, for the roles of this group."""
+
+
+GroupName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=40)]
 
 
 class PlacementSettings(Section):
@@ -38,12 +62,49 @@ class PlacementSettings(Section):
     restarts: int = Field(default=3, ge=0, le=1000)
     """How many times a process that was killed leads back to the last checkpoint by itself."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_groups(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "groups" in given:
-            raise ValueError("`groups` (roles on GPUs of their own) are not there yet: all processes hold all roles")
-        return given
+    groups: dict[GroupName, RoleGroup] | None = Field(default=None, min_length=1)
+    """Groups of processes, each with GPUs of its own, that hold the roles of RL stages, through Ray
+    (`kedge[ray]`). A role that none of them names lives in `learner`."""
+
+    @model_validator(mode="after")
+    def _groups_hold_every_role_once(self) -> PlacementSettings:
+        if self.groups is None:
+            return self
+        if self.processes != 1:
+            raise ValueError(
+                f"`processes` is {self.processes} and there are `groups`: the processes of a run are either alike or "
+                "in groups; leave one out"
+            )
+        if self.weights != "replicate":
+            raise ValueError(f"weights is {self.weights} and there are `groups`: say it of each group")
+        homes: dict[str, str] = {}
+        for name, group in self.groups.items():
+            for role in group.roles:
+                if role in homes:
+                    raise ValueError(f"groups: the role {role} is in {homes[role]} and in {name}; leave one out")
+                homes[role] = name
+        homeless = [role for role in ROLES if role not in homes]
+        if homeless and LEARNER not in self.groups:
+            meant = did_you_mean(LEARNER, self.groups)
+            raise ValueError(
+                f"groups: {', '.join(homeless)} live in `{LEARNER}`, which is not among them{meant}; add "
+                f"{LEARNER}: {{roles: [policy], gpus: 1}}"
+            )
+        return self
+
+
+def roles_of(placement: PlacementSettings) -> dict[str, frozenset[str]]:
+    """The roles of each group; what none of them names is the learner's.
+
+    >>> groups = {"learner": {"gpus": 4}, "critic": {"roles": ["critic"]}}
+    >>> placement = PlacementSettings.model_validate({"groups": groups})
+    >>> sorted(roles_of(placement)["learner"])
+    ['generator', 'gold', 'policy', 'reference', 'reward']
+    """
+    groups = placement.groups or {}
+    named = {role for group in groups.values() for role in group.roles}
+    rest = frozenset(ROLES) - named
+    return {name: frozenset(group.roles) | (rest if name == LEARNER else frozenset()) for name, group in groups.items()}
 
 
 def num_processes(placement: PlacementSettings, *, num_gpus: int | None, num_sampling: int = 0) -> int:

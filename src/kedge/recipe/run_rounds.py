@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kedge.core.errors import ConfigError, ContractStop
 from kedge.core.files import hash_file, write_json
@@ -33,6 +33,9 @@ from kedge.runs.manifest import MANIFEST_NAME, Artefact, read_manifest
 from kedge.stages.shared.context import Say
 from kedge.stages.shared.interrupt import terminable
 
+if TYPE_CHECKING:
+    from kedge.runtime.groups import Groups
+
 FIGURES: Final = "figures.json"
 DRIFT_FILE, BEST_FILE = "drift.json", "best.json"
 _AGREEMENT, _EVALUATION = "agreement.json", "evaluation.json"
@@ -48,6 +51,7 @@ def run_rounds(
     write_inputs: Callable[[], None] = lambda: None,
     world: World = ALONE,
     device: str | None = None,
+    groups: Groups | None = None,
 ) -> Path:
     """Run every round that is not over yet, in `folder`; the arguments are those of `run_pipeline`."""
     rounds = rounds_of(recipe)
@@ -62,7 +66,7 @@ def run_rounds(
     ):
         once(world, write_inputs)
         for number in range(1, rounds.settings.count + 1):
-            _run_round(rounds, number, folder, say=speak, on_step=on_step, world=world, device=device)
+            _run_round(rounds, number, folder, say=speak, on_step=on_step, world=world, device=device, groups=groups)
             judged = once(world, partial(_judge, rounds, number, folder))
             outputs[:] = judged.outputs
             for line in judged.lines:

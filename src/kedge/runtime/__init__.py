@@ -1,1 +1,1 @@
-"""Runtimes decide where roles are placed and how calls to them are run. There is one: this process."""
+"""Runtimes decide where roles are placed and how calls to them are run: this process, several alike, or groups."""

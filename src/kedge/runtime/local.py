@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from kedge.core.optimiser import Per
-from kedge.core.protocols import CriticRole, Metrics, PolicyLoss, PolicyRole, ReferenceRole, RewardSource, ValueLoss
+from kedge.core.protocols import (
+    CriticRole,
+    Metrics,
+    Phase,
+    PolicyLoss,
+    PolicyRole,
+    ReferenceRole,
+    RewardSource,
+    ValueLoss,
+)
 from kedge.core.records import Experience, Rollouts, ValueTargets
 
 
@@ -25,7 +34,9 @@ class LocalRuntime:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def gather(self, *calls: Callable[[], Any]) -> list[Any]:
+    def gather(self, *calls: Callable[[], Any], phase: Phase = "judge") -> list[Any]:
+        if phase != "judge":
+            return [call() for call in calls]
         with self._clock.lap("judge"):
             return [call() for call in calls]
 

@@ -78,14 +78,13 @@ def iteration(
     # 3. learn
     steps = list[Metrics]()
     for rows in minibatches(num_rows(experience), cfg, seed=seed):
-        critic = roles.critic.update(take(targets, rows), partial(critic_loss, cfg=cfg), per=cfg.value.per)
-        steps.append(prefixed("value", critic))
-        if number < cfg.critic_warmup:
-            continue
-        loss = partial(actor_loss, cfg=cfg, coef=coef)
-        policy = roles.policy.update(take(experience, rows), loss, per=cfg.policy.per)
-        steps.append(prefixed("policy", policy))
-        if cfg.policy.stop_at_kl is not None and policy["approx_kl"] > cfg.policy.stop_at_kl:
+        learning = [partial(roles.critic.update, take(targets, rows), partial(critic_loss, cfg=cfg), per=cfg.value.per)]
+        if number >= cfg.critic_warmup:
+            loss = partial(actor_loss, cfg=cfg, coef=coef)
+            learning.append(partial(roles.policy.update, take(experience, rows), loss, per=cfg.policy.per))
+        critic, *policy = runtime.gather(*learning, phase="update")
+        steps += [prefixed("value", critic), *(prefixed("policy", learnt) for learnt in policy)]
+        if policy and cfg.policy.stop_at_kl is not None and policy[0]["approx_kl"] > cfg.policy.stop_at_kl:
             break
 
     is_recomputed = cfg.policy.old_logprobs == "recomputed"

@@ -18,7 +18,7 @@ from kedge.models.training.train_step import TrainStep
 from kedge.rewards.rollouts import FromText
 from kedge.runs.folder import Run, status_of
 from kedge.runs.state import load_state
-from kedge.stages.rl import run as rl_run
+from kedge.stages.rl import host as rl_host
 
 RunPPO = Callable[..., Path]
 Recipe = Callable[..., Path]
@@ -174,7 +174,7 @@ def test_a_number_of_a_role_that_is_not_finite_is_named(
 def test_a_broken_weight_of_the_reference_is_named_and_stops_the_run(
     run_ppo: RunPPO, records: Records, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rl_run, "build_roles", poison_after(rl_run.build_roles, reference_weight))
+    monkeypatch.setattr(rl_host, "build_roles", poison_after(rl_host.build_roles, reference_weight))
     with pytest.raises(NumericsError, match="5 iterations in a row were dropped; the last one: reference log-prob"):
         run_ppo(tmp_path, iterations=9)
     stage = tmp_path / "runs/short/ppo"
@@ -209,7 +209,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_no_weight(
     tmp_path: Path,
 ) -> None:
     """The critic learns first in every minibatch: its step before the policy's bad one stays."""
-    build_roles = rl_run.build_roles
+    build_roles = rl_host.build_roles
 
     def build_hooked(*arguments: Any) -> RoleSet:
         held = build_roles(*arguments)
@@ -218,7 +218,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_no_weight(
         weight.register_hook(lambda gradient: gradient * torch.nan if train_step.step == 3 else gradient)
         return held
 
-    monkeypatch.setattr(rl_run, "build_roles", build_hooked)
+    monkeypatch.setattr(rl_host, "build_roles", build_hooked)
     stage = run_ppo(tmp_path, iterations=3)
     ((step, message),) = refused(stage, records)
     assert step == 2

@@ -97,6 +97,8 @@ def placement_lines(
     `facts` and `reward_members` are by stage.
     """
     num_gpus, processes = gpus_of(recipe.settings.device), recipe.settings.placement.processes
+    if recipe.settings.placement.groups is not None:
+        return
     if processes == "auto":
         processes = _num_processes(recipe, num_gpus)
     is_sharded = recipe.settings.placement.weights == "shard"
@@ -112,7 +114,7 @@ def placement_lines(
             continue
         parts = list(_work(values, processes))
         if name in facts:
-            roles = _role_rows(values, facts[name], reward_members.get(name, 0))
+            roles = role_rows(values, facts[name], reward_members.get(name, 0))
             held = sum(role.own_bytes + role.learning_bytes for role in roles)
             names = ", ".join(role.role for role in roles) or "all roles"
             added = readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)
@@ -210,7 +212,7 @@ def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> 
 
     The run itself prints what its tensors really take. `reward_members` are those of a reward model that a stage makes.
     """
-    rows = _role_rows(settings, facts, reward_members) if hasattr(settings, "roles") else []
+    rows = role_rows(settings, facts, reward_members) if hasattr(settings, "roles") else []
     if not rows:
         return []
     from kedge.models.roles.memory import table
@@ -218,7 +220,7 @@ def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> 
     return ["memory of the roles, about:", *(f"  {line}" for line in table(rows))]
 
 
-def _role_rows(values: Any, facts: ModelFacts, reward_members: int) -> list[RoleMemory]:
+def role_rows(values: Any, facts: ModelFacts, reward_members: int) -> list[RoleMemory]:
     """The roles of a stage, or its one model that learns; none where they share what their weights do not tell, as they
     do under `trunk`."""
     roles = getattr(values, "roles", None)
@@ -266,6 +268,12 @@ def _stage_bytes(settings: Section, facts: ModelFacts) -> int:
         at_once += values.iterations // checkpoints.keep_every
     models = getattr(values, "members", 1) * facts.parameters * _WEIGHT_BYTES
     return at_once * learning * (_WEIGHT_BYTES + _ADAM_BYTES) + models
+
+
+def learning_weight_bytes(values: Any, facts: ModelFacts) -> int:
+    """Of the policy alone."""
+    learners = 2 if hasattr(values, "critic") else 1
+    return _learning_weights(values, facts) // learners * _WEIGHT_BYTES
 
 
 def _learning_weights(values: Any, facts: ModelFacts) -> int:

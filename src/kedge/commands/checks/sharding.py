@@ -18,10 +18,10 @@ def shard_findings(recipe: Recipe, processes: int) -> Iterator[Finding]:
     for name, settings in recipe.stages.items():
         values: Any = settings
         if hasattr(values, "micro_batch"):
-            yield from _stage_findings(f"stages.{name}", values, processes)
+            yield from stage_findings(f"stages.{name}", values, processes)
 
 
-def _stage_findings(where: str, values: Any, processes: int) -> Iterator[Finding]:
+def stage_findings(where: str, values: Any, processes: int) -> Iterator[Finding]:
     roles = getattr(values, "roles", None)
     if roles == "trunk":
         yield _refused(

@@ -189,6 +189,15 @@ def _step(model: Any, part: str | int) -> list[Any]:
     return []
 
 
+def _is_mapping(model: Any, part: str | int) -> bool:
+    """Whether the field `part` holds names that people give, with a section behind each."""
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return False
+    annotations = [info.annotation for name, info in model.model_fields.items() if part in (name, info.alias)]
+    options = [option for annotation in annotations for option in (annotation, *get_args(annotation))]
+    return any(get_origin(option) is dict for option in options)
+
+
 def unwrapped(annotation: Any) -> list[Any]:
     """The types that an annotation names, out of unions, lists and mappings."""
     origin = get_origin(annotation)
@@ -203,8 +212,14 @@ def _written(details: ErrorDetails, section: type[BaseModel]) -> KeyPath:
     """Drop from pydantic's location what nobody wrote: class names, union tags, plugin names, validator names."""
     location, path = details["loc"], list[str | int]()
     current: list[Any] = [section]
+    is_name = False
     for index, part in enumerate(location):
         following = [inner for model in current for inner in _step(model, part)]
+        if is_name:  # the key of a mapping, behind which its values are described
+            path.append(part)
+            is_name = False
+            continue
+        is_name = any(_is_mapping(model, part) for model in current)
         is_plugin = any(isinstance(model, PluginSection) for model in current)
         is_key = bool(following) or isinstance(part, int) or any(part in _names(model) for model in current)
         is_branch = part == "str" or str(part).startswith(("tagged-union[", "list["))

@@ -242,6 +242,13 @@ class SharedJudge:
     combine: Combine
 
 
+def published(model: PreTrainedModel, policy: Policy) -> Mapping[str, Tensor]:
+    """The policy's weights for a generator. Where they are sharded there are none to hand over: the whole copy that it
+    samples from is filled with them."""
+    whole_copy(model)
+    return {} if is_sharded(model) else policy.weights()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSet:
     """The roles of a run."""
@@ -262,12 +269,6 @@ class RoleSet:
     forget: Callable[[], None] = field(default=lambda: None)
     """To be called after each batch of rollouts: frees what was cached for it."""
 
-    def published(self) -> Mapping[str, Tensor]:
-        """The policy's weights for a generator. Where they are sharded there are none to hand over: the whole copy that
-        it samples from is filled with them."""
-        whole_copy(self.model)
-        return {} if is_sharded(self.model) else self.policy.weights()
-
     def state(self) -> dict[str, Any]:
         return {
             "policy": self.policy.state(),
@@ -276,10 +277,15 @@ class RoleSet:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        if state["reference"] != self.reference_hash:
-            raise CheckpointError(
-                f"the reference of this run had the content hash {state['reference']}, and the weights it would go on "
-                f"with have {self.reference_hash}; put the model back that the run was started from"
-            )
+        refuse_other_reference(state["reference"], self.reference_hash)
         self.policy.load(state["policy"])
         self.critic.load(state["critic"])
+
+
+def refuse_other_reference(before: str, now: str) -> None:
+    """An error where the reference's weights do not have the hash that they had when the run was saved."""
+    if before != now:
+        raise CheckpointError(
+            f"the reference of this run had the content hash {before}, and the weights it would go on with have {now}; "
+            "put the model back that the run was started from"
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from transformers import PreTrainedModel
+
 from kedge.models.forward.backbones import FullBackbone
 from kedge.models.forward.heads import output_head
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
-from kedge.models.roles.actor_critic import Critic, NoCritic, RoleSet
+from kedge.models.roles.actor_critic import Critic, NoCritic, Policy, Reference, RoleSet
 from kedge.models.roles.build import (
     RoleSpec,
     critic_head,
@@ -24,38 +26,49 @@ from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 
 
 def separate(spec: RoleSpec) -> RoleSet:
-    model = load_causal(spec.base, dtype="float32", device=spec.device)
-    prepare(spec, model, learns=True, recomputes=True)
-    masters = narrowed(spec, model)
-    policy = make_policy(spec, FullBackbone(model), output_head(model), masters)
-    reference_model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
-    prepare(spec, reference_model, learns=False)
-    reference_hash = module_hash(reference_model)
-    shard(spec, reference_model)
-    critic, critic_memory = _critic(spec, width_of(model))
+    model, policy = separate_policy(spec)
+    reference, reference_memory, reference_hash = separate_reference(spec)
+    critic, critic_memory = separate_critic(spec)
     return RoleSet(
         model=model,
         policy=policy,
         critic=critic,
-        reference=make_reference(spec, FullBackbone(reference_model), output_head(reference_model)),
+        reference=reference,
         shared_judge=None,
-        memory=[
-            of_role("actor", own=parameters_of(model), train_step=policy.train_step),
-            *critic_memory,
-            of_role("reference", own=parameters_of(reference_model)),
-        ],
+        memory=[policy_memory(model, policy), *critic_memory, reference_memory],
         notes=[],
         reference_hash=reference_hash,
     )
 
 
-def _critic(spec: RoleSpec, width: int) -> tuple[Critic | NoCritic, list[RoleMemory]]:
+def separate_policy(spec: RoleSpec) -> tuple[PreTrainedModel, Policy]:
+    model = load_causal(spec.base, dtype="float32", device=spec.device)
+    prepare(spec, model, learns=True, recomputes=True)
+    masters = narrowed(spec, model)
+    return model, make_policy(spec, FullBackbone(model), output_head(model), masters)
+
+
+def policy_memory(model: PreTrainedModel, policy: Policy) -> RoleMemory:
+    return of_role("actor", own=parameters_of(model), train_step=policy.train_step)
+
+
+def separate_reference(spec: RoleSpec) -> tuple[Reference, RoleMemory, str]:
+    """The reference, its row of the memory table, and the hash of its weights."""
+    model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
+    prepare(spec, model, learns=False)
+    reference_hash = module_hash(model)
+    shard(spec, model)
+    reference = make_reference(spec, FullBackbone(model), output_head(model))
+    return reference, of_role("reference", own=parameters_of(model)), reference_hash
+
+
+def separate_critic(spec: RoleSpec) -> tuple[Critic | NoCritic, list[RoleMemory]]:
     """A model of its own, from the reward model where there is one; with its row of the memory table."""
     if spec.critic is None:
         return NoCritic(), []
     member = first_member(spec) if spec.reward and spec.critic_from_reward else None
     value_model = plain(member) if member else load_causal(spec.base, dtype="float32", device=spec.device)
-    head = critic_head(spec, member, width)
+    head = critic_head(spec, member, width_of(value_model))
     prepare(spec, value_model, learns=False, recomputes=True)
     value_model.get_decoder().requires_grad_(True)
     masters = narrowed(spec, value_model)

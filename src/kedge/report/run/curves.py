@@ -1,6 +1,6 @@
 """Which curves a stage shows, in which order and with which words. A metric without words here is shown by its name.
 
-Left out: `time/*`, `gpu/*`, rates and learning rates, which are costs and settings rather than curves to read.
+Left out: `time/*`, `gpu/*`, `idle/*`, rates and learning rates: costs and settings rather than curves to read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kedge.report.run.run_records import Record, StageRecord
 _MOST_MARKS = 120
 """More would cover a chart; the list of events has them all."""
 _SEVERITY: tuple[Level, ...] = ("fatal", "warning", "info", "ok")
-_SETTINGS_AND_COSTS = ("time/", "gpu/", "tokens/", "policy/lr", "value/lr", "train/lr")
+_SETTINGS_AND_COSTS = ("time/", "gpu/", "idle/", "tokens/", "policy/lr", "value/lr", "train/lr")
 _LOOKS = ("exam/", "judge/")
 """Shown by `looks`."""
 

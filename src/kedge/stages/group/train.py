@@ -8,9 +8,10 @@ from pathlib import Path
 from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
 from kedge.rollout.settings import lag_of
-from kedge.runtime.local import LocalRuntime, TimedPolicy, TimedReference, TimedReward
+from kedge.runtime.local import TimedPolicy, TimedReference, TimedReward
 from kedge.stages.group.dynamic_sampling import GroupSampler
 from kedge.stages.group.settings import GroupSettings
+from kedge.stages.rl.remote.restarts import with_restarts
 from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
 from kedge.trainers.correction import AllDropped
@@ -20,11 +21,15 @@ from kedge.trainers.shared import KLExceeded
 
 def train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
     """Train, and save the policy; a resumed run goes on where it was."""
+    return with_restarts(context, lambda: _train(context, settings))
+
+
+def _train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
     with open_rl_run(context, settings) as run:
         roles = GroupRoles(
             policy=TimedPolicy(run.roles.policy, run.clock), reference=TimedReference(run.roles.reference, run.clock)
         )
-        cfg, runtime, seed = settings.config(), LocalRuntime(run.clock), seed_for(context.seed, "minibatches")
+        cfg, runtime, seed = settings.config(), run.roles.runtime(run.clock), seed_for(context.seed, "minibatches")
         greedy = settings.sampling.model_copy(update={"top_k": 1})
         sampler = GroupSampler(
             run.prompts,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from kedge.core.errors import NumericsError
 from kedge.core.seeds import seed_for
-from kedge.runtime.local import LocalRuntime, TimedCritic, TimedPolicy, TimedReference, TimedReward
+from kedge.runtime.local import TimedCritic, TimedPolicy, TimedReference, TimedReward
 from kedge.stages.ppo.settings import PPOSettings
+from kedge.stages.rl.remote.restarts import with_restarts
 from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.run import open_rl_run
 from kedge.stages.shared.context import Context
@@ -19,6 +20,10 @@ from kedge.trainers.shared import KLExceeded
 
 def train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
     """Train, and save the policy; a resumed run goes on where it was."""
+    return with_restarts(context, lambda: _train(context, settings))
+
+
+def _train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
     critic = CriticSpec(
         optimiser=settings.critic, from_reward=settings.memory.critic_from_reward, warmup=settings.critic_warmup
     )
@@ -29,7 +34,7 @@ def train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
             reference=TimedReference(run.roles.reference, run.clock),
             reward=TimedReward(run.reward, run.clock),
         )
-        cfg, runtime, seed = settings.config(), LocalRuntime(run.clock), seed_for(context.seed, "minibatches")
+        cfg, runtime, seed = settings.config(), run.roles.runtime(run.clock), seed_for(context.seed, "minibatches")
         for number, rollouts in run.rollouts():  # a broken KL budget may lead back to an earlier number
             try:
                 evaluated, metrics = iteration(

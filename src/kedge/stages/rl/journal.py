@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.runtime.local import Clock, TimedReward
 from kedge.stages.rl.looks import Looks
 from kedge.stages.rl.prompts import PromptDataset
-from kedge.stages.rl.reward import ModelOnTokens, decoded, report_unscored
+from kedge.stages.rl.reward import TrustedSource, decoded, report_unscored
 from kedge.stages.rl.settings import RLSettings, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.trainers.shared import EvaluatedRollouts, correlation, sampled_tokens
@@ -45,6 +45,8 @@ class IterationJournal:
     precision: str
     """The type that the policy computes in."""
     looks: Looks | None = None
+    idle: Callable[[float], Metrics] | None = None
+    """From the seconds of an iteration to what else is measured of where roles live."""
     iterations: int = field(init=False)
     """Of the whole run."""
     detectors: Watchdog = field(init=False)
@@ -135,7 +137,7 @@ class IterationJournal:
 
     def _reward_metrics(self, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> dict[str, float]:
         metrics = {} if gold_B is None else gold_metrics(evaluated.scores_B, gold_B)
-        if isinstance(self.reward.source, ModelOnTokens):
+        if isinstance(self.reward.source, TrustedSource):
             metrics |= self.reward.source.trust_metrics(evaluated.scores_B)
         return metrics
 
@@ -153,8 +155,10 @@ class IterationJournal:
         laps = self.clock.take()
         laps["update"] = laps["step"] - sum(laps.get(phase, 0.0) for phase in _PHASES)
         tokens = int(rollouts.attention_mask_BT.sum())
-        return {"tokens/per_second": tokens / (laps["step"] - laps.get("exam", 0.0))} | {
-            f"time/{name}": value for name, value in laps.items()
+        return {
+            "tokens/per_second": tokens / (laps["step"] - laps.get("exam", 0.0)),
+            **{f"time/{name}": value for name, value in laps.items()},
+            **(self.idle(laps["step"]) if self.idle else {}),
         }
 
     def _write_samples(self, step: int, evaluated: EvaluatedRollouts, gold_B: Tensor | None) -> None:

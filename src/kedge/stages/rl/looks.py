@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
 from kedge.core.errors import KedgeError
 from kedge.core.files import write_json
 from kedge.core.protocols import Metrics
-from kedge.core.records import repeated
+from kedge.core.records import Rollouts, repeated
 from kedge.core.seeds import seed_for
 from kedge.core.world import replicated
 from kedge.data.encoding.pieces import TextTokenizer
@@ -33,7 +33,7 @@ from kedge.evaluate.answers import ModelAnswer
 from kedge.evaluate.judged import Judged, judged_rates, preferences_by_prompt
 from kedge.evaluate.looks import fallen
 from kedge.exams.changes import exam_metrics
-from kedge.exams.exam import Exam
+from kedge.exams.exam import Exam, Question, Reply
 from kedge.exams.rows import ItemRow, read_rows, write_rows
 from kedge.exams.sitting import item_rows, sit
 from kedge.models.forward.heads import LanguageModel, language_model
@@ -59,8 +59,67 @@ ITEMS, JUDGED, ABOUT = "items.jsonl", "judged.jsonl", "exam.json"
 _POLICY = "policy"
 
 
+class LookedAt(Protocol):
+    """The policy as it is now, wherever its weights are."""
+
+    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+        """A reply to each question of an exam."""
+        ...
+
+    def write(self, prompts: Sequence[Messages], sampling: SamplingSettings, answers: int) -> Rollouts:
+        """So many answers to each prompt, by the same luck at every look."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpeaker:
+    """The policy in this process, one of `context.world`; `model` has all its weights."""
+
+    context: Context
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def ask(self, questions: Sequence[Question]) -> list[Reply]:
+        whole_copy(self.model)  # as it is now
+        return self._speaker.ask(questions)
+
+    def write(self, prompts: Sequence[Messages], sampling: SamplingSettings, answers: int) -> Rollouts:
+        rows = repeated(
+            [encode_prompt(self.tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=answers
+        )
+        seed = seed_for(self.context.seed, "exam")
+        model, world = whole_copy(self.model), self.context.world
+        return sample_answers(model, self.tokenizer, rows, sampling, seed=seed, world=world)
+
+    def _answered(self, prompts: Sequence[Messages], sampling: SamplingSettings, answers: int) -> Answered:
+        rollouts = self.write(prompts, sampling, answers)
+        return Answered(rollouts=rollouts, tokenizer=self.tokenizer, is_cached=False)
+
+    @cached_property
+    def _tokenise(self) -> TextTokenizer:
+        return TextTokenizer(self.tokenizer, for_many=True)
+
+    @cached_property
+    def _language_model(self) -> LanguageModel:
+        return language_model(whole_copy(self.model))
+
+    @cached_property
+    def _speaker(self) -> Speaker:
+        return Speaker(
+            name=_POLICY,
+            template="chat",
+            tokenizer=self.tokenizer,
+            prompt_tokenizer=self.tokenizer,
+            tokenise=lambda: self._tokenise,
+            window=window_of(self.model.config),
+            model=lambda: self._language_model,
+            write=self._answered,
+            world=replicated(self.context.world),
+        )
+
+
 def open_looks(
-    context: Context, settings: RLSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    context: Context, settings: RLSettings, speaker: LookedAt, tokenizer: PreTrainedTokenizerBase
 ) -> Looks | None:
     """The looks that a recipe asks for: exams are opened, and prompts read, before anything is trained."""
     if settings.eval is None:
@@ -75,7 +134,7 @@ def open_looks(
         judge=_judge(context, settings, tokenizer) if settings.eval.judge else None,
         sampling=settings.sampling,
         max_failed=settings.failures.max_share,
-        model=model,
+        speaker=speaker,
         tokenizer=tokenizer,
     )
 
@@ -107,7 +166,7 @@ def _judge(context: Context, settings: RLSettings, tokenizer: PreTrainedTokenize
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """`take` one at each of its steps. `model` is the policy with all its weights, as it is now."""
+    """`take` one at each of its steps."""
 
     context: Context
     settings: LookSettings
@@ -116,7 +175,7 @@ class Looks:
     judge: FixedPrompts | None
     sampling: SamplingSettings
     max_failed: float
-    model: PreTrainedModel
+    speaker: LookedAt
     tokenizer: PreTrainedTokenizerBase
 
     @property
@@ -139,7 +198,6 @@ class Looks:
         if step not in self.steps:
             return {}
         with _without_a_trace():
-            whole_copy(self.model)  # as it is now
             metrics: dict[str, float] = {}
             for what, look in (("exams", self._take_exams), ("judge", self._compare)):
                 try:
@@ -161,7 +219,7 @@ class Looks:
     def _take_exams(self, step: int) -> dict[str, float]:
         rows: list[ItemRow] = []
         for exam in self.exams:
-            sitting = sit(exam, self._speaker.ask, seed=self.context.seed)
+            sitting = sit(exam, self.speaker.ask, seed=self.context.seed)
             rows += item_rows(exam.name, _POLICY, sitting.scores, seed=self.context.seed)
         self.context.once(lambda: self._write_rows(step, rows))
         start = self.context.once(lambda: list(read_rows(self.folder_of(0) / ITEMS))) if step else []
@@ -193,38 +251,6 @@ class Looks:
         rows = self.context.run.read_metrics() if earlier else []
         return next((row for row in reversed(rows) if row["step"] == max(earlier, default=0)), {})
 
-    @cached_property
-    def _tokenise(self) -> TextTokenizer:
-        return TextTokenizer(self.tokenizer, for_many=True)
-
-    @cached_property
-    def _language_model(self) -> LanguageModel:
-        return language_model(whole_copy(self.model))
-
-    @cached_property
-    def _speaker(self) -> Speaker:
-        return Speaker(
-            name=_POLICY,
-            template="chat",
-            tokenizer=self.tokenizer,
-            prompt_tokenizer=self.tokenizer,
-            tokenise=lambda: self._tokenise,
-            window=window_of(self.model.config),
-            model=lambda: self._language_model,
-            write=self._write,
-            world=replicated(self.context.world),
-        )
-
-    def _write(self, prompts: Sequence[Messages], sampling: SamplingSettings, answers: int) -> Answered:
-        """Answers of the policy as it is, by the same luck at every look."""
-        rows = repeated(
-            [encode_prompt(self.tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=answers
-        )
-        seed = seed_for(self.context.seed, "exam")
-        model, world = whole_copy(self.model), self.context.world
-        rollouts = sample_answers(model, self.tokenizer, rows, sampling, seed=seed, world=world)
-        return Answered(rollouts=rollouts, tokenizer=self.tokenizer, is_cached=False)
-
     # The judge
 
     def _compare(self, step: int) -> dict[str, float]:
@@ -244,7 +270,8 @@ class Looks:
     def _answers(self) -> list[ModelAnswer]:
         assert self.judge is not None
         count = self.settings.answers
-        answered = self._write([prompt.prompt for prompt in self.judge.prompts], self.sampling, count)
+        rollouts = self.speaker.write([prompt.prompt for prompt in self.judge.prompts], self.sampling, count)
+        answered = Answered(rollouts=rollouts, tokenizer=self.tokenizer, is_cached=False)
         rows = zip(answered.tokens(), answered.texts(), answered.rollouts.finished_B.tolist(), strict=True)
         return [
             ModelAnswer(

@@ -29,6 +29,7 @@ from kedge.data.mixing import MIXTURE, group_values
 from kedge.data.reading import read
 from kedge.models.loading.describe import context_window
 from kedge.rewards.rollouts import PromptRecord
+from kedge.stages.rl.settings import RLSettings
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.token_cache import encoded_data
 
@@ -170,6 +171,33 @@ def read_prompts(
         answers=answers,
         seed=seed_for(seed, "prompts"),
         mixture=_mixture(fitted.prompts) if balance is None else balanced(fitted.prompts, balance, source),
+    )
+
+
+def run_prompts(
+    context: Context,
+    settings: RLSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    set_aside: Path | None = None,
+    report: Callable[[LongPrompts], None] = lambda long: None,
+) -> PromptDataset:
+    """The prompts of an RL stage, which fit before an answer."""
+    longest, limit_name = prompt_limit(
+        context.input("from"), settings.max_prompt_tokens, settings.sampling.max_new_tokens
+    )
+    return read_prompts(
+        context.input("prompts"),
+        tokenizer,
+        batch=settings.batch,
+        answers=settings.answers,
+        max_tokens=longest,
+        limit_name=limit_name,
+        seed=context.seed,
+        set_aside=set_aside,
+        too_long=settings.too_long,
+        balance=settings.balance,
+        report=report,
     )
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -140,6 +140,13 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
         raise ModelError("this tokenizer has no tokenizer.json, by which it could be compared with another")
     described: dict[str, Any] = json.loads(backend.to_str())
     return hash_json({name: value for name, value in described.items() if name not in ("padding", "truncation")})
+
+
+@runtime_checkable
+class TrustedSource(Protocol):
+    """A source that knows whether its scores can be trusted."""
+
+    def trust_metrics(self, scores_B: Tensor) -> dict[str, float]: ...
 
 
 class ModelOnTokens:

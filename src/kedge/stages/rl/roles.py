@@ -3,6 +3,7 @@ reward source that stands beside them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from kedge.core.seeds import item_at, seed_for
 from kedge.data.tokenizer import padding_id
 from kedge.models.roles.actor_critic import Imitation, RoleSet
 from kedge.models.roles.build import RoleSpec
-from kedge.models.roles.memory import table
+from kedge.models.roles.memory import RoleMemory, table
 from kedge.models.training.passes import Cut
 from kedge.rewards.failures import Reward
 from kedge.rewards.settings import MixSource, ModelSource, RewardSourceSettings
@@ -47,11 +48,23 @@ def build_roles(
     context: Context, settings: RLSettings, tokenizer: PreTrainedTokenizerBase, critic: CriticSpec | None
 ) -> RoleSet:
     """The roles, held as `settings.roles` says; says what memory each takes."""
+    spec = role_spec(context, settings, tokenizer, critic)
+    roles: RoleSet = plugins.find("roles", settings.roles)(spec)
+    if context.world.mesh is not None:
+        tell_sharding(context, on_gpu=roles.model.device.type == "cuda", compiled=spec.compile)
+    tell_roles(context, settings, roles.memory, roles.notes)
+    return roles
+
+
+def role_spec(
+    context: Context, settings: RLSettings, tokenizer: PreTrainedTokenizerBase, critic: CriticSpec | None
+) -> RoleSpec:
+    """What the roles of a stage are built from."""
     device = pick_device(context.device)
     source, field = first_reward_model(settings.reward, "reward")
     reward = find_judge(context.input(field)) if field else None
     steps, iterations = settings.epochs * settings.minibatches, num_iterations(settings)
-    spec = RoleSpec(
+    return RoleSpec(
         base=context.input("from"),
         reward=Path(reward) if reward and Path(reward).is_dir() else None,
         objective=source.objective if source else None,
@@ -74,14 +87,14 @@ def build_roles(
         imitation=_imitation(context, settings, settings.loss.imitate, tokenizer) if settings.loss.imitate else None,
         seed=context.seed,
     )
-    roles: RoleSet = plugins.find("roles", settings.roles)(spec)
-    if context.world.mesh is not None:
-        tell_sharding(context, on_gpu=roles.model.device.type == "cuda", compiled=spec.compile)
-    for line in table(roles.memory):
+
+
+def tell_roles(context: Context, settings: RLSettings, memory: Sequence[RoleMemory], notes: Iterable[str]) -> None:
+    """Say what memory the roles take, and what a user should know about them."""
+    for line in table(memory):
         context.say(f"  {line}")
-    for note in roles.notes:
+    for note in notes:
         context.event("info", f"{settings.kind}.roles", note)
-    return roles
 
 
 def first_reward_model(settings: RewardSourceSettings | str | None, field: str) -> tuple[ModelSource | None, str]:
@@ -120,20 +133,21 @@ def _imitation(
 def open_run_reward(
     context: Context,
     settings: RLSettings,
-    roles: RoleSet,
     prompts: PromptDataset,
     tokenizer: PreTrainedTokenizerBase,
     source: RewardSourceSettings | str,
     field: str,
+    *,
+    roles: RoleSet | None = None,
 ) -> Reward:
-    """The source behind `reward` or `gold` of an RL run; it may share weights with the policy."""
+    """The source behind `reward` or `gold` of an RL run; it may share weights with the policy of `roles`."""
     device = pick_device(context.device)
 
     def load(place: str) -> Judge:
         """A reward model that shares weights with the policy is not read a second time."""
         _, shared_field = first_reward_model(settings.reward, "reward")
-        shared = roles.shared_judge
-        if shared is None or place != context.input(shared_field):
+        shared = roles.shared_judge if roles else None
+        if roles is None or shared is None or place != context.input(shared_field):
             return load_standing(place, device=device, compiled=settings.memory.compiles_on(device))
         return judge_of(place, shared.members, shared.combine, base=roles.model)
 

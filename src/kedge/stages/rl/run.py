@@ -21,15 +21,15 @@ from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
-from kedge.models.forward.sharding import compute_dtype, gathered_state
-from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.forward.sharding import gathered_state
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import close_generator, max_mismatch, with_sampling
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
 from kedge.runtime.local import Clock
-from kedge.stages.rl.generator import make_generator, refuse_other_weights
+from kedge.stages.rl.generator import refuse_other_weights
+from kedge.stages.rl.host import RoleHost, RolesHere
 from kedge.stages.rl.journal import IterationJournal
 from kedge.stages.rl.looks import open_looks
 from kedge.stages.rl.prompts import (
@@ -37,17 +37,16 @@ from kedge.stages.rl.prompts import (
     RolloutStream,
     UnderWay,
     batches_of,
-    prompt_limit,
-    read_prompts,
     report_long_prompts,
+    run_prompts,
     state_of,
 )
-from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
+from kedge.stages.rl.remote.host import RolesInGroups
+from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad
-from kedge.stages.shared.policy import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.correction import AllDropped
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
@@ -69,37 +68,30 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
     """Prompts, roles, reward and generator of a run. Ctrl-C ends it after the iteration that is under way."""
     torch.manual_seed(context.seed)
     tokenizer = tokenizer_for(context.input("from"), context.chat_template)
-    longest, limit_name = prompt_limit(
-        context.input("from"), settings.max_prompt_tokens, settings.sampling.max_new_tokens
-    )
-    prompts = read_prompts(
-        context.input("prompts"),
+    prompts = run_prompts(
+        context,
+        settings,
         tokenizer,
-        batch=settings.batch,
-        answers=settings.answers,
-        max_tokens=longest,
-        limit_name=limit_name,
-        seed=context.seed,
         set_aside=context.set_aside("prompts.broken.jsonl"),
-        too_long=settings.too_long,
-        balance=settings.balance,
         report=partial(report_long_prompts, context, settings.too_long),
     )
-    roles = build_roles(context, settings, tokenizer, critic)
+    roles: RoleHost = (
+        RolesHere(context, settings, prompts, tokenizer, critic)
+        if context.groups is None
+        else RolesInGroups(context, settings, critic, groups=context.groups)
+    )
     with interruptible(context.stop, context.say):
-        clock = Clock(on_gpu=roles.model.device.type == "cuda")
-        open_source = partial(open_run_reward, context, settings, roles, prompts, tokenizer)
         run = RLRun(
             context=context,
             settings=settings,
             roles=roles,
             kl=kl_controller(settings.kl),
             shaper=RewardShaper(),
-            reward=open_source(settings.reward, "reward"),
-            gold=open_source(settings.gold, "gold") if settings.gold else None,
+            reward=roles.reward,
+            gold=roles.gold,
             prompts=prompts,
             tokenizer=tokenizer,
-            clock=clock,
+            clock=roles.clock(),
         )
         try:
             yield run
@@ -117,7 +109,7 @@ class RLRun:
 
     context: Context
     settings: RLSettings
-    roles: RoleSet
+    roles: RoleHost
     kl: KLController
     shaper: RewardShaper
     reward: Reward
@@ -160,10 +152,11 @@ class RLRun:
             prompts=self.prompts,
             tokenizer=self.tokenizer,
             clock=self.clock,
-            precision=str(compute_dtype(self.roles.model)).removeprefix("torch."),
-            looks=open_looks(self.context, self.settings, self.roles.model, self.tokenizer),
+            precision=self.roles.precision,
+            looks=open_looks(self.context, self.settings, self.roles.speaker, self.tokenizer),
+            idle=self.roles.idle,
         )
-        self.generator = self._make_generator(self.settings.sampling)  # last: it may start what has to be ended
+        self.generator = self.roles.generator(self.settings.sampling)  # last: it may start what has to be ended
         self.max_mismatch = max_mismatch(self.generator)
         self.stream = RolloutStream(
             self.generator,
@@ -173,19 +166,9 @@ class RLRun:
             end=self.iterations,
         )
 
-    def _make_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
-        return make_generator(
-            self.context,
-            self.settings,
-            sampling,
-            policy=self.roles.model,
-            prompts=self.prompts,
-            tokenizer=self.tokenizer,
-        )
-
     def sibling_generator(self, sampling: SamplingSettings) -> AnswerGenerator:
         """A generator with the weights of the run's own that samples in another way."""
-        return with_sampling(self.generator, sampling) or self._make_generator(sampling)
+        return with_sampling(self.generator, sampling) or self.roles.generator(sampling)
 
     # The iterations
 
@@ -281,9 +264,7 @@ class RLRun:
         )
 
     def save_policy(self) -> Path:
-        """Save the policy as a whole model, its adapter beside it; with `ema`, the moving average of its weights."""
-        weights, dtype = self.roles.policy.final_weights(), self.settings.memory.save_dtype
-        return save_policy(self.context, self.roles.model, self.tokenizer, weights=weights, dtype=dtype)
+        return self.roles.save_policy()
 
     # Checkpoints
 
@@ -332,7 +313,7 @@ class RLRun:
         self.rollbacks, self.num_bad = max(self.rollbacks, state["rollbacks"]), state["num_bad"]
         self.journal.load(state["journal"], step=state["step"])
         restore_rng(state["rng"])
-        self.stream.replace(batches_of(state.get("under_way", ()), self.roles.model.device))
+        self.stream.replace(batches_of(state.get("under_way", ()), self.roles.device))
         self._note_state(state["step"])
 
     def _note_state(self, step: int) -> None:
@@ -359,7 +340,7 @@ class RLRun:
     def _publish_weights(self) -> None:
         """The generator samples with the weights as they are now; rollouts carry their version."""
         if self.published != self.step:
-            self.generator.load_weights(self.roles.published(), version=self.step)
+            self.roles.publish(self.generator, version=self.step)
             self.published = self.step
 
     # Ends

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kedge.core.findings import Level
     from kedge.core.protocols import Tracker
     from kedge.runs.folder import Run
+    from kedge.runtime.groups import Groups
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -41,6 +42,8 @@ class Context:
     """Asked to stop, a loop saves and ends after the step that is under way."""
     world: World = ALONE
     """The processes that run this stage together."""
+    groups: Groups | None = None
+    """Groups of processes that hold the roles of RL stages, of which this process is the driver; None: it holds all."""
 
     @property
     def folder(self) -> Path:

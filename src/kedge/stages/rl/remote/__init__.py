@@ -1,0 +1,1 @@
+"""The roles of an RL run in groups of processes of their own: what the driver has of them, and what a worker holds."""
