@@ -21,7 +21,12 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 PATIENCE_S = 120.0
-PRELOADED = ["tests.processes.training", "tests.processes.stages", "kedge.runtime.processes"]
+PRELOADED = [
+    "tests.processes.training",
+    "tests.processes.sharded_state",
+    "tests.processes.stages",
+    "kedge.runtime.processes",
+]
 
 
 class Pool:
