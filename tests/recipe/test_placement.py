@@ -35,7 +35,7 @@ def file(write: Write) -> Path:
         ("processes=0", "placement.processes: must be auto or a whole number from 1 to 1,024, found 0"),
         ("processes=all", "placement.processes: must be auto or a whole number from 1 to 1,024, found 'all'"),
         ("processes=true", "found True"),
-        ("weights=shard", "sharded weights are not there yet: every process holds all weights"),
+        ("weights=halve", "weights"),
         ("groups={judge: 1}", "`groups` .* are not there yet: all processes hold all roles"),
         ("restarts=-1", "placement.restarts: must be at least 0"),
         ("timeout=0", "placement.timeout: must be greater than 0"),

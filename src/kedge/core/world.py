@@ -45,6 +45,12 @@ class World(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def mesh(self) -> Any:
+        """The processes as torch's `DeviceMesh` where each holds a part of the weights of models that learn; None where
+        each holds all of them. On two dimensions the first has copies of the parts."""
+        ...
+
     def mine(self, parts: Sequence[T]) -> list[T]:
         """This process's share of parts that are sorted by size."""
         ...
@@ -71,10 +77,13 @@ class World(Protocol):
 
 
 class Alone:
-    """A single process."""
+    """A single process; with a `mesh`, one that computes with sharded weights all the same."""
 
     rank = 0
     size = 1
+
+    def __init__(self, mesh: Any = None) -> None:
+        self.mesh = mesh
 
     def mine(self, parts: Sequence[T]) -> list[T]:
         return list(parts)

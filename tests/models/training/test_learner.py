@@ -78,6 +78,9 @@ class NoBackbone:
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def computing(self, compute: Callable[[], T]) -> T:
+        return compute()
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         raise NotImplementedError
 

@@ -133,15 +133,21 @@ def _sums(
     ref_logp_S, is_good_S, count_S, anchor = (
         send(x, device) for x in (batch.ref_logp_S, batch.is_good_S, batch.counted_BT.sum(dim=1).float(), batch.anchor)
     )
-    ref_hidden = _reference_hidden(reference, batch) if isinstance(method, TDPO) and reference else None
-    hidden_ND, targets = policy.hidden(tokens_BT, batch.attention_mask_BT, batch.counted_BT)
-    head_VD = policy.head()
-    logp_S = heads.token_logprobs(head_VD, hidden_ND, tokens_BT, targets, compiled=policy.compiled).sum(dim=1)
+
+    def compute() -> tuple[Tensor, Tensor | None]:
+        ref_hidden = _reference_hidden(reference, batch) if isinstance(method, TDPO) and reference else None
+        hidden_ND, targets = policy.hidden(tokens_BT, batch.attention_mask_BT, batch.counted_BT)
+        head_VD = policy.head()
+        logp_BT = heads.token_logprobs(head_VD, hidden_ND, tokens_BT, targets, compiled=policy.compiled)
+        kl_BT = heads.token_kl(head_VD, hidden_ND, *ref_hidden, targets) if ref_hidden else None
+        return logp_BT.sum(dim=1), None if kl_BT is None else kl_BT.sum(dim=1)
+
+    logp_S, kl_S = policy.backbone.computing(compute)
     scale_S = count_S if is_averaged(method) else torch.ones_like(count_S)
     answers = _Answers(
         logp_S=logp_S / scale_S,
         ref_logp_S=ref_logp_S.to(logp_S.dtype) / scale_S,
-        kl_S=heads.token_kl(head_VD, hidden_ND, *ref_hidden, targets).sum(dim=1) if ref_hidden else None,
+        kl_S=kl_S,
         is_good_S=is_good_S,
         anchor=anchor,
     )
