@@ -271,7 +271,11 @@ def joined(place: Place, *, on_gpu: bool, timeout_s: float) -> Generator[Process
         store, rank, size = next(cast(Any, dist).rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
         dist.init_process_group(
-            _backend(on_gpu), store=cast(Any, dist).PrefixStore("group", store), rank=rank, world_size=size, timeout=timeout
+            _backend(on_gpu),
+            store=cast(Any, dist).PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
         )
     except (RuntimeError, ValueError) as error:
         raise ProcessLost(

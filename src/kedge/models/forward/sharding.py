@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _RECORD: Final = "kedge_sharding"
 """The attribute of a model that holds its `_Sharding`."""
+_UNREAD: Final = "kedge_unread"
+"""The attribute of a model on `meta` that holds its `_Unread`."""
 _CALL: Final = "kedge_call"
 """The method of a sharded module that is a forward pass to FSDP2."""
 _torch: Any = torch
@@ -45,6 +47,18 @@ class _Sharding:
     copy: PreTrainedModel | None = None
     """The model with all its weights, in the type in which it computes; made when it is first needed."""
     is_computing: bool = False
+    note: str = ""
+    """About how its weights were read."""
+
+
+Fill = Callable[[PreTrainedModel, Collection[str]], None]
+"""Gives the weights of these names their values; they have memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unread:
+    fill: Fill
+    note: str
 
 
 def shard_model(
@@ -57,6 +71,7 @@ def shard_model(
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    unread: _Unread | None = model.__dict__.pop(_UNREAD, None)
     dtype = dtype or model.dtype
     left_out = {id(parameter) for parameter in whole}
     _set_types(model, dtype, left_out)
@@ -70,7 +85,40 @@ def shard_model(
     for block in blocks_of(model):
         _register(fully_shard(block, reshard_after_forward=not is_alone, **options), is_summed=not is_alone)
     _register(fully_shard(model, reshard_after_forward=False, **options), is_summed=not is_alone)
+    if unread is not None:
+        unread.fill(model, _give_memory(model, mesh))
+        record.note = unread.note
     setattr(model, _RECORD, record)
+
+
+def fill_when_sharded(model: PreTrainedModel, fill: Fill, *, note: str = "") -> None:
+    """Have `fill` read the weights of a model on `meta` once each process knows which part of them is its own.
+
+    `note` is what a user should know about how they are read.
+    """
+    setattr(model, _UNREAD, _Unread(fill=fill, note=note))
+
+
+def reading_note(model: nn.Module) -> str:
+    """What a user should know about how the weights of a sharded model were read; empty where there is nothing."""
+    record = _record(model)
+    return record.note if record else ""
+
+
+def is_unread(model: nn.Module) -> bool:
+    """Whether the weights of a model are not there yet: they come when it is sharded."""
+    return hasattr(model, _UNREAD)
+
+
+def _give_memory(model: PreTrainedModel, mesh: Any) -> set[str]:
+    """Memory of its own part for every weight on `meta`; their names."""
+    device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
+    weights = [*model.named_parameters(), *model.named_buffers()]
+    names = {name for name, weight in weights if weight.is_meta}
+    # As `to_empty`, which would also forget what has values already.
+    module: Any = model
+    module._apply(lambda weight: torch.empty_like(weight, device=device) if weight.is_meta else weight.to(device))
+    return names
 
 
 def _set_types(model: PreTrainedModel, dtype: torch.dtype, left_out: Collection[int]) -> None:

@@ -1,0 +1,232 @@
+"""Models that get no memory before they are sharded: each process then reads its part of every weight, and no more.
+
+The model is built without weights (they are on `meta`; buffers are computed as always), and brings along how to read
+them. Where a file does not have a weight as the model needs it (another name, another shape, tied weights that are
+stored twice, a type that transformers would change), process 0 reads the whole model and sends the others their parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from kedge.core.errors import ModelError
+from kedge.core.shards import Box, is_sharded_tensor, own_box
+from kedge.models.forward.sharding import fill_when_sharded
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a weight is on disk."""
+
+    file: Path
+    key: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileWeights:
+    """Every weight of a model by its name, and those that the files do not have. Calling it fills a model."""
+
+    places: Mapping[str, Place]
+    dtype: torch.dtype
+    """In which the model is read: one that keeps them in a wider type has the rounded values all the same."""
+    missing: frozenset[str] = field(default=frozenset())
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, names: Collection[str]) -> None:
+        with ExitStack() as opened:
+            files = {
+                file: opened.enter_context(_opened(file)) for file in {place.file for place in self.places.values()}
+            }
+            for name, weight in named_weights(model):
+                if name in names:
+                    place = self.places[_in_file(name)]
+                    values = files[place.file].get_slice(place.key)
+                    target, box = own_part(weight)
+                    part = cast(Tensor, values[box.slices] if box.size else values[...])
+                    target.copy_(part.to(self.dtype) if part.is_floating_point() else part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstProcessWeights:
+    """Process 0 reads the model as it is read whole, and sends the others one weight after the other, of which they
+    keep their part. Calling it fills a model."""
+
+    read: Callable[[], PreTrainedModel]
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, names: Collection[str]) -> None:
+        import torch.distributed as dist
+
+        weights, error = _whole_weights(self.read) if dist.get_rank() == 0 else ({}, None)
+        errors: list[Any] = [error]
+        dist.broadcast_object_list(errors, src=0)
+        if errors[0] is not None:
+            raise errors[0]
+        for name, weight in named_weights(model):
+            if name in names:
+                target, box = own_part(weight)
+                values = torch.empty(weight.shape, dtype=weight.dtype, device=target.device)
+                if weights:
+                    values.copy_(weights[_in_file(name)])
+                cast(Any, dist).broadcast(values, src=0)
+                target.copy_(values[box.slices] if box.size else values)
+
+
+def _in_file(name: str) -> str:
+    return name.replace(".base_layer", "")  # the layer below an adapter
+
+
+def _whole_weights(read: Callable[[], PreTrainedModel]) -> tuple[dict[str, Tensor], ModelError | None]:
+    try:
+        return dict(named_weights(read())), None
+    except ModelError as error:
+        return {}, error
+
+
+def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and the buffers that are saved, by name; what is tied once."""
+    saved = model.state_dict(keep_vars=True)
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+    return [*model.named_parameters(), *buffers]
+
+
+def own_part(weight: Tensor) -> tuple[Tensor, Box]:
+    """The memory of what this process has of a weight, and which part that is."""
+    if is_sharded_tensor(weight):
+        return cast(Tensor, cast(Any, weight)._local_tensor), own_box(weight)
+    return weight, Box(offset=(0,) * weight.ndim, size=tuple(weight.shape))
+
+
+def without_weights(
+    loader: Any,
+    source: Path | str,
+    config: Any,
+    *,
+    dtype: torch.dtype,
+    read: Callable[[], PreTrainedModel],
+    **options: Any,
+) -> tuple[PreTrainedModel, set[str]]:
+    """A model of the class that `loader` gives for `config`, whose weights are read when it is sharded; and the names
+    of those that its files do not have.
+
+    `read` gives the whole model on the CPU, or refuses: process 0 asks for it where parts cannot be read.
+    """
+    with torch.random.fork_rng(devices=[]), _parameters_without_memory():
+        model: PreTrainedModel = loader.from_config(config, dtype=dtype, **options)
+    model.name_or_path = config.name_or_path = str(source)
+    if model.can_generate():
+        _take_generation_config(model, source)
+    weights, reason = _weights_in_files(model, source, dtype)
+    if weights is None:
+        note = f"process 0 reads all of {source} and sends the others their parts, for {reason}"
+        fill_when_sharded(model, FirstProcessWeights(read=read), note=note)
+    else:
+        fill_when_sharded(model, weights)
+    return model.eval(), set(weights.missing) if weights else set()
+
+
+def _take_generation_config(model: PreTrainedModel, source: Path | str) -> None:
+    with suppress(OSError):  # without a file of its own it is derived from the model's settings
+        model.generation_config = GenerationConfig.from_pretrained(source)
+
+
+@contextmanager
+def _parameters_without_memory() -> Generator[None]:
+    """Parameters that are made inside of the block have none; buffers are computed, for no file has them."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def _weights_in_files(model: PreTrainedModel, source: Path | str, dtype: torch.dtype) -> tuple[FileWeights | None, str]:
+    """Where each weight is; or None, and why the files cannot be read weight by weight."""
+    if not isinstance(source, Path):
+        return None, "it is not in a folder"
+    if reason := _changed_on_reading(model, dtype):
+        return None, reason
+    stored = stored_in(source)
+    names = _names(model)
+    places: dict[str, Place] = {}
+    missing: set[str] = set()
+    for name, weight in named_weights(model):
+        found = {key: stored[key] for alias in names[name] for key in _keys(model, alias) if key in stored}
+        if len(found) > 1:
+            return None, f"'{name}' is tied, and stored more than once"
+        if not found:
+            missing.add(name)
+            continue
+        [place] = found.values()
+        if place.shape != tuple(weight.shape):
+            return None, f"'{name}' has the shape {place.shape} in the files, and {tuple(weight.shape)} in the model"
+        places[name] = place
+    return FileWeights(places=places, dtype=dtype, missing=frozenset(missing)), ""
+
+
+def _changed_on_reading(model: PreTrainedModel, dtype: torch.dtype) -> str:
+    """Why transformers would not give the weights as they are in the files, in `dtype`; empty where it does."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    own: Any = model
+    if dtype != torch.float32 and (own._keep_in_fp32_modules or own._keep_in_fp32_modules_strict):
+        return "some of its weights are read in another type than the others"
+    if any(isinstance(change, WeightConverter) for change in get_model_conversion_mapping(model)):
+        return "its weights are put together from several in the files"
+    return ""
+
+
+def _names(model: nn.Module) -> dict[str, list[str]]:
+    """By the name of each weight all of its names: those that are tied to it."""
+    by_id: dict[int, list[str]] = {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        by_id.setdefault(id(weight), []).append(name)
+    return {names[0]: names for names in by_id.values()} | {name: names for names in by_id.values() for name in names}
+
+
+def _keys(model: PreTrainedModel, name: str) -> dict[str, None]:
+    """What a weight may be called in files: with or without the name of the decoder, which some leave out."""
+    prefix = f"{model.base_model_prefix}."
+    return dict.fromkeys((name, prefix + name, name.removeprefix(prefix)))
+
+
+def stored_in(folder: Path) -> dict[str, Place]:
+    """The weights in the safetensors files of a model's folder."""
+    index = folder / _INDEX
+    names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else {_SINGLE}
+    stored: dict[str, Place] = {}
+    for name in sorted(names):
+        with _opened(folder / name) as file:
+            for key in file.keys():  # noqa: SIM118 (not a mapping)
+                stored[key] = Place(file=folder / name, key=key, shape=tuple(file.get_slice(key).get_shape()))
+    return stored
+
+
+@contextmanager
+def _opened(file: Path) -> Generator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: damaged or not whole ({error}); copy or download it again") from error
