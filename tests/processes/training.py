@@ -22,6 +22,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import cut, repeated, take
 from kedge.core.world import Spent, World
 from kedge.data.batching import TokenSequence, padded_batches
+from kedge.models.forward.sharding import gathered
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, Imitation, RoleSet
 from kedge.models.roles.lora import lora
@@ -71,7 +72,7 @@ def _weights(roles: RoleSet) -> dict[str, Tensor]:
         "saved": roles.policy.final_weights(),
         "critic": critic,
     }
-    return {f"{role} {name}": weight.clone() for role, weights in named.items() for name, weight in weights.items()}
+    return {f"{role} {name}": gathered(weight).clone() for role, weights in named.items() for name, weight in weights.items()}
 
 
 def _demonstrations(rows: int) -> Any:

@@ -134,6 +134,19 @@ def share(parts: Sequence[T], rank: int, size: int) -> list[T]:
     return [part for part, owner in zip(parts, owners, strict=True) if owner == rank]
 
 
+def passes_of(world: World, parts: Sequence[T]) -> list[tuple[T, bool]]:
+    """This process's share of parts, each with whether it counts.
+
+    Where weights are sharded every process makes as many passes, for they gather weights together: one with fewer parts
+    computes the last of all once more, for nothing.
+    """
+    own = [(part, True) for part in world.mine(parts)]
+    if world.mesh is None or not parts:
+        return own
+    most = -(-len(parts) // world.size)
+    return own + [(parts[-1], False)] * (most - len(own))
+
+
 _acts_alone: ContextVar[bool] = ContextVar("acts_alone", default=False)
 
 
