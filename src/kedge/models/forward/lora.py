@@ -115,12 +115,21 @@ class LoraLinear(nn.Module):
         )
         self.scaling[name], self.dropout[name] = adapter.scaling, adapter.dropout
 
-    def merged(self, names: Sequence[str], weights: Mapping[str, Tensor] | None = None, *, path: str = "") -> Tensor:
+    def merged(
+        self,
+        names: Sequence[str],
+        weights: Mapping[str, Tensor] | None = None,
+        *,
+        path: str = "",
+        base: Tensor | None = None,
+    ) -> Tensor:
         """The base's matrix, as it is stored, with these adapters added; float32 at least.
 
-        `weights` are more precise than the layer's own factors, by their names in a model where it is at `path`.
+        `weights` are more precise than the layer's own factors, by their names in a model where it is at `path`; `base`
+        is its matrix where this process has it whole.
         """
-        wide = self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32))
+        stored = (self.weight if base is None else base).detach()
+        wide = stored.to(torch.promote_types(stored.dtype, torch.float32))
         wide_NK = wide.T if self.is_transposed else wide
         for name in names:
             if name in self.lora_A:

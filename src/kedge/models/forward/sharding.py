@@ -105,9 +105,10 @@ def reading_note(model: nn.Module) -> str:
     return record.note if record else ""
 
 
-def is_unread(model: nn.Module) -> bool:
-    """Whether the weights of a model are not there yet: they come when it is sharded."""
-    return hasattr(model, _UNREAD)
+def fill_of(model: nn.Module) -> Fill | None:
+    """How the weights of a model are read that are not there yet; None where they are."""
+    unread: _Unread | None = getattr(model, _UNREAD, None)
+    return unread.fill if unread else None
 
 
 def _give_memory(model: PreTrainedModel, mesh: Any) -> set[str]:
@@ -326,6 +327,13 @@ def blank_copy(model: PreTrainedModel, device: str | torch.device) -> PreTrained
     record = _record(model)
     assert record is not None
     return _allocated(record.blank, device)
+
+
+def blank_of(model: PreTrainedModel) -> PreTrainedModel:
+    """A sharded model as it was, without memory for its weights; it is not to be changed."""
+    record = _record(model)
+    assert record is not None
+    return record.blank
 
 
 def _allocated(blank: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:

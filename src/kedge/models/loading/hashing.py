@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from kedge.core.files import hash_folder
 from kedge.models.forward.lora import adapters_of
+from kedge.models.forward.sharding import compute_dtype, gathered, is_part
 
 
 def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
     """Hash of the names, types, shapes and bits of a model's weights.
 
     LoRA adapters count only with `with_adapters`; without, a model hashes the same whether or not it carries some. An
-    adapter that belongs to the base counts always.
+    adapter that belongs to the base counts always. A sharded model has the hash that it has in one process; all
+    processes call it.
     """
     adapters = adapters_of(module)
     of_base = tuple(f".{name}" for name in adapters.beneath) if adapters else ()
@@ -27,10 +31,18 @@ def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
     }
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(weights.items()):
-        values = tensor.detach().cpu().contiguous()
+        values = _whole(module, tensor.detach()).cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _whole(module: nn.Module, tensor: Tensor) -> Tensor:
+    """The tensor as a single process has it: parts that learn are in a wider type than that."""
+    if not is_part(tensor):
+        return tensor
+    whole = gathered(tensor)
+    return whole.to(compute_dtype(cast(PreTrainedModel, module))) if whole.is_floating_point() else whole
 
 
 def folder_hash(folder: Path) -> str:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.core.errors import ModelError
 from kedge.core.shards import Box, is_sharded_tensor, own_box
-from kedge.models.forward.sharding import fill_when_sharded
+from kedge.models.forward.sharding import fill_of, fill_when_sharded
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -44,6 +45,15 @@ class FileWeights:
     """In which the model is read: one that keeps them in a wider type has the rounded values all the same."""
     missing: frozenset[str] = field(default=frozenset())
 
+    def read(self, name: str) -> Tensor:
+        """One weight, whole."""
+        place = self.places[name]
+        with _opened(place.file) as file:
+            return self._converted(file.get_tensor(place.key))
+
+    def _converted(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype) if values.is_floating_point() else values
+
     @torch.no_grad()
     def __call__(self, model: nn.Module, names: Collection[str]) -> None:
         with ExitStack() as opened:
@@ -55,8 +65,7 @@ class FileWeights:
                     place = self.places[_in_file(name)]
                     values = files[place.file].get_slice(place.key)
                     target, box = own_part(weight)
-                    part = cast(Tensor, values[box.slices] if box.size else values[...])
-                    target.copy_(part.to(self.dtype) if part.is_floating_point() else part)
+                    target.copy_(self._converted(values[box.slices] if box.size else values[...]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +92,20 @@ class FirstProcessWeights:
                     values.copy_(weights[_in_file(name)])
                 cast(Any, dist).broadcast(values, src=0)
                 target.copy_(values[box.slices] if box.size else values)
+
+
+def reader_of(unread: Callable[[], PreTrainedModel]) -> Callable[[str], Tensor]:
+    """What reads single weights of the model that `unread` gives, which has none yet, when they are asked for."""
+
+    @cache
+    def read() -> Callable[[str], Tensor]:
+        fill = fill_of(unread())
+        if isinstance(fill, FileWeights):
+            return fill.read
+        assert isinstance(fill, FirstProcessWeights)
+        return fill.read().state_dict().__getitem__
+
+    return lambda name: read()(name)
 
 
 def _in_file(name: str) -> str:
@@ -127,6 +150,7 @@ def without_weights(
     with torch.random.fork_rng(devices=[]), _parameters_without_memory():
         model: PreTrainedModel = loader.from_config(config, dtype=dtype, **options)
     model.name_or_path = config.name_or_path = str(source)
+    setattr(model, "_weight_conversions", [])  # noqa: B010 (as of a model that was read: it is saved as it is)
     if model.can_generate():
         _take_generation_config(model, source)
     weights, reason = _weights_in_files(model, source, dtype)
@@ -180,7 +204,7 @@ def _weights_in_files(model: PreTrainedModel, source: Path | str, dtype: torch.d
         [place] = found.values()
         if place.shape != tuple(weight.shape):
             return None, f"'{name}' has the shape {place.shape} in the files, and {tuple(weight.shape)} in the model"
-        places[name] = place
+        places |= dict.fromkeys(names[name], place)
     return FileWeights(places=places, dtype=dtype, missing=frozenset(missing)), ""
 
 

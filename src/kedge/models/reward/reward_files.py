@@ -29,9 +29,10 @@ from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.models.forward.lora import adapters_of, merge, merge_anew, using
 from kedge.models.loading.adapters import BASE, base_record, save_adapter
+from kedge.models.loading.gather import SHARD_SIZE
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation
 from kedge.models.loading.resolve import resolve
-from kedge.models.loading.start import ADAPTER, ENSEMBLE, SHARD_SIZE, is_rounded, whole_folder
+from kedge.models.loading.start import ADAPTER, ENSEMBLE, is_rounded, whole_folder
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits, SaveDType
 
