@@ -72,6 +72,8 @@ STAGES: dict[str, dict[str, Any]] = {
     },
     "dpo": {**PREFERENCE, "method": "dpo", "lora": {"rank": 2}},
     "kto": {**PREFERENCE, "method": "kto"},
+    "tdpo": {**PREFERENCE, "method": "tdpo"},
+    "tdpo, lora": {**PREFERENCE, "method": "tdpo", "lora": {"rank": 2}},
     "online": {
         **PREFERENCE, "method": "dpo", "data": None, "heldout": None,
         "online": {**SAMPLED, "rounds": 2, "reward": SIZE, "answers": 3, "finished": False, "rows": 16},

@@ -72,7 +72,11 @@ def _weights(roles: RoleSet) -> dict[str, Tensor]:
         "saved": roles.policy.final_weights(),
         "critic": critic,
     }
-    return {f"{role} {name}": gathered(weight).clone() for role, weights in named.items() for name, weight in weights.items()}
+    return {
+        f"{role} {name}": gathered(weight).clone()
+        for role, weights in named.items()
+        for name, weight in weights.items()
+    }
 
 
 def _demonstrations(rows: int) -> Any:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from kedge.core.errors import KedgeError, RunError
 
@@ -105,6 +105,23 @@ class Alone:
 
 
 ALONE: World = Alone()
+
+
+class _Replicated:
+    """The processes of another world, each of which holds all weights."""
+
+    mesh = None
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+
+def replicated(world: World) -> World:
+    """The same processes for models whose weights each of them holds: those that do not learn here."""
+    return world if world.mesh is None else cast(World, _Replicated(world))
 
 
 def together(world: World, compute: Callable[[], T]) -> list[T]:

@@ -66,6 +66,15 @@ def load_state(folder: Path, *, like: Mapping[str, Any] | None = None) -> dict[s
         raise CheckpointError(f"The state in {folder} cannot be read: {error}. Use an earlier checkpoint.") from error
 
 
+def load_entry(folder: Path, name: str) -> Any:
+    """One entry of the state in `folder`; the tensors of others are not read."""
+    try:
+        [(_, entries)] = load_exact((folder / _TREE).read_bytes()).items()
+        return _unpack(dict(entries)[name], _tensors_in(folder, reads_parts=True))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"The state in {folder} has no '{name}' that can be read: {error}.") from error
+
+
 def _tensors_in(folder: Path, *, reads_parts: bool) -> dict[str, Tensor | StoredTensor]:
     """By name; those that may be read in part are not read here."""
     files = [folder / _TENSORS, *folder.glob("state-*.safetensors")]

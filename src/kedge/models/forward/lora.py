@@ -111,7 +111,7 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
         nn.init.zeros_(up.weight)
         self.lora_A[name], self.lora_B[name] = (
-            nn.Parameter(factor.weight.detach().to(_real_device(self.weight), dtype)) for factor in (down, up)
+            nn.Parameter(factor.weight.detach().to(real_device(self.weight), dtype)) for factor in (down, up)
         )
         self.scaling[name], self.dropout[name] = adapter.scaling, adapter.dropout
 
@@ -359,7 +359,7 @@ def linears(model: PreTrainedModel) -> dict[str, nn.Module]:
     }
 
 
-def _real_device(weight: Tensor) -> torch.device:
+def real_device(weight: Tensor) -> torch.device:
     """Where what stands beside a weight is made: on the CPU where the weight itself has no memory yet."""
     return torch.device("cpu") if weight.is_meta else weight.device
 

@@ -71,6 +71,10 @@ def shard_model(
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    if getattr(model, "is_quantized", False):
+        raise ModelError(
+            "placement.weights: shard cannot cut a base of 8 or 4 bits: set base_bits: 16, or weights: replicate"
+        )
     unread: _Unread | None = model.__dict__.pop(_UNREAD, None)
     dtype = dtype or model.dtype
     left_out = {id(parameter) for parameter in whole}
@@ -304,15 +308,20 @@ def whole_copy(model: PreTrainedModel) -> PreTrainedModel:
     is_new = record.copy is None
     if record.copy is None:
         record.copy = _allocated(record.blank, model.device)
-    target = dict(record.copy.named_parameters())
-    for unit, names in _own_names(model):
-        wanted = [name for name in names if is_new or model.get_parameter(name).requires_grad]
-        if wanted:
-            unit.unshard()
-            sources = [model.get_parameter(name).detach() for name in wanted]
-            _torch._foreach_copy_([target[name] for name in wanted], sources)
-            unit.reshard()
+    named = model.named_parameters()
+    _fill(record.copy, model, {name for name, parameter in named if is_new or parameter.requires_grad})
     return record.copy
+
+
+def _fill(target: PreTrainedModel, model: PreTrainedModel, wanted: Collection[str]) -> None:
+    """Copy the weights with these names, gathered layer by layer."""
+    targets = dict(target.named_parameters())
+    for unit, names in _own_names(model):
+        if own := [name for name in names if name in wanted]:
+            unit.unshard()
+            sources = [model.get_parameter(name).detach() for name in own]
+            _torch._foreach_copy_([targets[name] for name in own], sources)
+            unit.reshard()
 
 
 def drop_copy(model: PreTrainedModel) -> None:
@@ -322,11 +331,23 @@ def drop_copy(model: PreTrainedModel) -> None:
         record.copy = None
 
 
-def blank_copy(model: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:
-    """A sharded model with parameters of its own on `device`, which hold nothing yet."""
+@torch.no_grad()
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A sharded model as it is now, frozen and sharded alike."""
     record = _record(model)
     assert record is not None
-    return _allocated(record.blank, device)
+    sources, dtype = dict(model.named_parameters()), record.dtype
+
+    @torch.no_grad()
+    def fill(target: PreTrainedModel, names: Collection[str]) -> None:
+        for name, parameter in target.named_parameters():
+            if name in names:
+                local(parameter).copy_(local(sources[name]).to(dtype))
+
+    target = copy.deepcopy(record.blank)
+    fill_when_sharded(target, fill)
+    shard_model(target, record.mesh, dtype=dtype)
+    return target
 
 
 def blank_of(model: PreTrainedModel) -> PreTrainedModel:

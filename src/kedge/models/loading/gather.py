@@ -23,7 +23,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from kedge.core.world import World, acting_alone, portable
 from kedge.models.forward.lora import adapters_of, merge
-from kedge.models.forward.sharding import blank_of, gathered
+from kedge.models.forward.sharding import blank_of, gathered, is_part
 from kedge.models.loading.tensor_file import TensorFile
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ class GatheredModel:
         """A weight without adapters; None on processes that have no use for it."""
         if name in self.weights:
             return gathered(self.weights[name])
-        if self.reread is None or not own[name].is_floating_point():
+        if self.reread is None or not is_part(own[name]):
             return gathered(own[name])
         return None if self.world.rank else self.reread(key)
 

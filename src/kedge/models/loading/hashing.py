@@ -12,15 +12,14 @@ from transformers import PreTrainedModel
 
 from kedge.core.files import hash_folder
 from kedge.models.forward.lora import adapters_of
-from kedge.models.forward.sharding import compute_dtype, gathered, is_part
+from kedge.models.forward.sharding import compute_dtype, gathered, is_part, is_sharded
 
 
 def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
     """Hash of the names, types, shapes and bits of a model's weights.
 
     LoRA adapters count only with `with_adapters`; without, a model hashes the same whether or not it carries some. An
-    adapter that belongs to the base counts always. A sharded model has the hash that it has in one process; all
-    processes call it.
+    adapter that belongs to the base counts always.
     """
     adapters = adapters_of(module)
     of_base = tuple(f".{name}" for name in adapters.beneath) if adapters else ()
@@ -30,19 +29,17 @@ def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
         if with_adapters or ".lora_" not in name or name.endswith(of_base)
     }
     digest = blake2b(digest_size=16)
+    dtype = compute_dtype(cast(PreTrainedModel, module)) if is_sharded(module) else None
     for name, tensor in sorted(weights.items()):
-        values = _whole(module, tensor.detach()).cpu().contiguous()
+        values = _as_computed(tensor, dtype).cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _whole(module: nn.Module, tensor: Tensor) -> Tensor:
-    """The tensor as a single process has it: parts that learn are in a wider type than that."""
-    if not is_part(tensor):
-        return tensor
-    whole = gathered(tensor)
-    return whole.to(compute_dtype(cast(PreTrainedModel, module))) if whole.is_floating_point() else whole
+def _as_computed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A weight as the model computes with it: a part is wider where it learns."""
+    return gathered(tensor.detach()).to(dtype) if is_part(tensor) else tensor.detach()
 
 
 def folder_hash(folder: Path) -> str:

@@ -33,16 +33,16 @@ def load_causal(
     trust_remote_code: bool = False,
     attn: str | None = None,
     bits: BaseBits = 16,
-    is_sharded: bool = False,
+    unread: bool = False,
 ) -> PreTrainedModel:
     """The model, in evaluation mode on `device`. `attn` names an attention of transformers; None lets it choose.
 
-    One that `is_sharded` has no weights yet: each process reads its part of them when the model is cut (`unread`).
+    One that is left `unread` has no weights yet: each process reads its part of them when the model is sharded.
     """
     quantised = quantisation(bits, device)
     source = resolve(model)
     loader: Any = AutoModelForCausalLM
-    if is_sharded:
+    if unread and not quantised:
         return _load_later(source, dtype_for(dtype, device), attn=attn, trust_remote_code=trust_remote_code)
     try:
         with no_bars() if isinstance(source, Path) else nullcontext():

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -55,16 +55,18 @@ def start_causal(
     seed: int,
     keeps_dropout: bool = True,
     memory: TrainingMemory = _PLAIN,
+    unread: bool = False,
 ) -> PreTrainedModel:
     """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base; in evaluation mode.
 
     Without `keeps_dropout` the model's own dropout is off; that of the adapters is in their settings. Trainable weights
-    are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away.
+    are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away. Those of a
+    model that is left `unread` are read when it is sharded.
     """
     base = (
-        load_base(source, dtype=memory.dtype, device=device, bits=lora.base_bits)
+        load_base(source, dtype=memory.dtype, device=device, bits=lora.base_bits, unread=unread)
         if lora
-        else load_causal(source, dtype="float32", device=device)
+        else load_causal(source, dtype="float32", device=device, unread=unread)
     )
     if not keeps_dropout:
         without_dropout(base)
@@ -81,7 +83,9 @@ def prepare_layers(model: PreTrainedModel, *, compiled: bool, recomputes: bool) 
         model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def load_base(source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bits: BaseBits = 16) -> PreTrainedModel:
+def load_base(
+    source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bits: BaseBits = 16, unread: bool = False
+) -> PreTrainedModel:
     """A causal model to put adapters on.
 
     Where `source` is a base with an adapter merged in, of which both are still there, and its weights would be rounded
@@ -92,8 +96,9 @@ def load_base(source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bi
     would_round = bits != 16 or dtype_for(dtype, device) != torch.float32
     base = unmerged_base(place) if would_round and isinstance(place, Path) else None
     if base is None:
-        return load_causal(source, dtype=dtype, device=device, bits=bits)
-    return with_start(load_causal(base, dtype=dtype, device=device, bits=bits), cast(Path, place).with_name(ADAPTER))
+        return load_causal(source, dtype=dtype, device=device, bits=bits, unread=unread)
+    loaded = load_causal(base, dtype=dtype, device=device, bits=bits, unread=unread)
+    return with_start(loaded, cast(Path, place).with_name(ADAPTER))
 
 
 def unmerged_base(folder: Path) -> Path | None:
@@ -260,7 +265,7 @@ def reader_of_base(model: PreTrainedModel, weights: Mapping[str, Tensor] | None)
     """What reads frozen weights again that are in 16 bits or fewer in memory, one by one; None where none are."""
     if not (is_rounded(model, weights) and model.name_or_path):
         return None
-    return reader_of(lambda: load_causal(str(model.name_or_path), dtype="float32", is_sharded=True))
+    return reader_of(lambda: load_causal(str(model.name_or_path), dtype="float32", unread=True))
 
 
 def is_rounded(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> bool:
@@ -274,6 +279,15 @@ def is_rounded(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> 
     return weights is not None and any(
         weight.dtype.itemsize < 4 and name not in weights and ".lora_" not in name for name, weight in parameters
     )
+
+
+@contextmanager
+def shared_folder(world: World, folder: Path) -> Generator[Path]:
+    """As `whole_folder`, of a folder that all processes write into: it appears when they are all done."""
+    with ExitStack() as own:
+        yield once(world, lambda: own.enter_context(whole_folder(folder)))
+        world.same(None)  # all have written
+        once(world, own.pop_all().close)
 
 
 @contextmanager

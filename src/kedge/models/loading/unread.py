@@ -22,6 +22,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.core.errors import ModelError
 from kedge.core.shards import Box, is_sharded_tensor, own_box
+from kedge.models.forward.lora import merge, merge_anew, required_adapters
 from kedge.models.forward.sharding import fill_of, fill_when_sharded
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -106,6 +107,31 @@ def reader_of(unread: Callable[[], PreTrainedModel]) -> Callable[[str], Tensor]:
         return fill.read().state_dict().__getitem__
 
     return lambda name: read()(name)
+
+
+def merged_unread(model: PreTrainedModel, name: str | None) -> PreTrainedModel:
+    """A plain model without weights, which gets those of `model` with adapter `name` added when it is sharded.
+
+    Each process adds matrix by matrix, whole, and keeps its part.
+    """
+    fill, adapters, twin = fill_of(model), required_adapters(model), merge(model, name=name)
+    names = adapters.active if name is None else adapters.stack(name)
+    if isinstance(fill, FirstProcessWeights):
+        fill_when_sharded(twin, FirstProcessWeights(read=lambda: merge_anew(model, fill.read(), name=name)))
+        return twin
+    assert isinstance(fill, FileWeights)
+
+    @torch.no_grad()
+    def fill_merged(target: nn.Module, wanted: Collection[str]) -> None:
+        adapted = {f"{path}.weight": layer for path, layer in adapters.layers.items()}
+        fill(target, [key for key in wanted if key not in adapted])
+        for key, weight in named_weights(target):
+            if key in adapted:
+                own, box = own_part(weight)
+                own.copy_(adapted[key].merged(names, base=fill.read(key).to(own.device))[box.slices])
+
+    fill_when_sharded(twin, fill_merged)
+    return twin
 
 
 def _in_file(name: str) -> str:

@@ -21,7 +21,7 @@ from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
 from kedge.core.loss import widen
 from kedge.models.forward.backbones import Backbone, backbone_of
 from kedge.models.forward.heads import last_token
-from kedge.models.forward.lora import ScoreHeads, activate
+from kedge.models.forward.lora import ScoreHeads, activate, real_device
 from kedge.models.forward.reader import compile_layers, evaluating
 from kedge.models.loading.start import without_dropout
 from kedge.models.settings import Truncate
@@ -202,7 +202,7 @@ def start_head(head: nn.Linear, *, seed: int) -> None:
     """float32 weights from N(0, 1 / (D + 1)): std 1 / sqrt(D + 1) (Stiennon et al. 2020, appendix B.1)."""
     shape, width = head.weight.shape, head.in_features
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / math.sqrt(width + 1)
-    head.weight = nn.Parameter(weight.to(head.weight.device))
+    head.weight = nn.Parameter(weight.to(real_device(head.weight)))
 
 
 def reward_tokens(

@@ -24,13 +24,13 @@ from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
 
 
 def separate(spec: RoleSpec) -> RoleSet:
-    model = load_causal(spec.base, dtype="float32", device=spec.device)
+    unread = spec.world.mesh is not None
+    model = load_causal(spec.base, dtype="float32", device=spec.device, unread=unread)
     prepare(spec, model, learns=True, recomputes=True)
     masters = narrowed(spec, model)
     policy = make_policy(spec, FullBackbone(model), output_head(model), masters)
-    reference_model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
+    reference_model = load_causal(spec.base, dtype=spec.dtype, device=spec.device, unread=unread)
     prepare(spec, reference_model, learns=False)
-    reference_hash = module_hash(reference_model)
     shard(spec, reference_model)
     critic, critic_memory = _critic(spec, width_of(model))
     return RoleSet(
@@ -45,7 +45,7 @@ def separate(spec: RoleSpec) -> RoleSet:
             of_role("reference", own=parameters_of(reference_model)),
         ],
         notes=[],
-        reference_hash=reference_hash,
+        reference_hash=module_hash(reference_model),
     )
 
 
@@ -54,7 +54,11 @@ def _critic(spec: RoleSpec, width: int) -> tuple[Critic | NoCritic, list[RoleMem
     if spec.critic is None:
         return NoCritic(), []
     member = first_member(spec) if spec.reward and spec.critic_from_reward else None
-    value_model = plain(member) if member else load_causal(spec.base, dtype="float32", device=spec.device)
+    value_model = (
+        plain(member)
+        if member
+        else load_causal(spec.base, dtype="float32", device=spec.device, unread=spec.world.mesh is not None)
+    )
     head = critic_head(spec, member, width)
     prepare(spec, value_model, learns=False, recomputes=True)
     value_model.get_decoder().requires_grad_(True)

@@ -24,6 +24,7 @@ from kedge.models.forward import heads
 from kedge.models.forward.heads import LanguageModel, base_language_model, language_model
 from kedge.models.forward.lora import has_adapters
 from kedge.models.forward.reader import evaluating
+from kedge.models.forward.sharding import frozen_copy, gathered, is_sharded
 from kedge.models.training.learner import Objective, Sums
 from kedge.models.training.passes import Cut, InferenceSize
 from kedge.models.training.preference_methods import (
@@ -116,7 +117,8 @@ def reference_for(policy: PreTrainedModel) -> Reference:
     """The policy as it is now, as the reference of its training: its base without adapters, or else a frozen copy."""
     if has_adapters(policy):
         return adapters_off(policy)
-    return as_it_is(copy.deepcopy(policy).requires_grad_(False).eval())
+    frozen = frozen_copy(policy) if is_sharded(policy) else copy.deepcopy(policy).requires_grad_(False).eval()
+    return as_it_is(frozen)
 
 
 @contextmanager
@@ -234,4 +236,4 @@ def _reference_hidden(reference: Reference, batch: AnswerBatch) -> tuple[Tensor,
     with torch.no_grad(), reference() as opened:
         model = opened.language_model
         hidden_ND, _ = model.hidden(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT)
-        return model.head(), hidden_ND
+        return gathered(model.head()), hidden_ND

@@ -27,8 +27,9 @@ from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.data.tokenizer import padding_id
+from kedge.models.forward.sharding import is_sharded
 from kedge.models.loading.load import dtype_for
-from kedge.models.loading.start import freeze_lowest, prepare_layers, whole_folder
+from kedge.models.loading.start import freeze_lowest, prepare_layers
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser, scores
@@ -37,7 +38,7 @@ from kedge.models.training.objectives import preference
 from kedge.models.training.passes import Cut, Passes
 from kedge.models.training.train_step import TrainedWeights, trained_weights
 from kedge.report.reward import render_html
-from kedge.runs.state import load_state, save_state
+from kedge.runs.state import load_entry, load_state
 from kedge.stages.reward.comparisons import (
     EncodedComparison,
     fold,
@@ -53,8 +54,8 @@ from kedge.stages.shared.device import CostMeter, pick_device
 from kedge.stages.shared.encoding import Encoder, report_long, truncation
 from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, stop_if_asked
-from kedge.stages.shared.policy import tell_rounding
+from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, save_finished, stop_if_asked
+from kedge.stages.shared.policy import shard, tell_rounding
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 MOST_DEMONSTRATIONS = 1000
@@ -90,19 +91,24 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     for member, weights_of_member in zip(members, weights, strict=True):
         member.activate()
         tell_rounding(context, member.model, weights_of_member, dtype)
-    context.once(lambda: _save(members, folder, weights, settings))
+    _save(members, folder, weights, settings, context.world)
     _report(context, settings, members, data, held_out, groups, cost)
     return {"model": folder}
 
 
 def _save(
-    members: Sequence[RewardModel], folder: Path, weights: Sequence[Mapping[str, Tensor]], settings: RewardSettings
+    members: Sequence[RewardModel],
+    folder: Path,
+    weights: Sequence[Mapping[str, Tensor]],
+    settings: RewardSettings,
+    world: World,
 ) -> None:
     dtype = settings.memory.save_dtype
     if len(members) == 1:
-        save(members[0], folder, weights=weights[0], dtype=dtype)
-    else:
-        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder, weights=weights, dtype=dtype)
+        save(members[0], folder, weights=weights[0], dtype=dtype, world=world)
+        return
+    ensemble = Ensemble(members=tuple(members), combine=settings.combine)
+    save_ensemble(ensemble, folder, weights=weights, dtype=dtype, world=world)
 
 
 def _data(
@@ -160,6 +166,7 @@ def _built(context: Context, settings: RewardSettings, chat_template: str, index
         dtype=dtype,
         device=pick_device(context.device),
         bits=bits,
+        unread=context.world.mesh is not None,
     )
     freeze_lowest(reward_model.model, settings.frozen_layers)
     prepare_layers(
@@ -174,8 +181,12 @@ def _built(context: Context, settings: RewardSettings, chat_template: str, index
 def _trained_weights(context: Context, settings: RewardSettings, member: RewardModel) -> TrainedWeights:
     """The weights of a member that learn; heads, also those of other members on the same base, stay in float32."""
     member.activate()
-    dtype = dtype_for(settings.memory.dtype, pick_device(context.device))
-    return trained_weights(member.model, dtype=dtype, head=cast(Any, member.model).score)
+    device, score = pick_device(context.device), cast(Any, member.model).score
+    dtype = dtype_for(settings.memory.dtype, device)
+    if not is_sharded(member.model):
+        compiled = settings.memory.compiles_on(device)
+        shard(context, member.model, dtype, compiled=compiled, whole=list(score.parameters()))
+    return trained_weights(member.model, dtype=dtype, head=score)
 
 
 def _train_member(
@@ -197,7 +208,7 @@ def _train_member(
     learner = Learner(trained, member.backbone, objective, settings.optimiser, total_steps=total, passes=passes)
     finished = context.folder / "finished" / f"member-{index}"
     if context.once(finished.is_dir):
-        state = load_state(finished)
+        state = load_state(finished, like={"weights": trained.weights()})
         trained.load(state["weights"])
         passes.load(state["passes"])
         return
@@ -227,13 +238,7 @@ def _train_member(
             metrics |= held_out_metrics(learner, _batches(held_out, pad))
         loop.finish(metrics)
     loop.take_best()
-    done = {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()}
-    context.once(lambda: _save_finished(finished, done))
-
-
-def _save_finished(folder: Path, state: Mapping[str, Any]) -> None:
-    with whole_folder(folder) as beside:
-        save_state(beside, state)
+    save_finished(context, finished, {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()})
 
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
@@ -243,7 +248,7 @@ def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
 
 def _steps_before(finished: Path, index: int) -> int:
     """The step of the run at which the member before this one ended; early stopping makes them unequal."""
-    return int(load_state(finished / f"member-{index - 1}")["last_step"]) if index else 0
+    return int(load_entry(finished / f"member-{index - 1}", "last_step")) if index else 0
 
 
 def _demonstrations(context: Context, encoder: Encoder, data: Sequence[EncodedComparison]) -> list[list[int]]:

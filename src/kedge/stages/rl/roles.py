@@ -26,6 +26,7 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import encode_demonstrations
 from kedge.stages.shared.loop import batches_of
+from kedge.stages.shared.policy import tell_sharding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +75,8 @@ def build_roles(
         seed=context.seed,
     )
     roles: RoleSet = plugins.find("roles", settings.roles)(spec)
+    if context.world.mesh is not None:
+        tell_sharding(context, roles.model, compiled=spec.compile)
     for line in table(roles.memory):
         context.say(f"  {line}")
     for note in roles.notes:
@@ -126,12 +129,13 @@ def open_run_reward(
     """The source behind `reward` or `gold` of an RL run; it may share weights with the policy."""
     device = pick_device(context.device)
 
-    def load(place: str) -> Judge:
+    def load(place: str, *, unread: bool) -> Judge:
         """A reward model that shares weights with the policy is not read a second time."""
         _, shared_field = first_reward_model(settings.reward, "reward")
         shared = roles.shared_judge
         if shared is None or place != context.input(shared_field):
-            return load_standing(place, device=device, compiled=settings.memory.compiles_on(device))
+            compiled = settings.memory.compiles_on(device)
+            return load_standing(place, device=device, compiled=compiled, unread=unread)
         return judge_of(place, shared.members, shared.combine, base=roles.model)
 
     return open_reward(

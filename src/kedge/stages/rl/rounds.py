@@ -19,8 +19,8 @@ from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import has_adapters
+from kedge.models.forward.sharding import compute_dtype, shard_model, whole_copy
 from kedge.models.loading.load import DTypeName, load_causal
-from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Passes
 from kedge.models.training.preference_objectives import OpenReference, Reference, as_it_is, reference_for
@@ -30,7 +30,7 @@ from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.rows import rows_at_once
 from kedge.rollout.shared import SharedGenerator
-from kedge.runs.state import load_state, save_state
+from kedge.runs.state import load_state
 from kedge.stages.rl.answers import (
     AnswerSampler,
     Groups,
@@ -44,6 +44,7 @@ from kedge.stages.rl.prompts import PromptDataset, fields_of, prompt_limit, read
 from kedge.stages.rl.reward import decoded, open_reward, report_unscored
 from kedge.stages.rl.round_settings import RoundSettings
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.loop import save_finished
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -90,17 +91,18 @@ def open_sampler(
         too_long=settings.too_long,
         report=partial(report_long_prompts, context, settings.too_long),
     )
+    policy = whole_copy(model)
     answers = max(settings.answers * len(dataset.prompts), settings.step_answers * settings.batch)
     longest_prompt = max(map(len, dataset.tokens))
     rows = rows_at_once(
-        model,
+        policy,
         settings.rows,
         longest=longest_prompt + settings.sampling.max_new_tokens,
         total=-(-answers // context.world.size),
     )
     pad = padding_id(tokenizer)
     generator = LocalGenerator(
-        model,
+        policy,
         settings.sampling,
         stop_ids=stop_ids(tokenizer),
         pad=pad,
@@ -115,6 +117,7 @@ def open_sampler(
         dataset=dataset,
         tokenizer=tokenizer,
         generator=SharedGenerator(generator, context.world, pad=pad, device=model.device),
+        refresh=lambda: whole_copy(model),
         rows=rows,
         reward=source(settings.reward, f"{under}reward"),
         gold=source(settings.gold, f"{under}gold") if settings.gold else None,
@@ -130,11 +133,15 @@ def starting_model(context: Context, model: PreTrainedModel, *, device: str, is_
     """
     if is_asked_often or has_adapters(model):
         return reference_for(model)
-    dtype: DTypeName = "bfloat16" if model.dtype.itemsize == 2 else "float32"
+    dtype: DTypeName = "bfloat16" if compute_dtype(model).itemsize == 2 else "float32"
 
     @contextmanager
     def read_again() -> Generator[OpenReference]:
-        with as_it_is(load_causal(context.input("from"), dtype=dtype, device=device))() as opened:
+        mesh = context.world.mesh
+        start = load_causal(context.input("from"), dtype=dtype, device=device, unread=mesh is not None)
+        if mesh is not None:
+            shard_model(start.requires_grad_(False), mesh)
+        with as_it_is(start)() as opened:
             yield opened
 
     return read_again
@@ -183,14 +190,13 @@ def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[
 def save_round(context: Context, learner: Learner[Any], number: int, *, step: int) -> None:
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
-    state = {"weights": learner.weights(), "last_step": step, "passes": learner.train_step.passes.state()}
-
-    def save() -> None:
-        with whole_folder(finished / f"round-{number}") as beside:
-            save_state(beside, state)
-        shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
-
-    context.once(save)
+    state = {
+        "weights": learner.weights(),
+        "last_step": step,
+        "passes": learner.train_step.passes.state(),
+    }
+    save_finished(context, finished / f"round-{number}", state)
+    context.once(lambda: shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True))
 
 
 def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> tuple[int, int]:
@@ -199,7 +205,7 @@ def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> 
     numbers = context.once(lambda: [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")])
     if not numbers:
         return 0, 0
-    state = load_state(finished / f"round-{max(numbers)}")
+    state = load_state(finished / f"round-{max(numbers)}", like={"weights": trained.weights()})
     trained.load(state["weights"])
     passes.load(state["passes"])
     return max(numbers) + 1, int(state["last_step"])

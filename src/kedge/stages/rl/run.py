@@ -21,14 +21,15 @@ from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
+from kedge.models.forward.sharding import compute_dtype
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import close_generator, max_mismatch, with_sampling
 from kedge.rollout.settings import SamplingSettings, lag_of
-from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
+from kedge.runs.state import capture_rng, load_state, restore_rng, save_state, share_of
 from kedge.runtime.local import Clock
-from kedge.stages.rl.generator import make_generator, refuse_other_weights
+from kedge.stages.rl.generator import make_generator, publish_weights, refuse_other_weights
 from kedge.stages.rl.journal import IterationJournal
 from kedge.stages.rl.looks import open_looks
 from kedge.stages.rl.prompts import (
@@ -159,7 +160,7 @@ class RLRun:
             prompts=self.prompts,
             tokenizer=self.tokenizer,
             clock=self.clock,
-            precision=str(self.roles.model.dtype).removeprefix("torch."),
+            precision=str(compute_dtype(self.roles.model)).removeprefix("torch."),
             looks=open_looks(self.context, self.settings, self.roles.model, self.tokenizer),
         )
         self.generator = self._make_generator(self.settings.sampling)  # last: it may start what has to be ended
@@ -298,7 +299,8 @@ class RLRun:
             "under_way": state_of(self.under_way_at_step),
             **self.state_at_step,
         }
-        self.context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state))
+        share = share_of(state, self.context.world.rank)
+        self.context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state), share=share)
 
     def _resume(self) -> None:
         """Take up the newest checkpoint; else save step 0, to which a broken budget may lead back."""
@@ -318,7 +320,7 @@ class RLRun:
         self.journal.mend_start(self.step)
 
     def _load(self, folder: Path) -> None:
-        state = load_state(folder)
+        state = load_state(folder, like={"roles": self.roles.state()})
         self.published = None
         self.roles.load(state["roles"])
         self.kl.load(state["kl"])
@@ -358,7 +360,7 @@ class RLRun:
     def _publish_weights(self) -> None:
         """The generator samples with the weights as they are now; rollouts carry their version."""
         if self.published != self.step:
-            self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+            publish_weights(self.generator, self.roles, version=self.step)
             self.published = self.step
 
     # Ends
