@@ -192,6 +192,36 @@ CASES = [
     Case("is asked to stop", "os.kill(os.getpid(), signal.SIGTERM)", _stopped),
 ]
 
+_IN_A_PASS = """
+import os, signal, time
+from kedge.core.errors import DataError
+from kedge.models.forward import sharding
+compute, calls = sharding.computing, []
+
+def score(*arguments):
+    calls.append(0)
+    if len(calls) == 30 and not os.path.exists("done"):
+        open("done", "w").close()
+        PLANTED
+    return compute(*arguments)
+
+sharding.computing = score
+"""
+"""Process 1 breaks while the others wait for its part of the weights."""
+
+
+def _sharded(name: str, planted: str, held: Callable[[Ended, Path], str | None], *settings: str) -> Case:
+    before = _IN_A_PASS.replace("PLANTED", planted)
+    return Case(f"{name} in a pass", "pass", held, ("placement.weights=shard", *settings), before)
+
+
+SHARDED = [
+    _sharded("raises", 'raise DataError("planted")', _raised),
+    _sharded("hangs", "time.sleep(3600)", _hung, "placement.timeout=3"),
+    _sharded("is killed", SUICIDE, _killed),
+    Case("is asked to stop", "os.kill(os.getpid(), signal.SIGTERM)", _stopped, ("placement.weights=shard",)),
+]
+
 
 def attempt(case: Case) -> str | None:
     """None where the run ended as it must; else what went wrong."""

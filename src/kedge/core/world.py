@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -35,7 +35,8 @@ class Spent:
 
 
 class World(Protocol):
-    """Every method but `mine` is a meeting: all processes call it, in the same order, or the run ends with an error."""
+    """Every method but `mine` and `explaining` is a meeting: all processes call it, in the same order, or the run ends
+    with an error."""
 
     @property
     def rank(self) -> int:
@@ -71,6 +72,11 @@ class World(Protocol):
         """The value of process 0."""
         ...
 
+    def explaining(self) -> AbstractContextManager[None]:
+        """Within, errors of exchanges that are no meetings (sharded weights are gathered in the midst of a pass) say
+        which process is gone or hangs, as those of meetings do."""
+        ...
+
     def spent(self) -> list[Spent]:
         """What each process did since this was asked last, by rank; nothing is measured of one that is alone."""
         ...
@@ -99,6 +105,9 @@ class Alone:
 
     def same(self, value: T) -> T:
         return value
+
+    def explaining(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def spent(self) -> list[Spent]:
         return []

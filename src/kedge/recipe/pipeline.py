@@ -220,7 +220,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
             if hasattr(recipe.stages[name], "micro_batch")
             else replicated(world),  # only what learns is cut
         )
-        with report_peak_memory(tracker, context.device), few_host_threads(context.device):
+        with world.explaining(), report_peak_memory(tracker, context.device), few_host_threads(context.device):
             made = run_stage(context, recipe.stages[name])
         outputs.extend(once(world, lambda: _describe_outputs(run, stage, made)))
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kedge.core.errors import ConfigError, ProcessError, ProcessLost
+from kedge.core.errors import ConfigError, KedgeError, ProcessError, ProcessLost
 from kedge.core.world import Alone, Spent, World, share
 from kedge.runtime.watch import Watch
 
@@ -123,15 +123,29 @@ class ProcessWorld:
         except RuntimeError as error:
             if isinstance(error, ProcessError) or self.watch is None:
                 raise
-            is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-            if (heard := self.watch.heard(wait_s=0.5 if is_late else 5.0)) is not None:
-                raise heard from error
-            if is_late:
-                raise self.watch.hang(self._timeout_s) from error
-            raise ProcessLost(f"process {self.rank} cannot reach the others any more: {error}") from error
+            raise self._why_apart(error, self.watch) from error
         finally:
             if self.watch is not None:
                 self.watch.is_waiting = False
+
+    @contextmanager
+    def explaining(self) -> Generator[None]:
+        """The same for exchanges that are no meetings: those of FSDP2."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, KedgeError) or self.watch is None or not _is_of_exchange(error):
+                raise
+            raise self._why_apart(error, self.watch) from error
+
+    def _why_apart(self, error: RuntimeError, watch: Watch) -> BaseException:
+        """The error that ended another process, who hangs, or that the others are gone."""
+        is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        if (heard := watch.heard(wait_s=0.5 if is_late else 5.0)) is not None:
+            return heard
+        if is_late:
+            return watch.hang(self._timeout_s)
+        return ProcessLost(f"process {self.rank} cannot reach the others any more: {error}")
 
     def _compare(self, purpose: int) -> None:
         own = torch.tensor([purpose])
@@ -167,6 +181,11 @@ def make_mesh(copies: int, parts: int, *, on_gpu: bool) -> Any:
 
     shape, names = ((parts,), ("shard",)) if copies == 1 else ((copies, parts), ("replicate", "shard"))
     return init_device_mesh("cuda" if on_gpu else "cpu", shape, mesh_dim_names=names)
+
+
+def _is_of_exchange(error: RuntimeError) -> bool:
+    """Whether torch's backends of exchange say it: gloo has no error of its own."""
+    return isinstance(error, cast(Any, dist).DistError) or any(name in str(error) for name in ("gloo", "NCCL"))
 
 
 def _is_handling() -> bool:

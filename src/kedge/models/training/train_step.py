@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kedge.core.errors import CheckpointError, ModelError, NumericsError
+from kedge.core.errors import CheckpointError, ConfigError, ModelError, NumericsError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.world import passes_of
 from kedge.models.forward.sharding import is_part, is_sharded, local, part_of
@@ -145,6 +145,7 @@ class TrainStep:
         self._masters = list(masters or (_master(parameter, parameter.dtype) for parameter in parameters))
         self._is_sharded = any(map(is_part, parameters))
         if self._is_sharded:
+            _refuse_blocks(settings)
             own = own_parts_of(self._masters)
             self._optimiser = make_adamw(own, settings, device)
             backend = adamw_backend(own, own, self._optimiser)
@@ -330,6 +331,14 @@ class TrainStep:
         if not names:
             return f"the norm of the {self._owner}gradient is not finite"
         return f"the gradient of {self._owner}{names[0]} is not finite"
+
+
+def _refuse_blocks(settings: OptimiserSettings) -> None:
+    if settings.name == "adamw_8bit":
+        raise ConfigError(
+            "adamw_8bit keeps moments in blocks that cannot be cut by the rows of a weight: with placement.weights: "
+            "shard, set the optimiser's name to adamw"
+        )
 
 
 def _all(terms: Sequence[Term[Any]], size: PassSize) -> list[Any]:
