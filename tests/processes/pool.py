@@ -23,6 +23,7 @@ from typing import Any, Self, cast
 PATIENCE_S = 120.0
 PRELOADED = [
     "tests.processes.training",
+    "tests.processes.sharded_models",
     "tests.processes.sharded_state",
     "tests.processes.stages",
     "kedge.runtime.processes",

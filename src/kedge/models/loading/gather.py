@@ -158,7 +158,9 @@ def gathered_model(
     """What is saved of a sharded model: adapter `name` (what is active if None) merged in. All processes call it."""
     adapters = adapters_of(model)
     plain = merge(blank_of(model), name=name, dtype=dtype)
-    plain.config, plain.generation_config = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
+    plain.config = copy.deepcopy(model.config)
+    if model.can_generate():
+        plain.generation_config = copy.deepcopy(model.generation_config)
     return GatheredModel(
         model=model,
         plain=plain,

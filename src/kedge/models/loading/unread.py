@@ -1,8 +1,8 @@
 """Models that get no memory before they are sharded: each process then reads its part of every weight, and no more.
 
 The model is built without weights (they are on `meta`; buffers are computed as always), and brings along how to read
-them. Where a file does not have a weight as the model needs it (another name, another shape, tied weights that are
-stored twice, a type that transformers would change), process 0 reads the whole model and sends the others their parts.
+them. Where a file does not have a weight as the model needs it (another shape, weights that transformers puts together
+or keeps in another type), or the model is not in a folder, process 0 reads all of it and sends the others their parts.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class FirstProcessWeights:
     keep their part. Calling it fills a model."""
 
     read: Callable[[], PreTrainedModel]
+    note: str
+    """Why, for users."""
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, names: Collection[str]) -> None:
@@ -117,7 +119,8 @@ def merged_unread(model: PreTrainedModel, name: str | None) -> PreTrainedModel:
     fill, adapters, twin = fill_of(model), required_adapters(model), merge(model, name=name)
     names = adapters.active if name is None else adapters.stack(name)
     if isinstance(fill, FirstProcessWeights):
-        fill_when_sharded(twin, FirstProcessWeights(read=lambda: merge_anew(model, fill.read(), name=name)))
+        sent = FirstProcessWeights(read=lambda: merge_anew(model, fill.read(), name=name), note=fill.note)
+        fill_when_sharded(twin, sent, note=sent.note)
         return twin
     assert isinstance(fill, FileWeights)
 
@@ -182,7 +185,7 @@ def without_weights(
     weights, reason = _weights_in_files(model, source, dtype)
     if weights is None:
         note = f"process 0 reads all of {source} and sends the others their parts, for {reason}"
-        fill_when_sharded(model, FirstProcessWeights(read=read), note=note)
+        fill_when_sharded(model, FirstProcessWeights(read=read, note=note), note=note)
     else:
         fill_when_sharded(model, weights)
     return model.eval(), set(weights.missing) if weights else set()
@@ -217,17 +220,15 @@ def _weights_in_files(model: PreTrainedModel, source: Path | str, dtype: torch.d
     if reason := _changed_on_reading(model, dtype):
         return None, reason
     stored = stored_in(source)
+    _untie(model, stored)
     names = _names(model)
     places: dict[str, Place] = {}
     missing: set[str] = set()
     for name, weight in named_weights(model):
-        found = {key: stored[key] for alias in names[name] for key in _keys(model, alias) if key in stored}
-        if len(found) > 1:
-            return None, f"'{name}' is tied, and stored more than once"
-        if not found:
+        place = next((stored[key] for alias in names[name] for key in _keys(model, alias) if key in stored), None)
+        if place is None:
             missing.add(name)
             continue
-        [place] = found.values()
         if place.shape != tuple(weight.shape):
             return None, f"'{name}' has the shape {place.shape} in the files, and {tuple(weight.shape)} in the model"
         places |= dict.fromkeys(names[name], place)
@@ -253,6 +254,27 @@ def _names(model: nn.Module) -> dict[str, list[str]]:
     for name, weight in model.state_dict(keep_vars=True).items():
         by_id.setdefault(id(weight), []).append(name)
     return {names[0]: names for names in by_id.values()} | {name: names for names in by_id.values() for name in names}
+
+
+def _untie(model: PreTrainedModel, stored: Mapping[str, Place]) -> None:
+    """Weights that are tied by the settings of a model, and stored with other values, are weights of their own."""
+    for names in {tuple(names) for names in _names(model).values() if len(names) > 1}:
+        places = {name: stored[key] for name in names for key in _keys(model, name) if key in stored}
+        if len(places) < 2:
+            continue
+        first, *others = places
+        for name in others:
+            if not _is_same(places[first], places[name]):
+                path, _, leaf = name.rpartition(".")
+                weight = nn.Parameter(torch.empty_like(model.get_parameter(name)))
+                setattr(model.get_submodule(path), leaf, weight)
+                tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
+                tied.pop(name, None)
+
+
+def _is_same(one: Place, other: Place) -> bool:
+    with _opened(one.file) as file, _opened(other.file) as others:
+        return torch.equal(file.get_tensor(one.key), others.get_tensor(other.key))
 
 
 def _keys(model: PreTrainedModel, name: str) -> dict[str, None]:

@@ -1,0 +1,53 @@
+"""Sharded models are read part by part and saved weight by weight: as one process reads and saves them, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.processes import sharded_models
+from tests.processes.pool import Pool
+
+from kedge.core.world import ALONE
+from kedge.testing.contracts.roles import assert_same_state
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    sharded_models.write_models(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", sharded_models.MODELS)
+def test_every_process_reads_its_part_of_what_one_reads(pool: Pool, models: Path, name: str) -> None:
+    expected = sharded_models.read_model(ALONE, models, name)
+    for size in (2, 3) if name in ("several files", "sent") else (2,):
+        for found in pool.run(sharded_models.read_model, models, name, size=size):
+            note = found.pop("note")
+            assert ("process 0 reads all of" in note) == (name in sharded_models.SENT), note
+            assert_same_state(found, {key: value for key, value in expected.items() if key != "note"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sharded_models.SAVED)
+def test_what_is_saved_is_to_the_byte_what_one_process_saves(
+    pool: Pool, models: Path, name: str, dtype: str, tmp_path: Path
+) -> None:
+    sharded_models.save_model(ALONE, models, name, tmp_path / "one" / "run", dtype)
+    pool.run(sharded_models.save_model, models, name, tmp_path / "two" / "run", dtype)
+    expected, found = (
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "one", tmp_path / "two")
+    )
+    assert len([file for file in expected if file.startswith("run/model/model-0")]) > 1, "one file only"
+    assert sorted(found) == sorted(expected)
+    assert [file for file in expected if found[file] != expected[file]] == []
+
+
+def test_what_process_0_cannot_write_all_refuse(pool: Pool, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.txt").touch()
+    words = pool.run(sharded_models.fail_to_save, models, tmp_path / "model")
+    refusal = "exists and holds no model, so it is not replaced; give another folder"
+    assert words == [f"ModelError: {tmp_path / 'model'} {refusal}"] * 2
