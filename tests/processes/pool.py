@@ -22,10 +22,11 @@ from typing import Any, Self, cast
 
 PATIENCE_S = 120.0
 PRELOADED = [
-    "tests.processes.training",
+    "tests.processes.sharded",
     "tests.processes.sharded_models",
     "tests.processes.sharded_state",
     "tests.processes.stages",
+    "tests.processes.training",
     "kedge.runtime.processes",
 ]
 

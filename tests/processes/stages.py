@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from kedge.core import plugins
 from kedge.core.stage import Stage
-from kedge.core.world import World
+from kedge.core.world import ALONE, World
 from kedge.data.template import template_hash
 from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
@@ -27,6 +27,7 @@ from kedge.models.settings import LoraSettings, MeanOfMembers
 from kedge.recipe.together import SharedTracker
 from kedge.runs import Run, new_manifest
 from kedge.runs.folder import RunTracker
+from kedge.runtime.processes import ProcessWorld
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import StopRequest
 from kedge.testing import toy
@@ -72,8 +73,6 @@ STAGES: dict[str, dict[str, Any]] = {
     },
     "dpo": {**PREFERENCE, "method": "dpo", "lora": {"rank": 2}},
     "kto": {**PREFERENCE, "method": "kto"},
-    "tdpo": {**PREFERENCE, "method": "tdpo"},
-    "tdpo, lora": {**PREFERENCE, "method": "tdpo", "lora": {"rank": 2}},
     "online": {
         **PREFERENCE, "method": "dpo", "data": None, "heldout": None,
         "online": {**SAMPLED, "rounds": 2, "reward": SIZE, "answers": 3, "finished": False, "rows": 16},
@@ -103,6 +102,13 @@ STAGES: dict[str, dict[str, Any]] = {
         "dtype": "float32",
     },
 }  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {
+    "tdpo": {**PREFERENCE, "method": "tdpo"},
+    "tdpo, lora": {**PREFERENCE, "method": "tdpo", "lora": {"rank": 2}},
+    "sft, lora": {**STAGES["sft"], "lora": {"rank": 2, "dropout": 0.0}},
+    "reward, frozen": {**STAGES["reward"], "frozen_layers": 1, "members": 2},
+}
+"""What sharded weights do otherwise than replicated ones."""
 _INPUTS = ("from", "data", "heldout", "prompts", "reward", "models")
 
 
@@ -149,19 +155,21 @@ def run_stage(
     world: World, home: Path, name: str, folder: Path, changes: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """One stage in a folder of this process, and what it wrote: metrics, samples, weights and answers, untimed.
-    `changes` are of its settings."""
-    settings, place = {**STAGES[name], **(changes or {})}, folder / f"process-{world.rank}"
+    `changes` are of its settings. Processes that hold parts of weights write into one folder."""
+    is_cut = world.mesh is not None
+    settings, place = {**(STAGES | MORE)[name], **(changes or {})}, folder / f"process-{0 if is_cut else world.rank}"
     kind: Stage = plugins.find("stages", settings["kind"])
     parsed, run = kind.settings.model_validate(settings), kind.load_run()
     assert run is not None
     manifest = new_manifest(name="stage", kind=settings["kind"], seed=3, settings={})
     os.environ["KEDGE_CACHE"] = str(folder / f"cache-{world.rank}")
-    with Run.create(place, manifest=manifest) as stage_run:
+    with Run.shared(world if is_cut else ALONE, lambda: Run.create(place, manifest=manifest)) as stage_run:
+        writes = not (is_cut and world.rank)
         context = Context(
             name="stage",
             seed=3,
             run=stage_run,
-            tracker=SharedTracker(world, RunTracker(stage_run), StopRequest(world)),
+            tracker=SharedTracker(world, RunTracker(stage_run) if writes else None, StopRequest(world)),
             device="cpu",
             chat_template=None,
             recipe_folder=home,
@@ -170,7 +178,14 @@ def run_stage(
             world=world,
         )
         run(context, parsed)
+    world.same(None)  # the first one has written
     return _facts(place)
+
+
+def run_sharded(world: ProcessWorld, home: Path, name: str, folder: Path) -> dict[str, Any]:
+    """The same with sharded weights."""
+    world.shard_weights()
+    return run_stage(world, home, name, folder)
 
 
 def _sources(settings: Mapping[str, Any], under: str = "") -> dict[str, list[str]]:

@@ -62,10 +62,10 @@ def train_roles(world: World, way: str, base: Path, case: str) -> dict[str, Any]
     roles = BUILDERS[way](spec)
     before = answers_of(roles, rollouts)
     metrics = [dict(update(roles, rollouts)) for _ in range(2) for update in (update_policy, update_critic)]
-    return {"metrics": metrics, "before": before, "after": answers_of(roles, rollouts), "weights": _weights(roles)}
+    return {"metrics": metrics, "before": before, "after": answers_of(roles, rollouts), "weights": weights_of(roles)}
 
 
-def _weights(roles: RoleSet) -> dict[str, Tensor]:
+def weights_of(roles: RoleSet) -> dict[str, Tensor]:
     critic = roles.critic.train_step.weights() if isinstance(roles.critic, Critic) else {}
     named: dict[str, Mapping[str, Tensor]] = {
         "policy": roles.policy.weights(),

@@ -85,10 +85,11 @@ def shard_model(
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "ignored_params": set(whole),
     }
-    is_alone = num_parts(mesh) == 1  # then a whole layer is no larger than its part
+    is_cut = num_parts(mesh) > 1  # else a whole layer is no larger than its part, and stays
+    is_summed = mesh.size() > 1
     for block in blocks_of(model):
-        _register(fully_shard(block, reshard_after_forward=not is_alone, **options), is_summed=not is_alone)
-    _register(fully_shard(model, reshard_after_forward=False, **options), is_summed=not is_alone)
+        _register(fully_shard(block, reshard_after_forward=is_cut, **options), is_summed=is_summed)
+    _register(fully_shard(model, reshard_after_forward=False, **options), is_summed=is_summed)
     if unread is not None:
         unread.fill(model, _give_memory(model, mesh))
         record.note = unread.note

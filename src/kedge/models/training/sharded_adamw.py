@@ -92,8 +92,8 @@ def as_parts(state: Mapping[str, Any], weights: Sequence[Tensor]) -> dict[str, A
 
 
 def own_parts(state: Mapping[str, Any], weights: Sequence[Tensor]) -> dict[str, Any]:
-    """The inverse of `as_parts`; whole moments are cut."""
-    return _translated(state, weights, part_of)
+    """The inverse of `as_parts`; of whole moments only the part is kept in memory."""
+    return _translated(state, weights, lambda moment, weight: part_of(moment, weight).clone())
 
 
 def _translated(
