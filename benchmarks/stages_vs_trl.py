@@ -3,12 +3,14 @@
 Random weights of real shapes with a real tokenizer, real lengths, the same batch, longest length and precision, one
 process a side. Kedge runs as its users run it (`kedge run` on a recipe of all stages); TRL's trainers get the largest
 micro-batch that fits and what is fastest without flash-attn. "First s" is from the start of a stage, with its weights
-and its data, to the end of its first step. The floor is the operations of the real tokens over the rate of a large
-matrix product on this card. Needs: pip install 'trl==1.12.0'; a file of preferences; a tokenizer's folder.
+and its data, to the end of its first step; "saving s" from the last step to the end of the stage, with a checkpoint and
+the model. The floor is the operations of the real tokens over the rate of a large matrix product on this card. Needs:
+pip install 'trl==1.12.0'; a file of preferences; a tokenizer's folder.
 
     python benchmarks/stages_vs_trl.py --pairs hh.jsonl.gz --tokenizer FOLDER                       # the whole table
     python benchmarks/stages_vs_trl.py --pairs … --tokenizer … --shapes 135m --stages sft reward --ways lora
     python benchmarks/stages_vs_trl.py --pairs … --tokenizer … --shapes tiny --steps 4 --batch 4    # anywhere
+    python benchmarks/stages_vs_trl.py --pairs … --tokenizer … --shapes 7b --ways lora --who kedge --base-bits 4
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from peers.stage_case import (
     write_inputs,
 )
 
-COLUMNS = ("s/step", "tokens/s", "peak GiB", "first s", "× floor", "× TRL")
+COLUMNS = ("s/step", "tokens/s", "peak GiB", "first s", "saving s", "× floor", "× TRL")
 HEADER = f"{'shape':6} {'stage':7} {'way':5} {'side':6} {' '.join(f'{name:>9}' for name in COLUMNS)}"
 
 
@@ -74,6 +76,8 @@ def case_of(args: argparse.Namespace, home: str, shape: str, stage: StageName, w
         skipped=args.skipped_iterations if samples else args.skipped,
         max_length=args.max_length,
         micro_batch=args.trl_rows,
+        base_bits=args.base_bits,
+        recompute=args.recompute,
     )
 
 
@@ -104,6 +108,7 @@ def show(case: StageCase, side: str, found: StageMeasured, tokens: float, rates:
         f"{tokens / found.step_s:,.0f}",
         f"{found.peak_gib:.1f}",
         f"{found.first_step_s:.1f}",
+        "" if found.saving_s is None else f"{found.saving_s:.1f}",
         f"{found.step_s / least:.1f}" if least else "",
         f"{ratio:.1f}" if ratio else "",
     )
@@ -144,11 +149,13 @@ def _measured(case: StageCase, folder: Path) -> StageMeasured:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if "time/step" in record]
     counted = steps[case.skipped :]
-    started = datetime.fromisoformat(json.loads((folder / "run.json").read_text())["created"]).timestamp()
+    manifest = json.loads((folder / "run.json").read_text())
+    created, finished = (datetime.fromisoformat(manifest[name]).timestamp() for name in ("created", "finished"))
     return StageMeasured(
         step_s=median([record["time/step"] for record in counted]),
-        first_step_s=steps[0]["at"] - started,
+        first_step_s=steps[0]["at"] - created,
         peak_gib=peak_of(folder / "events.jsonl"),
+        saving_s=finished - steps[-1]["at"],
         tokens_a_step=sum(r.get("tokens/per_second", 0) * r["time/step"] for r in counted) / len(counted),
     )
 
@@ -160,9 +167,13 @@ def peak_of(events: Path) -> float:
 
 
 def stage_of(case: StageCase) -> Mapping[str, Any]:
-    lora = {"rank": RANK, "alpha": ALPHA}
+    lora = {"rank": RANK, "alpha": ALPHA, "base_bits": case.base_bits}
     with_lora = {"lora": lora} if case.way == "lora" else {}
-    fixed = {"batch": case.batch, "max_steps": case.steps, "max_length": case.max_length, "epochs": 100, **with_lora}
+    fixed = {
+        **{"batch": case.batch, "max_steps": case.steps, "max_length": case.max_length, "epochs": 100},
+        **with_lora,
+        "memory": _memory(case),
+    }
     match case.stage:
         case "sft":
             return {"kind": "sft", "data": case.file("demonstrations.jsonl"), "samples": 0, **fixed}
@@ -194,12 +205,17 @@ def stage_of(case: StageCase) -> Mapping[str, Any]:
 def _rl(case: StageCase, lora: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "roles": "lora" if case.way == "lora" else "separate",
-        "memory": {"lora": lora} if case.way == "lora" else {},
+        "memory": _memory(case) | ({"lora": lora} if case.way == "lora" else {}),
         "iterations": case.steps,
         "max_prompt_tokens": case.max_length,
         "too_long": "drop",
         "sampling": {"max_new_tokens": NEW_TOKENS},
     }
+
+
+def _memory(case: StageCase) -> dict[str, Any]:
+    """What is saved at the end of a stage is not measured: 7B in float32 would be 30 GB."""
+    return {"recompute": case.recompute, "save_dtype": "bfloat16" if case.shape == "7b" else "float32"}
 
 
 def trl_side(cases: Sequence[StageCase]) -> Iterator[tuple[StageCase, StageMeasured]]:
@@ -235,6 +251,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--skipped-iterations", type=int, default=3)
     parser.add_argument("--max-length", type=int, default=768)
     parser.add_argument("--trl-rows", type=int, default=64, help="micro-batch of TRL, halved where it does not fit")
+    parser.add_argument("--base-bits", type=int, choices=[16, 8, 4], default=16, help="of Kedge's base, with lora")
+    parser.add_argument("--recompute", action="store_true", help="activations, on Kedge's side")
     args = parser.parse_args()
     for skipped, of in ((args.skipped, args.steps), (args.skipped_iterations, args.iterations)):
         if skipped >= of:

@@ -45,6 +45,9 @@ class StageCase:
     max_length: int
     micro_batch: int
     """Rows that TRL computes at once; Kedge chooses."""
+    base_bits: int = 16
+    """Of the frozen base under adapters; Kedge's side alone, as is `recompute`."""
+    recompute: bool = False
 
     @property
     def device(self) -> str:
@@ -63,6 +66,8 @@ class StageMeasured:
     peak_gib: float
     tokens_a_step: float
     """Real tokens of a step; 0 where the side does not count them."""
+    saving_s: float | None = None
+    """From the last step to the end of the stage, its model saved; None where the side saves nothing."""
 
 
 def write_inputs(home: Path, pairs: Path, tokenizer: str, shape: str, *, with_reward: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -86,6 +87,7 @@ def test_raw_scores_are_those_of_plain_transformers_in_the_order_of_the_file(ked
     done = kedge("score", "rm", "pairs.jsonl", "--raw")
     assert (done.code, done.err) == (0, "")
     assert "scored 8 answers of 4 pairs in pairs.jsonl, not normalised" in done.out
+    assert re.search(r"^\d+ tokens in \d+\.\d s, [\d,]+ a second$", done.out, re.MULTILINE)
     for row, found in zip(PAIRS, numbers(tmp_path / "pairs.scores.jsonl"), strict=True):
         for side, one in zip(("chosen", "rejected"), found, strict=True):
             assert one == pytest.approx(by_transformers(tmp_path / "rm", row["prompt"], row[side])[0], rel=1e-4)

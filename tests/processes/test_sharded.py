@@ -16,11 +16,11 @@ from kedge.testing.contracts.roles import assert_same_state
 
 __all__ = ["base"]  # a fixture
 
-QUICK = {("separate", case) for case in sharded.CASES} | {("lora", "uneven rows"), ("lora", "imitation")}
+QUICK = {("separate", case) for case in sharded.CASES} | {("lora", "uneven rows"), ("lora", "two-byte types")}
 ALL = [
     pytest.param(way, case, size, marks=() if (way, case) in QUICK and size == 2 else pytest.mark.slow)
     for way in ("separate", "lora")
-    for case in training.ROLES
+    for case in training.ROLES | training.NARROW
     for size in (2, 3)
 ]
 TRAINED = [name for name in stages.STAGES if name not in ("evaluate", "exam", "ppo, trunk")] + list(stages.MORE)
@@ -34,8 +34,9 @@ def test_roles_with_parts_learn_what_one_process_would(pool: Pool, base: Path, w
 
 @pytest.mark.parametrize("way", ["separate", pytest.param("lora", marks=pytest.mark.slow)])
 def test_a_world_of_one_computes_the_same_bits(pool: Pool, base: Path, way: str) -> None:
-    (alone,) = pool.run(sharded.roles_with_parts, way, base, "imitation", size=1)
-    assert_same_state(alone, training.train_roles(ALONE, way, base, "imitation"))
+    for case in ("imitation", "two-byte types"):
+        (alone,) = pool.run(sharded.roles_with_parts, way, base, case, size=1)
+        assert_same_state(alone, training.train_roles(ALONE, way, base, case))
 
 
 def test_machines_may_have_copies_of_the_parts(pool: Pool, base: Path) -> None:
@@ -109,8 +110,8 @@ def test_the_copy_that_is_sampled_from_stays_where_it_is(pool: Pool, base: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["separate", "lora"])
 def test_compiled_layers_may_be_sharded(pool: Pool, base: Path, way: str) -> None:
-    expected = sharded.compiled_roles(ALONE, way, base)
-    assert_near(together(pool, sharded.compiled_roles, way, base), expected)
+    (expected,) = pool.run(sharded.compiled_roles, way, base, True, size=1)
+    assert_near(together(pool, sharded.compiled_roles, way, base, False), expected)
 
 
 @pytest.mark.parametrize(

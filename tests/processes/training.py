@@ -49,12 +49,13 @@ ROLES: dict[str, dict[str, Any]] = {
     "ema": {"ema": 0.5},
     "recompute": {"recompute": True},
 }
+NARROW: dict[str, dict[str, Any]] = {"two-byte types": {"rows": 2, "dtype": "bfloat16"}}
 """By name, what is unlike `example_spec`; `first` rows alone are learnt from, `imitated` ones stand beside them."""
 
 
 def train_roles(world: World, way: str, base: Path, case: str) -> dict[str, Any]:
     """Two steps of actor and critic: weights, what the roles say before and after, and metrics."""
-    options = dict(ROLES[case])
+    options = dict((ROLES | NARROW)[case])
     first, imitated = options.pop("first", None), options.pop("imitated", 0)
     spec = replace(example_spec(base), world=world, **options)
     spec = replace(spec, imitation=Imitation(batches=_demonstrations(imitated), coef=0.3) if imitated else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import typer
@@ -39,8 +40,10 @@ def score(
     with writing(target):
         with counter("examples read", is_quiet=as_json) as progress:
             answers = scoring.read_answers(file, kind, judge, beside=target, progress=progress)
+        start = perf_counter()
         with _bar("answers", len(answers.tokens), is_quiet=as_json) as progress:
             scores = scoring.score_answers(judge, answers, is_raw=raw, progress=progress)
+        seconds = perf_counter() - start
         scoring.write_scores(target, judge, answers, scores)
     written = [target]
     if report is not None:
@@ -48,10 +51,12 @@ def score(
             written += score_summary.save_reports(report, judge, answers, scores)
     summary = score_summary.summarise(judge, answers, scores, is_raw=raw)
     if as_json:
-        print_json({**summary.as_dict(), "written": [str(path) for path in written]})
+        pace = {"tokens": answers.num_tokens, "seconds": seconds}
+        print_json({**summary.as_dict(), **pace, "written": [str(path) for path in written]})
         return
     print_findings(out(), summary.findings)
-    for line in (*score_summary.in_words(summary), *(f"wrote {path}" for path in written)):
+    pace = f"{answers.num_tokens:,} tokens in {seconds:.1f} s, {answers.num_tokens / seconds:,.0f} a second"
+    for line in (*score_summary.in_words(summary), pace, *(f"wrote {path}" for path in written)):
         out().print(line, markup=False, soft_wrap=True)
 
 

@@ -44,6 +44,10 @@ class Answers:
     set_aside: Path
     """Where the broken rows are, if there are any."""
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
     def by_example(self) -> Iterator[tuple[Example, slice]]:
         """Each example with the places of its answers."""
         start = 0

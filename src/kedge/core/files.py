@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from glob import escape
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from kedge.core.errors import ConfigError, DataError, KedgeError, RunError
 
@@ -182,8 +183,21 @@ def readable_bytes(size: int) -> str:
     return f"{amount / 1024:.1f} TiB"
 
 
+def check_text(value: str, what: str = "the text") -> str:
+    """A DataError where text has half a surrogate pair, which no file can hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{what} has half a character at position {error.start} ({value[error.start]!a}), which no file can hold"
+        ) from error
+    return value
+
+
 _BLOCK_BYTES = 1 << 20
-_HASHED_AT_ONCE = 8
+_PART_BYTES = 64 << 20
+HASHED_AT_ONCE: Final = min(16, os.cpu_count() or 1)
+"""One core hashes the weights of a model slower than a disk takes them."""
 
 
 def hash_bytes(data: bytes) -> str:
@@ -201,17 +215,33 @@ def hash_json(value: Any) -> str:
 
 
 def hash_file(path: Path) -> str:
-    digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    return hash_files([path])[0]
 
 
 def hash_files(paths: Sequence[Path]) -> list[str]:
-    """The hash of each file, several at once: one core hashes the state of a model slower than a disk takes it."""
-    with ThreadPoolExecutor(min(_HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
-        return list(pool.map(hash_file, paths))
+    """The hash of each file: of a small one that of its bytes, of a larger one that of the hashes of its parts.
+
+    Parts are hashed at the same time.
+    """
+    starts = [range(0, max(path.stat().st_size, 1), _PART_BYTES) for path in paths]
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        parts = [
+            [pool.submit(_hash_part, path, start, is_last=start == own[-1]) for start in own]
+            for path, own in zip(paths, starts, strict=True)
+        ]
+        hashes = [[part.result() for part in own] for own in parts]
+    return [own[0] if len(own) == 1 else hash_json(own) for own in hashes]
+
+
+def _hash_part(path: Path, start: int, *, is_last: bool) -> str:
+    digest = blake2b(digest_size=16)
+    num_blocks = None if is_last else _PART_BYTES // _BLOCK_BYTES
+    with path.open("rb") as file:
+        if start:  # a pipe has no places
+            file.seek(start)
+        for block in islice(iter(lambda: file.read(_BLOCK_BYTES), b""), num_blocks):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def hash_folder(folder: Path, *, suffixes: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> str:

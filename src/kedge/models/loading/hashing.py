@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 from typing import cast
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kedge.core.files import hash_folder
+from kedge.core.files import HASHED_AT_ONCE, hash_folder, hash_json
 from kedge.models.forward.lora import adapters_of
 from kedge.models.forward.sharding import compute_dtype, gathered, is_part, is_sharded
 
@@ -28,16 +29,22 @@ def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:
         for name, tensor in module.state_dict().items()
         if with_adapters or ".lora_" not in name or name.endswith(of_base)
     }
-    digest = blake2b(digest_size=16)
-    dtype = compute_dtype(cast(PreTrainedModel, module)) if is_sharded(module) else None
-    for name, tensor in sorted(weights.items()):
-        values = _as_computed(tensor, dtype).cpu().contiguous()
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
-        digest.update(values.flatten().view(torch.uint8).numpy().data)
+    named = sorted(weights.items())
+    if is_sharded(module):  # one after the other, as all processes gather them
+        dtype = compute_dtype(cast(PreTrainedModel, module))
+        return hash_json([_tensor_hash(name, _as_computed(tensor, dtype)) for name, tensor in named])
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        return hash_json(list(pool.map(_tensor_hash, *zip(*named, strict=True))))
+
+
+def _tensor_hash(name: str, tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous()
+    digest = blake2b(f"{name} {values.dtype} {tuple(values.shape)}\n".encode(), digest_size=16)
+    digest.update(values.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _as_computed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _as_computed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight as the model computes with it: a part is wider where it learns."""
     return gathered(tensor.detach()).to(dtype) if is_part(tensor) else tensor.detach()
 
