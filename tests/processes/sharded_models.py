@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +15,8 @@ from torch import Tensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -21,7 +25,7 @@ from transformers import (
 
 from kedge.core.world import World
 from kedge.models.forward.lora import has_adapters, with_lora
-from kedge.models.forward.sharding import as_part, gathered, part_of, reading_note, shard_model
+from kedge.models.forward.sharding import as_part, gathered, local, part_of, reading_note, shard_model
 from kedge.models.loading import gather, start
 from kedge.models.loading import unread as loading_unread
 from kedge.models.loading.hashing import module_hash
@@ -35,6 +39,7 @@ from kedge.models.reward.reward_files import build, load, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.roles.build import plain
 from kedge.models.settings import LoraSettings, MeanOfMembers
+from kedge.runs.state import load_state, save_state, share_of
 from kedge.runtime.processes import make_mesh
 
 LORA = LoraSettings(rank=2)
@@ -206,6 +211,70 @@ def small_files() -> Generator[None]:
     finally:
         for module, size in zip(modules, before, strict=True):
             module.SHARD_SIZE = size
+
+
+def write_large(folder: Path) -> None:
+    """A model of eight layers in bfloat16: in float32 it is twice as large as its file."""
+    config = LlamaConfig(
+        vocab_size=259, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=8, tie_word_embeddings=True, pad_token_id=256, bos_token_id=None, eos_token_id=258,
+    )  # fmt: skip
+    _write(cast(Any, LlamaForCausalLM(config)).to(torch.bfloat16), folder)
+
+
+def peak_memory(world: World, folder: Path, saved: Path) -> dict[str, float]:
+    """The most memory that each act takes beyond what was held before it, as a share of the model's bytes."""
+    ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back at once
+    mesh = make_mesh(1, world.size, on_gpu=False)
+    blank = load_causal(folder, dtype="float32", unread=True)
+    whole = sum(parameter.nbytes for parameter in blank.parameters())
+    layer = sum(parameter.nbytes for parameter in blank.get_submodule("model.layers.0").parameters())
+    facts, opened = {"layer": layer / whole}, list[PreTrainedModel]()
+
+    def read() -> None:
+        opened.append(load_causal(folder, dtype="float32", unread=True))
+        shard_model(opened[0], mesh, dtype=torch.bfloat16)
+
+    def save_checkpoint() -> None:
+        share = share_of({"weights": state}, world.rank)
+        assert share is not None
+        share(saved)
+        world.same(None)
+        if world.rank == 0:
+            save_state(saved, {"weights": state})
+        world.same(None)
+
+    saved.mkdir(exist_ok=True)
+    facts["read"] = _peak(read) / whole
+    state = {name: parameter.detach() for name, parameter in opened[0].named_parameters()}
+    facts["save"] = _peak(lambda: save_causal(opened[0], tiny_tokenizer(), saved / "model", world=world)) / whole
+    facts["checkpoint"] = _peak(save_checkpoint) / whole
+    loaded: list[Any] = []
+    facts["resume"] = _peak(lambda: loaded.append(load_state(saved, like={"weights": state}))) / whole
+    facts["hash"] = _peak(lambda: module_hash(opened[0])) / whole
+    assert all(torch.equal(local(loaded[0]["weights"][name]), local(weight)) for name, weight in state.items())
+    return facts
+
+
+def _peak(act: Callable[[], object]) -> float:
+    """How much more anonymous memory than before this process has at most while it acts."""
+    before, highest, is_over = _anonymous(), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.001):
+            highest[0] = max(highest[0], _anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    act()
+    is_over.set()
+    watcher.join()
+    return max(highest[0], _anonymous()) - before
+
+
+def _anonymous() -> float:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return float(line.split()[1]) * 1024
 
 
 def fail_to_save(world: World, home: Path, folder: Path) -> str:

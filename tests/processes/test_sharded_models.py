@@ -45,6 +45,18 @@ def test_what_is_saved_is_to_the_byte_what_one_process_saves(
     assert [file for file in expected if found[file] != expected[file]] == []
 
 
+def test_no_process_ever_holds_more_than_its_part_and_a_layer(tmp_path: Path) -> None:
+    sharded_models.write_large(tmp_path / "large")
+    with Pool(2) as fresh:
+        for facts in fresh.run(sharded_models.peak_memory, tmp_path / "large", tmp_path / "saved"):
+            print({name: round(share, 3) for name, share in facts.items()})
+            room = facts["layer"] + 0.08  # libraries that are loaded, buffers of files
+            assert facts["read"] < 1 / 2 + room, facts
+            assert facts["resume"] < 1 / 2 + room, facts
+            for act in ("save", "checkpoint", "hash"):
+                assert facts[act] < room, (act, facts)
+
+
 def test_what_process_0_cannot_write_all_refuse(pool: Pool, models: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "thesis.txt").touch()
