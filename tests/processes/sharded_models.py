@@ -216,7 +216,7 @@ def small_files() -> Generator[None]:
 def write_large(folder: Path) -> None:
     """A model of eight layers in bfloat16: in float32 it is twice as large as its file."""
     config = LlamaConfig(
-        vocab_size=259, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
+        vocab_size=259, hidden_size=384, intermediate_size=1152, num_hidden_layers=8, num_attention_heads=8,
         num_key_value_heads=8, tie_word_embeddings=True, pad_token_id=256, bos_token_id=None, eos_token_id=258,
     )  # fmt: skip
     _write(cast(Any, LlamaForCausalLM(config)).to(torch.bfloat16), folder)

@@ -3,7 +3,9 @@ world."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,9 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from kedge.core.errors import KedgeError
-from kedge.core.world import World
+from kedge.core.world import World, once
 from kedge.runs.checkpoints import Checkpoints, CheckpointSettings
-from kedge.runs.state import load_state, save_state, share_of
+from kedge.runs.state import load_entry, load_state, save_state, share_of
+from kedge.stages.shared.loop import save_finished
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "even": (6, 4),
@@ -108,15 +111,28 @@ def assert_parts(state: Any, like: Any) -> None:
         assert torch.equal(state.to_local(), like.to_local())
 
 
+def finish(world: World, folder: Path) -> Any:
+    """The state of a part of a stage that is done, written together and read back in parts; an entry of it alone."""
+    mesh, placements = layout(world, "parts")
+    state = cut(whole_state(), placements, mesh)
+    context: Any = SimpleNamespace(world=world, once=partial(once, world))
+    save_finished(context, folder / "round-0", state)
+    back = load_state(folder / "round-0", like=state)
+    assert_parts(back, state)
+    assert load_entry(folder / "round-0", "step") == 12
+    return gathered(back), sorted(path.name for path in folder.iterdir())
+
+
 def fail_to_write(world: World, folder: Path, rank: int) -> str:
     """One process cannot write its share: what all of them say, and what is left."""
     write(world, folder)
     checkpoints = Checkpoints(folder, CheckpointSettings(), world)
 
-    def share(place: Path) -> None:
+    def share(place: Path) -> list[str]:
         (place / f"{world.rank}").write_text("half")
         if world.rank == rank:
             raise OSError(28, "No space left on device")
+        return [f"{world.rank}"]
 
     try:
         checkpoints.begin(13, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.processes import sharded_models
@@ -19,7 +20,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", sharded_models.MODELS)
+READ = ["several files", "stored twice", "sent", "adapter on an adapter", "reward model", "ensemble", "merged member"]
+SAVED = ["tied float32", "several files bfloat16", "adapter, bfloat16 float32", "ensemble float32"]
+
+
+def slow_but(quick: list[str], names: list[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(READ, [*sharded_models.MODELS]))
 def test_every_process_reads_its_part_of_what_one_reads(pool: Pool, models: Path, name: str) -> None:
     expected = sharded_models.read_model(ALONE, models, name)
     for size in (2, 3) if name in ("several files", "sent") else (2,):
@@ -29,11 +38,13 @@ def test_every_process_reads_its_part_of_what_one_reads(pool: Pool, models: Path
             assert_same_state(found, {key: value for key, value in expected.items() if key != "note"})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sharded_models.SAVED)
+@pytest.mark.parametrize(
+    "case", slow_but(SAVED, [f"{name} {dtype}" for name in sharded_models.SAVED for dtype in ("float32", "bfloat16")])
+)
 def test_what_is_saved_is_to_the_byte_what_one_process_saves(
-    pool: Pool, models: Path, name: str, dtype: str, tmp_path: Path
+    pool: Pool, models: Path, case: str, tmp_path: Path
 ) -> None:
+    name, _, dtype = case.rpartition(" ")
     sharded_models.save_model(ALONE, models, name, tmp_path / "one" / "run", dtype)
     pool.run(sharded_models.save_model, models, name, tmp_path / "two" / "run", dtype)
     expected, found = (

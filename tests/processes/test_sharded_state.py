@@ -64,6 +64,12 @@ def test_where_one_process_cannot_write_all_refuse_and_nothing_is_left(pool: Poo
     assert words == ["CheckpointError: The disk is full; ['step-000012']"] * 2
 
 
+def test_what_is_finished_is_written_together(pool: Pool, tmp_path: Path) -> None:
+    for state, files in pool.run(sharded_state.finish, tmp_path):
+        assert_same_state(state, sharded_state.whole_state())
+        assert files == ["round-0"]
+
+
 def test_a_checkpoint_without_the_files_of_a_process_is_damaged(written: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     shutil.copytree(written, folder)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,10 @@ from kedge.core.settings import Section
 from kedge.core.world import ALONE, World, acting_alone, by_first, once, together
 from kedge.runs.journal import encode_exact, load_exact, now
 
+SEEN_WITHIN_S = 60.0
+"""How long process 0 waits until it sees the files of the others."""
+Share = Callable[[Path], Sequence[str]]
+"""Writes what a process has of a checkpoint, and gives the names of its files."""
 _PINS_NAME = "pins.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFTOVER = re.compile(r"\.(step-\d{6,})\.(partial|removed|replaced)-\d+")
@@ -83,22 +88,23 @@ class Checkpoints:
             return []
         return sorted(int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
-    def begin(self, step: int, share: Callable[[Path], None]) -> None:
+    def begin(self, step: int, share: Share) -> None:
         """Have every process write its share of the checkpoint of `step`, which `save` then completes.
 
         Where one of them fails, all do, and nothing is left of it.
         """
         partial = self._make_partial(step)
 
-        def write_own() -> None:
+        def write_own() -> dict[str, int]:
             try:
-                share(partial)
+                return {name: (partial / name).stat().st_size for name in share(partial)}
             except Exception as error:
                 with acting_alone():
                     raise self._refusal(step, error, size_of(partial)) or error from error
 
         try:
-            together(self.world, write_own)
+            shares = together(self.world, write_own)
+            once(self.world, lambda: wait_for_files(partial, shares))
         except KedgeError:
             once(self.world, lambda: shutil.rmtree(partial, ignore_errors=True))
             raise
@@ -310,6 +316,19 @@ class Checkpoints:
             f"{readable_bytes(free_bytes(self.folder))} are free. The half that was written is removed; {safe}. "
             "Free some space or lower checkpoints.keep, then resume the run."
         )
+
+
+def wait_for_files(folder: Path, shares: Sequence[Mapping[str, int]], *, within_s: float = SEEN_WITHIN_S) -> None:
+    """Until this process sees what the others have written: a disk of several machines may show it a little later."""
+    expected = {folder / name: size for sizes in shares for name, size in sizes.items()}
+    until = time.monotonic() + within_s
+    while unseen := [path for path, size in expected.items() if not path.is_file() or path.stat().st_size != size]:
+        if time.monotonic() > until:
+            raise CheckpointError(
+                f"{unseen[0]} was written by another process, and is not seen here after {within_s:g} s: all "
+                "machines of a run need one disk"
+            )
+        time.sleep(0.1)
 
 
 def _children(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from kedge.core.files import clear_partial_files, hash_json, run_errors
 from kedge.core.findings import Level
 from kedge.core.protocols import Metrics
 from kedge.core.world import ALONE, World, by_first, once
-from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
+from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings, Share
 from kedge.runs.journal import Alteration, Journal, dump_exact, encode_exact, load_exact, now
 from kedge.runs.lock import Lock, acquire, held_by
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, read_manifest, write_manifest
@@ -160,7 +160,7 @@ class Run:
         step: int,
         write: Callable[[Path], None],
         *,
-        share: Callable[[Path], None] | None = None,
+        share: Share | None = None,
         metrics: Metrics | None = None,
         pin: str | None = None,
     ) -> Checkpoint:

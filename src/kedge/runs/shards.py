@@ -8,7 +8,6 @@ shape, and the box that the part is. What is whole in every process is not here 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -47,8 +46,8 @@ def shard_name(number: int, where: str) -> str:
     return f"shard {number:05d}.{where}"
 
 
-def save_shards(folder: Path, state: Mapping[str, Any], rank: int) -> None:
-    """Write the parts that this process has. The state has the same places in all processes."""
+def save_shards(folder: Path, state: Mapping[str, Any], rank: int) -> list[str]:
+    """Write the parts that this process has; the names of its files. The state has the same places in all processes."""
     entries: dict[str, dict[str, Any]] = {}
     parts: dict[str, Tensor] = {}
     num_files = num_bytes = 0
@@ -68,7 +67,9 @@ def save_shards(folder: Path, state: Mapping[str, Any], rank: int) -> None:
             "file": _file_name(rank, num_files),
         }
     _write_parts(folder, rank, num_files, parts)
-    write_json(folder / f"shard-{rank:05d}.json", entries)
+    index = f"shard-{rank:05d}.json"
+    write_json(folder / index, entries)
+    return [index, *(_file_name(rank, number) for number in range(num_files + 1))]
 
 
 def _box(tensor: DTensor, where: str) -> Box:
@@ -95,6 +96,18 @@ def _write_parts(folder: Path, rank: int, number: int, parts: Mapping[str, Tenso
     save_file(own, folder / _file_name(rank, number))
 
 
+class _Files:
+    """Files that stay open as long as somebody may read from them."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Path, Any] = {}
+
+    def __call__(self, path: Path) -> Any:
+        if path not in self._opened:
+            self._opened[path] = safe_open(path, framework="pt")
+        return self._opened[path]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     file: Path
@@ -108,24 +121,24 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     parts: Sequence[_Part]
+    files: _Files
 
     def read(self, box: Box | None = None) -> Tensor:
         """This box of it, or all of it; on the CPU."""
         wanted = box or Box(offset=(0,) * len(self.shape), size=self.shape)
-        result: Tensor | None = None
-        with ExitStack() as opened:
-            for part in self.parts:
-                common = part.box.overlap(wanted)
-                if result is not None and not common.numel:
-                    continue
-                file = opened.enter_context(safe_open(part.file, framework="pt"))
-                values = cast(Any, file).get_slice(part.key)
-                piece = cast(Tensor, values[common.within(part.box).slices] if self.shape else values[...])
-                if result is None:
-                    result = torch.empty(wanted.size, dtype=piece.dtype)
-                result[common.within(wanted).slices] = piece
-        assert result is not None, "a tensor has one part at least"
+        overlaps = [(part, part.box.overlap(wanted)) for part in self.parts]
+        needed = [(part, common) for part, common in overlaps if common.numel] or overlaps[:1]
+        pieces = [(self._piece(part, common), common.within(wanted)) for part, common in needed]
+        if len(pieces) == 1 and tuple(pieces[0][0].shape) == wanted.size:
+            return pieces[0][0].clone()  # out of the file, which may be removed
+        result = torch.empty(wanted.size, dtype=pieces[0][0].dtype)
+        for piece, place in pieces:
+            result[place.slices] = piece
         return result
+
+    def _piece(self, part: _Part, box: Box) -> Tensor:
+        values = self.files(part.file).get_slice(part.key)
+        return values[box.within(part.box).slices] if self.shape else values[...]
 
     def read_like(self, like: DTensor) -> DTensor:
         """It, cut as `like` is; of what is on disk only this process's part is read."""
@@ -136,14 +149,14 @@ class StoredTensor:
 
 def stored_shards(folder: Path) -> dict[str, StoredTensor]:
     """What all processes wrote into `folder`, by name."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes, files = dict[str, tuple[int, ...]](), _Files()
     parts: dict[str, list[_Part]] = {}
     for index in sorted(folder.glob("shard-*.json")):
         for name, entry in load_exact(index.read_bytes()).items():
             box = Box(offset=tuple(entry["offset"]), size=tuple(entry["size"]))
             shapes[name] = tuple(entry["shape"])
             parts.setdefault(name, []).append(_Part(file=folder / entry["file"], key=name, box=box))
-    stored = {name: StoredTensor(shape=shape, parts=parts[name]) for name, shape in shapes.items()}
+    stored = {name: StoredTensor(shape=shape, parts=parts[name], files=files) for name, shape in shapes.items()}
     for name, tensor in stored.items():
         if sum(part.box.numel for part in tensor.parts) != Box(offset=tensor.shape, size=tensor.shape).numel:
             raise ValueError(f"parts of '{name}' are missing: the files of a process are gone")
@@ -152,11 +165,10 @@ def stored_shards(folder: Path) -> dict[str, StoredTensor]:
 
 def stored_whole(files: Sequence[Path]) -> dict[str, StoredTensor]:
     """The tensors of safetensors files, by name."""
-    stored: dict[str, StoredTensor] = {}
+    stored, opened = dict[str, StoredTensor](), _Files()
     for path in files:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                shape = tuple(cast(Any, file).get_slice(name).get_shape())
-                box = Box(offset=(0,) * len(shape), size=shape)
-                stored[name] = StoredTensor(shape=shape, parts=[_Part(file=path, key=name, box=box)])
+        for name in opened(path).keys():  # noqa: SIM118 (not a mapping)
+            shape = tuple(opened(path).get_slice(name).get_shape())
+            part = _Part(file=path, key=name, box=Box(offset=(0,) * len(shape), size=shape))
+            stored[name] = StoredTensor(shape=shape, parts=[part], files=opened)
     return stored

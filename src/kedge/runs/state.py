@@ -44,8 +44,9 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     write_text(folder / _TREE, dump_exact(tree))
 
 
-def share_of(state: Mapping[str, Any], rank: int) -> Callable[[Path], None] | None:
-    """What process `rank` has to write beside what `save_state` does; None where nobody holds a part of a tensor."""
+def share_of(state: Mapping[str, Any], rank: int) -> Callable[[Path], list[str]] | None:
+    """What process `rank` has to write beside what `save_state` does, which gives the names of its files; None where
+    nobody holds a part of a tensor."""
     if next(sharded_in(state), None) is None:
         return None
     return lambda folder: save_shards(folder, state, rank)

@@ -78,7 +78,8 @@ class GatheredModel:
             self.plain.tie_weights()
             self.plain.save_pretrained(folder, max_shard_size=SHARD_SIZE)
             return
-        self.plain.save_pretrained(folder, state_dict={})  # its settings; where that makes a file, it is written below
+        self.plain.save_pretrained(folder, state_dict={})  # its settings
+        (folder / "model.safetensors").unlink(missing_ok=True)
         for name, like in self._files.items():
             with TensorFile(folder / name, like, {"format": "pt"}) as file:
                 for key in file.names:
