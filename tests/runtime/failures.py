@@ -183,6 +183,18 @@ def broken(self, *arguments):
 
 IterationJournal.write = broken
 """
+STOPPING = """
+import os, signal
+from kedge.stages.rl.journal import IterationJournal
+write = IterationJournal.write
+
+def stopping(self, *arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return write(self, *arguments)
+
+IterationJournal.write = stopping
+"""
+"""A process that is asked to stop in every iteration: it ends after the first."""
 SUICIDE = "os.kill(os.getpid(), signal.SIGKILL)"
 CASES = [
     Case("raises", "pass", _raised, before=_RAISING.format(error="DataError")),

@@ -314,7 +314,8 @@ def joined(place: Place, *, on_gpu: bool, timeout_s: float) -> Generator[Process
 @contextmanager
 def sharding_alone(*, on_gpu: bool) -> Generator[World]:
     """Within, this process is a group of one, which computes with sharded weights as several would."""
-    dist.init_process_group(_backend(on_gpu), store=cast(Any, dist).HashStore(), rank=0, world_size=1)
+    store = cast(Any, dist).TCPStore("127.0.0.1", 0, 1, is_master=True)
+    dist.init_process_group(_backend(on_gpu), store=store, rank=0, world_size=1)
     try:
         yield Alone(make_mesh(1, 1, on_gpu=on_gpu))
     finally:

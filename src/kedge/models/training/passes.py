@@ -13,19 +13,20 @@ pass: one that does not fit then ends the run.
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from kedge.core.errors import ModelError
 from kedge.core.records import cut, send
+from kedge.core.seeds import seed_for
 from kedge.core.world import ALONE, World, passes_of, together
 from kedge.models.forward.capture import release_graphs
-from kedge.models.training.random_numbers import own_random_numbers, random_state, restore
+from kedge.models.training.gauge import Gauge, gauge_of
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT")
@@ -87,43 +88,6 @@ class PassSize:
 WHOLE_STEP = PassSize(tokens=2**62)
 Cut = Callable[[PassSize], Sequence[T]]
 """What a step is cut into, for any size of its passes."""
-
-
-class Gauge(Protocol):
-    """What trial passes are measured with."""
-
-    def seconds(self) -> float:
-        """A clock that has waited for the device."""
-        ...
-
-    def free_bytes(self) -> int:
-        """Memory of the device that nobody holds."""
-        ...
-
-    def release(self) -> None:
-        """Give cached memory back to the device."""
-        ...
-
-
-class CudaGauge:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def seconds(self) -> float:
-        torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    def free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self._device)[0]
-
-    def release(self) -> None:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-
-
-def gauge_of(device: torch.device) -> Gauge | None:
-    """None where a constant is taken instead of a measurement."""
-    return CudaGauge(device) if device.type == "cuda" else None
 
 
 class Passes:
@@ -363,6 +327,40 @@ def _trials(
     if is_full:
         on_full()
     gauge.release()
+
+
+@contextmanager
+def own_random_numbers(world: World, device: torch.device) -> Generator[None]:
+    """Within the block each process has random numbers of its own, so that no two rows of a step have the same dropout;
+    after it the generators of all are alike again. A single process goes on with those that it has."""
+    if world.size == 1:
+        yield
+        return
+    seed = int(torch.randint(2**62, ()))  # the same on all
+    with same_random_numbers(device):
+        torch.manual_seed(seed_for(seed, "process", world.rank))
+        yield
+
+
+@contextmanager
+def same_random_numbers(device: torch.device) -> Generator[None]:
+    """After the block the generators are as they were before it."""
+    before = random_state(device)
+    try:
+        yield
+    finally:
+        restore(before, device)
+
+
+def random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), of_device
+
+
+def restore(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
 
 
 def _release(device: torch.device) -> None:

@@ -10,8 +10,7 @@ from kedge.core.protocols import Generator, Metrics
 from kedge.core.world import acting_alone
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.sharding import is_sharded, whole_copy
-from kedge.models.roles.actor_critic import RoleSet
+from kedge.models.forward.sharding import whole_copy
 from kedge.rollout.generators import GeneratorParts, open_generator
 from kedge.rollout.rows import rows_at_once
 from kedge.rollout.settings import SamplingSettings
@@ -61,13 +60,6 @@ def make_generator(
         world=context.world,
     )
     return open_generator(settings.generator, parts)
-
-
-def publish_weights(generator: Generator, roles: RoleSet, *, version: int) -> None:
-    """Have the generator sample with the policy as it is now. Where weights are sharded it has a copy of the policy,
-    which is filled with them."""
-    whole_copy(roles.model)
-    generator.load_weights({} if is_sharded(roles.model) else roles.policy.weights(), version=version)
 
 
 def _report(context: Context, level: Level, code: str, message: str, **evidence: Any) -> None:

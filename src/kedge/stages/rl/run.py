@@ -29,7 +29,7 @@ from kedge.rollout.generators import close_generator, max_mismatch, with_samplin
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.state import capture_rng, load_state, restore_rng, save_state, share_of
 from kedge.runtime.local import Clock
-from kedge.stages.rl.generator import make_generator, publish_weights, refuse_other_weights
+from kedge.stages.rl.generator import make_generator, refuse_other_weights
 from kedge.stages.rl.journal import IterationJournal
 from kedge.stages.rl.looks import open_looks
 from kedge.stages.rl.prompts import (
@@ -360,7 +360,7 @@ class RLRun:
     def _publish_weights(self) -> None:
         """The generator samples with the weights as they are now; rollouts carry their version."""
         if self.published != self.step:
-            publish_weights(self.generator, self.roles, version=self.step)
+            self.generator.load_weights(self.roles.published(), version=self.step)
             self.published = self.step
 
     # Ends
