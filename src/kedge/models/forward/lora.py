@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from kedge.core.errors import ModelError
 from kedge.core.suggest import did_you_mean
 from kedge.models.forward.low_rank import Product, add_low_rank, products
+from kedge.models.forward.sharding import real_device
 from kedge.models.settings import LoraSettings
 
 _REGISTRY = "lora_adapters"
@@ -116,19 +117,14 @@ class LoraLinear(nn.Module):
         self.scaling[name], self.dropout[name] = adapter.scaling, adapter.dropout
 
     def merged(
-        self,
-        names: Sequence[str],
-        weights: Mapping[str, Tensor] | None = None,
-        *,
-        path: str = "",
-        base: Tensor | None = None,
+        self, names: Sequence[str], weights: Mapping[str, Tensor] | None = None, *, path: str = "", base: Any = None
     ) -> Tensor:
         """The base's matrix, as it is stored, with these adapters added; float32 at least.
 
         `weights` are more precise than the layer's own factors, by their names in a model where it is at `path`; `base`
-        is its matrix where this process has it whole.
+        is the whole matrix of a layer that has a part of it.
         """
-        stored = (self.weight if base is None else base).detach()
+        stored: Tensor = (self.weight if base is None else base).detach()
         wide = stored.to(torch.promote_types(stored.dtype, torch.float32))
         wide_NK = wide.T if self.is_transposed else wide
         for name in names:
@@ -357,11 +353,6 @@ def linears(model: PreTrainedModel) -> dict[str, nn.Module]:
         and isinstance(module, nn.Linear | Conv1D | LoraLinear)
         and not path.endswith(".base_layer")
     }
-
-
-def real_device(weight: Tensor) -> torch.device:
-    """Where what stands beside a weight is made: on the CPU where the weight itself has no memory yet."""
-    return torch.device("cpu") if weight.is_meta else weight.device
 
 
 def _shape(layer: nn.Module) -> tuple[int, int]:

@@ -116,6 +116,11 @@ def fill_of(model: nn.Module) -> Fill | None:
     return unread.fill if unread else None
 
 
+def real_device(weight: Tensor) -> torch.device:
+    """Where what stands beside a weight is made: on the CPU where the weight itself has no memory yet."""
+    return torch.device("cpu") if weight.is_meta else weight.device
+
+
 def _give_memory(model: PreTrainedModel, mesh: Any) -> set[str]:
     """Memory of its own part for every weight on `meta`; their names."""
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")

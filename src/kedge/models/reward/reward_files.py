@@ -28,8 +28,8 @@ from transformers.utils import logging
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.core.world import ALONE, World, once
-from kedge.models.forward.lora import adapters_of, merge, merge_anew, real_device, using
-from kedge.models.forward.sharding import is_sharded
+from kedge.models.forward.lora import adapters_of, merge, merge_anew, using
+from kedge.models.forward.sharding import is_sharded, real_device
 from kedge.models.loading.adapters import BASE, base_record, save_adapter
 from kedge.models.loading.gather import SHARD_SIZE, GatheredModel, Stream, gathered_model
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation

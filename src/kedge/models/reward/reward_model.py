@@ -21,9 +21,9 @@ from kedge.core.errors import DataError, ModelError, NumericsError, ShapeError
 from kedge.core.loss import widen
 from kedge.models.forward.backbones import Backbone, backbone_of
 from kedge.models.forward.heads import last_token
-from kedge.models.forward.lora import ScoreHeads, activate, real_device
+from kedge.models.forward.lora import ScoreHeads, activate
 from kedge.models.forward.reader import compile_layers, evaluating
-from kedge.models.forward.sharding import fill_of
+from kedge.models.forward.sharding import fill_of, real_device
 from kedge.models.loading.start import without_dropout
 from kedge.models.settings import Truncate
 

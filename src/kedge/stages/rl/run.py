@@ -27,7 +27,7 @@ from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import close_generator, max_mismatch, with_sampling
 from kedge.rollout.settings import SamplingSettings, lag_of
-from kedge.runs.state import capture_rng, load_state, restore_rng, save_state, share_of
+from kedge.runs.state import capture_rng, load_state, restore_rng
 from kedge.runtime.local import Clock
 from kedge.stages.rl.generator import make_generator, refuse_other_weights
 from kedge.stages.rl.journal import IterationJournal
@@ -46,7 +46,7 @@ from kedge.stages.rl.roles import CriticSpec, build_roles, open_run_reward
 from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import keep_bad
+from kedge.stages.shared.loop import keep_bad, save_checkpoint
 from kedge.stages.shared.policy import save_policy
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.correction import AllDropped
@@ -299,8 +299,7 @@ class RLRun:
             "under_way": state_of(self.under_way_at_step),
             **self.state_at_step,
         }
-        share = share_of(state, self.context.world.rank)
-        self.context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state), share=share)
+        save_checkpoint(self.context, self.step, state)
 
     def _resume(self) -> None:
         """Take up the newest checkpoint; else save step 0, to which a broken budget may lead back."""

@@ -195,8 +195,13 @@ class TrainLoop(Generic[BatchT]):
             "rng": capture_rng(),
         }
         pin = "best" if is_best else None
-        share = share_of(state, self._context.world.rank)
-        self._context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state), share=share, pin=pin)
+        save_checkpoint(self._context, self.step, state, pin=pin)
+
+
+def save_checkpoint(context: Context, step: int, state: Mapping[str, Any], *, pin: str | None = None) -> None:
+    """Process 0 writes what is whole, and every process what it has a part of."""
+    share = share_of(state, context.world.rank)
+    context.run.save_checkpoint(step, lambda folder: save_state(folder, state), share=share, pin=pin)
 
 
 def save_finished(context: Context, folder: Path, state: Mapping[str, Any]) -> None:
