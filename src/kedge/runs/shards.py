@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import write_json
-from kedge.core.shards import Box, is_first_copy, is_sharded_tensor, own_box, with_part
+from kedge.core.tensors.shards import Box, is_first_copy, is_sharded_tensor, own_box, with_part
 from kedge.runs.journal import load_exact
 
 if TYPE_CHECKING:

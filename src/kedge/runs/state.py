@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 from kedge.core.errors import CheckpointError
 from kedge.core.files import write_text
-from kedge.core.shards import is_sharded_tensor
+from kedge.core.tensors.shards import is_sharded_tensor
 from kedge.runs.journal import dump_exact, load_exact
 from kedge.runs.shards import StoredTensor, save_shards, shard_name, sharded_in, stored_shards, stored_whole
 

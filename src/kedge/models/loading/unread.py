@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.core.errors import ModelError
-from kedge.core.shards import Box, is_sharded_tensor, own_box
+from kedge.core.tensors.shards import Box, is_sharded_tensor, own_box
 from kedge.models.forward.lora import merge, merge_anew, required_adapters
 from kedge.models.forward.sharding import fill_of, fill_when_sharded
 

@@ -76,11 +76,7 @@ def open_reward(
         if obstacle is None:
             judge = judge if context.world.mesh is None else sharded(judge, context.world.mesh)
             return ModelOnTokens(judge, source, counter, ends=stop_ids(tokenizer), world=context.world)
-        if is_cut(judge):
-            raise ConfigError(
-                f"{counter.source}: {judge.place} shares the weights of the policy, and cannot read its tokens as they "
-                f"are ({obstacle}): with placement.weights: shard, use roles: separate, or weights: replicate"
-            )
+        _refuse_cut(judge, counter.source, obstacle)
         if unread:  # each process holds all of a judge of texts
             judge = combining(open_judge(source.place, unread=False), source.combine)
         context.event(
@@ -105,6 +101,15 @@ def open_reward(
         world=context.world,
     )
     return build(_placed(settings, field, context), wiring, name=field)
+
+
+def _refuse_cut(judge: Judge, source: str, obstacle: str) -> None:
+    """A judge whose weights are those of a sharded policy cannot read texts."""
+    if is_cut(judge):
+        raise ConfigError(
+            f"{source}: {judge.place} shares the weights of the policy, and cannot read its tokens as they are "
+            f"({obstacle}): with placement.weights: shard, use roles: separate, or weights: replicate"
+        )
 
 
 def report_unscored(
