@@ -207,6 +207,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
         context = Context(
             name=name,
             seed=seed,
+            split_seed=seed_for(recipe.round.first_seed, name) if recipe.round else seed,
             run=run,
             tracker=tracker,
             device=around.device,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.batches import Comparisons
-from kedge.core.errors import ContractStop
+from kedge.core.errors import ConfigError, ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
 from kedge.core.world import World
@@ -47,7 +47,7 @@ from kedge.stages.reward.comparisons import (
     read_comparisons,
 )
 from kedge.stages.reward.scoring import report_on, report_out_of_fold
-from kedge.stages.reward.settings import RewardSettings
+from kedge.stages.reward.settings import RewardSettings, wrong_number_of_files
 from kedge.stages.rl.scoring import score_sequences
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import CostMeter, pick_device
@@ -136,10 +136,17 @@ def _read(context: Context, settings: RewardSettings, encoder: Encoder, field: s
         if count:
             context.event("info", "reward.ties", f"{count:,} comparisons of `{field}` prefer nothing: left out")
 
+    sources = context.inputs(field)
+    wrong = wrong_number_of_files(field, len(sources), settings.objectives)
+    if wrong:
+        raise ConfigError(
+            f"stages.{context.name}.{field}: {wrong}; give one file for each objective, in the same order"
+        )
     return read_comparisons(
-        context.inputs(field),
+        sources,
         encoder,
         use_margin=settings.loss.margin,
+        objectives=len(settings.objectives),
         labels=settings.labels,
         ties=settings.ties,
         weights=settings.weights if field == "data" else None,
