@@ -21,7 +21,14 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 PATIENCE_S = 120.0
-PRELOADED = ["tests.processes.training", "tests.processes.stages", "tests.processes.sharded", "kedge.runtime.processes"]
+PRELOADED = [
+    "tests.processes.sharded",
+    "tests.processes.sharded_models",
+    "tests.processes.sharded_state",
+    "tests.processes.stages",
+    "tests.processes.training",
+    "kedge.runtime.processes",
+]
 
 
 class Pool:

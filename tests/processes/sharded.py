@@ -23,11 +23,9 @@ from kedge.core.world import World
 from kedge.models.forward.heads import language_model
 from kedge.models.forward.sharding import (
     gathered,
-    gathered_state,
     is_part,
     is_sharded,
     local,
-    on_host,
     shard_model,
     whole_copy,
 )
@@ -101,14 +99,22 @@ def states(world: World, way: str, base: Path) -> dict[str, Any]:
     roles = BUILDERS[way](replace(example_spec(base), world=world, ema=0.5))
     update_policy(roles, example_rollouts())
     update_critic(roles, example_rollouts())
-    copy, host = whole_copy(roles.model), on_host(roles.model)
+    copy = whole_copy(roles.model)
     assert not is_sharded(copy)
     return {
         "state": gathered_state(roles.state()),
         "hash": module_hash(roles.model, with_adapters=True),
         "copy": {name: weight.clone() for name, weight in copy.named_parameters()},
-        "host": {name: weight.clone() for name, weight in host.named_parameters()},
     }
+
+
+def gathered_state(state: Any) -> Any:
+    """A state with whole tensors in the place of those of which this process has a part."""
+    if isinstance(state, Mapping):
+        return {key: gathered_state(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(gathered_state, state))
+    return gathered(state.detach()) if isinstance(state, Tensor) else state
 
 
 def go_on(world: World, way: str, base: Path, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from kedge.core import plugins
 from kedge.core.stage import Stage
-from kedge.core.world import World
+from kedge.core.world import ALONE, World
 from kedge.data.template import template_hash
 from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
@@ -162,20 +162,27 @@ def run_stage(
     groups: Groups | None = None,
 ) -> dict[str, Any]:
     """One stage in a folder of this process, begun there or gone on with, and what it wrote: metrics, samples, weights
-    and answers, untimed. `changes` are of its settings."""
-    settings, place = {**(STAGES | MORE)[name], **(changes or {})}, folder / f"process-{world.rank}"
+    and answers, untimed. `changes` are of its settings. Processes that hold parts of weights write into one folder."""
+    is_cut = world.mesh is not None
+    settings, place = {**(STAGES | MORE)[name], **(changes or {})}, folder / f"process-{0 if is_cut else world.rank}"
     kind: Stage = plugins.find("stages", settings["kind"])
     parsed, run = kind.settings.model_validate(settings), kind.load_run()
     assert run is not None
     manifest = new_manifest(name="stage", kind=settings["kind"], seed=3, settings={})
     os.environ["KEDGE_CACHE"] = str(folder / f"cache-{world.rank}")
     is_begun = (place / MANIFEST_NAME).exists()
-    with Run.open(place, for_writing=True) if is_begun else Run.create(place, manifest=manifest) as stage_run:
+    world.same(None)  # before the first one writes
+
+    def open_run() -> Run:
+        return Run.open(place, for_writing=True) if is_begun else Run.create(place, manifest=manifest)
+
+    with Run.shared(world if is_cut else ALONE, open_run) as stage_run:
+        writes = not (is_cut and world.rank)
         context = Context(
             name="stage",
             seed=3,
             run=stage_run,
-            tracker=SharedTracker(world, RunTracker(stage_run), StopRequest(world)),
+            tracker=SharedTracker(world, RunTracker(stage_run) if writes else None, StopRequest(world)),
             device="cpu",
             chat_template=None,
             recipe_folder=home,
@@ -185,6 +192,7 @@ def run_stage(
             groups=groups,
         )
         run(context, parsed)
+    world.same(None)  # the first one has written
     return _facts(place)
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from kedge.core.errors import CheckpointError, RunError
-from kedge.runs.checkpoints import Checkpoints, CheckpointSettings
+from kedge.runs.checkpoints import Checkpoints, CheckpointSettings, wait_for_files
 
 
 def writer(text: str) -> Callable[[Path], None]:
@@ -372,3 +373,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 def test_settings_have_ranges(bad: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match=next(iter(bad))):
         CheckpointSettings.model_validate(bad)
+
+
+def test_a_share_is_waited_for_until_it_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("12345")
+    (tmp_path / "growing").write_text("12")
+    writer = threading.Timer(0.2, lambda: (tmp_path / "growing").write_text("1234"))
+    writer.start()
+    wait_for_files(tmp_path, [{"here": 5}, {"growing": 4}])
+    writer.join()
+    with pytest.raises(CheckpointError, match="gone was written by another process, and is not seen here after 0 s"):
+        wait_for_files(tmp_path, [{"here": 5}, {"gone": 4}], within_s=0)

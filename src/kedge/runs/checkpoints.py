@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,9 +32,13 @@ from kedge.core.files import (
     write_json,
 )
 from kedge.core.settings import Section
-from kedge.core.world import ALONE, World, by_first
+from kedge.core.world import ALONE, World, acting_alone, by_first, once, together
 from kedge.runs.journal import encode_exact, load_exact, now
 
+SEEN_WITHIN_S = 60.0
+"""How long process 0 waits until it sees the files of the others."""
+Share = Callable[[Path], Sequence[str]]
+"""Writes what a process has of a checkpoint, and gives the names of its files."""
 _PINS_NAME = "pins.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFTOVER = re.compile(r"\.(step-\d{6,})\.(partial|removed|replaced)-\d+")
@@ -83,19 +88,42 @@ class Checkpoints:
             return []
         return sorted(int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name)))
 
+    def begin(self, step: int, share: Share) -> None:
+        """Have every process write its share of the checkpoint of `step`, which `save` then completes.
+
+        Where one of them fails, all do, and nothing is left of it.
+        """
+        partial = self._make_partial(step)
+
+        def write_own() -> dict[str, int]:
+            try:
+                return {name: (partial / name).stat().st_size for name in share(partial)}
+            except Exception as error:
+                with acting_alone():
+                    raise self._refusal(step, error, size_of(partial)) or error from error
+
+        try:
+            shares = together(self.world, write_own)
+            once(self.world, lambda: wait_for_files(partial, shares))
+        except KedgeError:
+            once(self.world, lambda: shutil.rmtree(partial, ignore_errors=True))
+            raise
+
     @by_first
     def save(
         self,
         step: int,
         write: Callable[[Path], None],
         *,
+        is_begun: bool = False,
         metrics: Mapping[str, float] | None = None,
         pin: str | None = None,
         num_lines: Mapping[str, int] | None = None,
     ) -> Checkpoint:
         """Have `write` fill a folder, put it in place, then delete the checkpoints that need not be kept.
 
-        A `pin` ("best") keeps this checkpoint until another one takes the same pin.
+        A `pin` ("best") keeps this checkpoint until another one takes the same pin. One that `is_begun` has the shares
+        of all processes already.
         """
         partial = self._hidden(step, "partial")
         saved = Checkpoint(
@@ -106,9 +134,8 @@ class Checkpoints:
             num_lines=dict(num_lines or {}),
         )
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+            if not is_begun:
+                self._make_partial(step)
             write(partial)
             facts = {"step": step, "created": saved.created, "metrics": saved.metrics, "num_lines": saved.num_lines}
             seal(partial, facts)
@@ -118,11 +145,8 @@ class Checkpoints:
         except BaseException as error:
             written = size_of(partial)
             shutil.rmtree(partial, ignore_errors=True)
-            if is_disk_full(error):
-                raise CheckpointError(self._full_message(step, written)) from error
-            refusal = None if isinstance(error, KedgeError) else as_os_error(error)
-            if refusal is not None:
-                raise RunError(f"Cannot write checkpoint {saved.folder}: {explain(refusal, partial)}") from error
+            if (refusal := self._refusal(step, error, written)) is not None:
+                raise refusal from error
             raise
         self._retire(just_saved=step)
         return saved
@@ -200,6 +224,26 @@ class Checkpoints:
                     shutil.rmtree(path, ignore_errors=True)
         return clear_partial_files(self.folder) + [path.name for path in leftovers]
 
+    @by_first
+    def _make_partial(self, step: int) -> Path:
+        partial = self._hidden(step, "partial")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+        except OSError as error:
+            raise self._refusal(step, error, 0) or error from error
+        return partial
+
+    def _refusal(self, step: int, error: BaseException, written: int) -> KedgeError | None:
+        """The error in words where the system refused to write a checkpoint of which so many bytes were written."""
+        if is_disk_full(error):
+            return CheckpointError(self._full_message(step, written))
+        refusal = None if isinstance(error, KedgeError) else as_os_error(error)
+        if refusal is None:
+            return None
+        return RunError(f"Cannot write checkpoint {self.path(step)}: {explain(refusal, self._hidden(step, 'partial'))}")
+
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
@@ -272,6 +316,19 @@ class Checkpoints:
             f"{readable_bytes(free_bytes(self.folder))} are free. The half that was written is removed; {safe}. "
             "Free some space or lower checkpoints.keep, then resume the run."
         )
+
+
+def wait_for_files(folder: Path, shares: Sequence[Mapping[str, int]], *, within_s: float = SEEN_WITHIN_S) -> None:
+    """Until this process sees what the others have written: a disk of several machines may show it a little later."""
+    expected = {folder / name: size for sizes in shares for name, size in sizes.items()}
+    until = time.monotonic() + within_s
+    while unseen := [path for path, size in expected.items() if not path.is_file() or path.stat().st_size != size]:
+        if time.monotonic() > until:
+            raise CheckpointError(
+                f"{unseen[0]} was written by another process, and is not seen here after {within_s:g} s: all "
+                "machines of a run need one disk"
+            )
+        time.sleep(0.1)
 
 
 def _children(folder: Path) -> list[Path]:

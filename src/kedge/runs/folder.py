@@ -19,7 +19,7 @@ from kedge.core.files import clear_partial_files, hash_json, run_errors
 from kedge.core.findings import Level
 from kedge.core.protocols import Metrics
 from kedge.core.world import ALONE, World, by_first, once
-from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings
+from kedge.runs.checkpoints import Checkpoint, Checkpoints, CheckpointSettings, Share
 from kedge.runs.journal import Alteration, Journal, dump_exact, encode_exact, load_exact, now
 from kedge.runs.lock import Lock, acquire, held_by
 from kedge.runs.manifest import MANIFEST_NAME, Artefact, Manifest, Status, read_manifest, write_manifest
@@ -155,21 +155,32 @@ class Run:
         """The journals' lines that are not as they were written, the first one of each; none where all is well."""
         return [alteration for journal in self._journals() if (alteration := journal.alteration())]
 
-    @by_first
     def save_checkpoint(
         self,
         step: int,
         write: Callable[[Path], None],
         *,
+        share: Share | None = None,
         metrics: Metrics | None = None,
         pin: str | None = None,
     ) -> Checkpoint:
-        """`Checkpoints.save`, after syncing the journals: a power cut never loses a step that a checkpoint includes."""
+        """`Checkpoints.save`, after syncing the journals: a power cut never loses a step that a checkpoint includes.
+
+        Process 0 alone calls `write`; every process calls its `share`, where there is something to share.
+        """
+        if share is not None:
+            self.checkpoints.begin(step, share)
+        return self._save_checkpoint(step, write, is_begun=share is not None, metrics=metrics, pin=pin)
+
+    @by_first
+    def _save_checkpoint(
+        self, step: int, write: Callable[[Path], None], *, is_begun: bool, metrics: Metrics | None, pin: str | None
+    ) -> Checkpoint:
         self._require_lock()
         for journal in self._journals():
             journal.sync()
         num_lines = {journal.path.name: journal.num_lines() for journal in self._journals()}
-        return self.checkpoints.save(step, write, metrics=metrics, pin=pin, num_lines=num_lines)
+        return self.checkpoints.save(step, write, is_begun=is_begun, metrics=metrics, pin=pin, num_lines=num_lines)
 
     @by_first
     def resume_at(self, step: int | None) -> None:

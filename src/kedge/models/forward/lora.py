@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from kedge.core.errors import ModelError
 from kedge.core.suggest import did_you_mean
 from kedge.models.forward.low_rank import Product, add_low_rank, products
+from kedge.models.forward.sharding import real_device
 from kedge.models.settings import LoraSettings
 
 _REGISTRY = "lora_adapters"
@@ -111,16 +112,20 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
         nn.init.zeros_(up.weight)
         self.lora_A[name], self.lora_B[name] = (
-            nn.Parameter(factor.weight.detach().to(self.weight.device, dtype)) for factor in (down, up)
+            nn.Parameter(factor.weight.detach().to(real_device(self.weight), dtype)) for factor in (down, up)
         )
         self.scaling[name], self.dropout[name] = adapter.scaling, adapter.dropout
 
-    def merged(self, names: Sequence[str], weights: Mapping[str, Tensor] | None = None, *, path: str = "") -> Tensor:
+    def merged(
+        self, names: Sequence[str], weights: Mapping[str, Tensor] | None = None, *, path: str = "", base: Any = None
+    ) -> Tensor:
         """The base's matrix, as it is stored, with these adapters added; float32 at least.
 
-        `weights` are more precise than the layer's own factors, by their names in a model where it is at `path`.
+        `weights` are more precise than the layer's own factors, by their names in a model where it is at `path`; `base`
+        is the whole matrix of a layer that has a part of it.
         """
-        wide = self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32))
+        stored: Tensor = (self.weight if base is None else base).detach()
+        wide = stored.to(torch.promote_types(stored.dtype, torch.float32))
         wide_NK = wide.T if self.is_transposed else wide
         for name in names:
             if name in self.lora_A:

@@ -12,7 +12,7 @@ weights on the host, other dimensions than the first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Final, TypeVar, cast
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _RECORD: Final = "kedge_sharding"
 """The attribute of a model that holds its `_Sharding`."""
+_UNREAD: Final = "kedge_unread"
+"""The attribute of a model on `meta` that holds its `_Unread`."""
 _CALL: Final = "kedge_call"
 """The method of a sharded module that is a forward pass to FSDP2."""
 _torch: Any = torch
@@ -45,6 +47,18 @@ class _Sharding:
     copy: PreTrainedModel | None = None
     """The model with all its weights, in the type in which it computes; made when it is first needed."""
     is_computing: bool = False
+    note: str = ""
+    """About how its weights were read."""
+
+
+Fill = Callable[[PreTrainedModel, Collection[str]], None]
+"""Gives the weights of these names their values; they have memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unread:
+    fill: Fill
+    note: str
 
 
 def shard_model(
@@ -61,6 +75,7 @@ def shard_model(
         raise ModelError(
             "placement.weights: shard cannot cut a base of 8 or 4 bits: set base_bits: 16, or weights: replicate"
         )
+    unread: _Unread | None = model.__dict__.pop(_UNREAD, None)
     dtype = dtype or model.dtype
     left_out = {id(parameter) for parameter in whole}
     _set_types(model, dtype, left_out)
@@ -75,7 +90,46 @@ def shard_model(
     for block in blocks_of(model):
         _register(fully_shard(block, reshard_after_forward=is_cut, **options), is_summed=is_summed)
     _register(fully_shard(model, reshard_after_forward=False, **options), is_summed=is_summed)
+    if unread is not None:
+        unread.fill(model, _give_memory(model, mesh))
+        record.note = unread.note
     setattr(model, _RECORD, record)
+
+
+def fill_when_sharded(model: PreTrainedModel, fill: Fill, *, note: str = "") -> None:
+    """Have `fill` read the weights of a model on `meta` once each process knows which part of them is its own.
+
+    `note` is what a user should know about how they are read.
+    """
+    setattr(model, _UNREAD, _Unread(fill=fill, note=note))
+
+
+def reading_note(model: nn.Module) -> str:
+    """What a user should know about how the weights of a sharded model were read; empty where there is nothing."""
+    record = _record(model)
+    return record.note if record else ""
+
+
+def fill_of(model: nn.Module) -> Fill | None:
+    """How the weights of a model are read that are not there yet; None where they are."""
+    unread: _Unread | None = getattr(model, _UNREAD, None)
+    return unread.fill if unread else None
+
+
+def real_device(weight: Tensor) -> torch.device:
+    """Where what stands beside a weight is made: on the CPU where the weight itself has no memory yet."""
+    return torch.device("cpu") if weight.is_meta else weight.device
+
+
+def _give_memory(model: PreTrainedModel, mesh: Any) -> set[str]:
+    """Memory of its own part for every weight on `meta`; their names."""
+    device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
+    weights = [*model.named_parameters(), *model.named_buffers()]
+    names = {name for name, weight in weights if weight.is_meta}
+    # As `to_empty`, which would also forget what has values already.
+    module: Any = model
+    module._apply(lambda weight: torch.empty_like(weight, device=device) if weight.is_meta else weight.to(device))
+    return names
 
 
 def _set_types(model: PreTrainedModel, dtype: torch.dtype, left_out: Collection[int]) -> None:
@@ -284,34 +338,29 @@ def drop_copy(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def on_host(model: PreTrainedModel) -> PreTrainedModel:
-    """The model itself, or, of a sharded one, a new copy with all weights in the memory of the host."""
-    record = _record(model)
-    if record is None:
-        return model
-    target = _allocated(record.blank, "cpu")
-    _fill(target, model, set(dict(model.named_parameters())))
-    return target
-
-
-@torch.no_grad()
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A sharded model as it is now, frozen and sharded alike; it is whole for a moment."""
+    """A sharded model as it is now, frozen and sharded alike."""
     record = _record(model)
     assert record is not None
-    target = _allocated(record.blank, model.device)
-    _fill(target, model, set(dict(model.named_parameters())))
-    shard_model(target, record.mesh, dtype=record.dtype)
+    sources, dtype = dict(model.named_parameters()), record.dtype
+
+    @torch.no_grad()
+    def fill(target: PreTrainedModel, names: Collection[str]) -> None:
+        for name, parameter in target.named_parameters():
+            if name in names:
+                local(parameter).copy_(local(sources[name]).to(dtype))
+
+    target = copy.deepcopy(record.blank)
+    fill_when_sharded(target, fill)
+    shard_model(target, record.mesh, dtype=dtype)
     return target
 
 
-def gathered_state(state: Any) -> Any:
-    """A state with whole tensors, on the host, in the place of those of which this process has a part."""
-    if isinstance(state, Mapping):
-        return {key: gathered_state(value) for key, value in cast("Mapping[Any, Any]", state).items()}
-    if type(state) in (list, tuple):
-        return type(state)(map(gathered_state, state))
-    return gathered(state.detach()).cpu() if isinstance(state, Tensor) and is_part(state) else state
+def blank_of(model: PreTrainedModel) -> PreTrainedModel:
+    """A sharded model as it was, without memory for its weights; it is not to be changed."""
+    record = _record(model)
+    assert record is not None
+    return record.blank
 
 
 def _allocated(blank: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:

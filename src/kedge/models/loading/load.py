@@ -10,14 +10,15 @@ from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils import logging
 
 from kedge.core.errors import ModelError
 from kedge.models.loading.resolve import resolve
+from kedge.models.loading.unread import without_weights
 from kedge.models.settings import BaseBits
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -32,11 +33,17 @@ def load_causal(
     trust_remote_code: bool = False,
     attn: str | None = None,
     bits: BaseBits = 16,
+    unread: bool = False,
 ) -> PreTrainedModel:
-    """The model, in evaluation mode on `device`. `attn` names an attention of transformers; None lets it choose."""
+    """The model, in evaluation mode on `device`. `attn` names an attention of transformers; None lets it choose.
+
+    One that is left `unread` has no weights yet: each process reads its part of them when the model is sharded.
+    """
     quantised = quantisation(bits, device)
     source = resolve(model)
     loader: Any = AutoModelForCausalLM
+    if unread and not quantised:
+        return _load_later(source, dtype_for(dtype, device), attn=attn, trust_remote_code=trust_remote_code)
     try:
         with no_bars() if isinstance(source, Path) else nullcontext():
             loaded, report = loader.from_pretrained(
@@ -52,6 +59,26 @@ def load_causal(
         raise ModelError(explain(str(source), error)) from error
     _check_complete(str(source), report)
     return (loaded if "device_map" in quantised else loaded.to(device)).eval()
+
+
+def _load_later(
+    source: Path | str, dtype: torch.dtype, *, attn: str | None, trust_remote_code: bool
+) -> PreTrainedModel:
+    name = cast(DTypeName, str(dtype).removeprefix("torch."))
+    try:
+        model, missing = without_weights(
+            AutoModelForCausalLM,
+            source,
+            AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code),
+            dtype=dtype,
+            read=lambda: load_causal(source, dtype=name, attn=attn, trust_remote_code=trust_remote_code),
+            trust_remote_code=trust_remote_code,
+            **({"attn_implementation": attn} if attn else {}),
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(explain(str(source), error)) from error
+    _check_complete(str(source), {"missing_keys": missing})
+    return model
 
 
 def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.core.errors import ModelError
 from kedge.core.files import fsync_folder, run_errors, write_json
+from kedge.core.world import ALONE, World, once
 from kedge.models.forward.lora import (
     LoraLinear,
     adapters_of,
@@ -28,17 +30,17 @@ from kedge.models.forward.lora import (
     with_lora,
 )
 from kedge.models.forward.reader import compile_layers
-from kedge.models.forward.sharding import blocks_of
+from kedge.models.forward.sharding import blocks_of, gathered, is_sharded
 from kedge.models.loading.adapters import BASE, CONFIG, base_record, find_base, load_adapter, save_adapter
+from kedge.models.loading.gather import SHARD_SIZE, Reread, Stream, factors_of, gathered_model
 from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for, load_causal, no_bars
 from kedge.models.loading.resolve import resolve
+from kedge.models.loading.unread import reader_of
 from kedge.models.settings import BaseBits, LoraSettings, SaveDType, TrainingMemory
 
 ENSEMBLE = "ensemble.json"
 ADAPTER = "adapter"
-SHARD_SIZE = "2GB"
-"""Of the files of a saved model, which are hashed at the same time."""
 """The folder of an adapter by itself: beside a policy's model, and inside of a reward model's."""
 _PLAIN = TrainingMemory()
 START = "start"
@@ -53,16 +55,18 @@ def start_causal(
     seed: int,
     keeps_dropout: bool = True,
     memory: TrainingMemory = _PLAIN,
+    unread: bool = False,
 ) -> PreTrainedModel:
     """A model of which all weights are trainable, or, with `lora`, the adapters on a frozen base; in evaluation mode.
 
     Without `keeps_dropout` the model's own dropout is off; that of the adapters is in their settings. Trainable weights
-    are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away.
+    are float32, whatever type the forward pass computes in: in bfloat16 small updates would be rounded away. Those of a
+    model that is left `unread` are read when it is sharded.
     """
     base = (
-        load_base(source, dtype=memory.dtype, device=device, bits=lora.base_bits)
+        load_base(source, dtype=memory.dtype, device=device, bits=lora.base_bits, unread=unread)
         if lora
-        else load_causal(source, dtype="float32", device=device)
+        else load_causal(source, dtype="float32", device=device, unread=unread)
     )
     if not keeps_dropout:
         without_dropout(base)
@@ -79,7 +83,9 @@ def prepare_layers(model: PreTrainedModel, *, compiled: bool, recomputes: bool) 
         model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def load_base(source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bits: BaseBits = 16) -> PreTrainedModel:
+def load_base(
+    source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bits: BaseBits = 16, unread: bool = False
+) -> PreTrainedModel:
     """A causal model to put adapters on.
 
     Where `source` is a base with an adapter merged in, of which both are still there, and its weights would be rounded
@@ -90,8 +96,9 @@ def load_base(source: str, *, dtype: DTypeName = "auto", device: str = "cpu", bi
     would_round = bits != 16 or dtype_for(dtype, device) != torch.float32
     base = unmerged_base(place) if would_round and isinstance(place, Path) else None
     if base is None:
-        return load_causal(source, dtype=dtype, device=device, bits=bits)
-    return with_start(load_causal(base, dtype=dtype, device=device, bits=bits), cast(Path, place).with_name(ADAPTER))
+        return load_causal(source, dtype=dtype, device=device, bits=bits, unread=unread)
+    loaded = load_causal(base, dtype=dtype, device=device, bits=bits, unread=unread)
+    return with_start(loaded, cast(Path, place).with_name(ADAPTER))
 
 
 def unmerged_base(folder: Path) -> Path | None:
@@ -153,22 +160,48 @@ def save_causal(
     *,
     weights: Mapping[str, Tensor] | None = None,
     dtype: SaveDType = "float32",
+    world: World = ALONE,
 ) -> Path:
     """Save a whole model in the Hugging Face layout, adapters merged in; `folder` appears when it is complete.
 
     The adapter that is active is also saved by itself, in `adapter` beside `folder`. `weights` are the float32 masters
-    of trained weights by the names of their parameters; without, the model's own are saved.
+    of trained weights by the names of their parameters; without, the model's own are saved. The processes of `world`
+    call it together, and the first one writes.
     """
-    plain = plain_model(model, weights=weights, dtype=dtype)
-    with whole_folder(folder) as partial, no_bars():
-        plain.save_pretrained(partial, max_shard_size=SHARD_SIZE)
-        tokenizer.save_pretrained(partial)
+    if is_sharded(model):
+        reread = reader_of_base(model, weights)
+        whole = gathered_model(model, world=world, weights=weights, dtype=save_type(dtype), reread=reread)
+
+        def write(stream: Stream) -> Path:
+            return _write_causal(model, tokenizer, folder, partial(whole.write_into, stream=stream), whole.factors)
+
+        return whole.save(write)
+
+    def write_whole() -> Path:
+        plain = plain_model(model, weights=weights, dtype=dtype)
+        save = partial(plain.save_pretrained, max_shard_size=SHARD_SIZE)
+        return _write_causal(model, tokenizer, folder, save, weights)
+
+    return once(world, write_whole)
+
+
+def _write_causal(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    write: Callable[[Path], Any],
+    weights: Mapping[str, Tensor] | None,
+) -> Path:
+    """The model that `write` puts into a folder, and the adapter that is active."""
+    with whole_folder(folder) as beside, no_bars():
+        write(beside)
+        tokenizer.save_pretrained(beside)
     adapters = adapters_of(model)
     if adapters is not None and adapters.active:
-        with whole_folder(folder.with_name(ADAPTER)) as partial:
-            save_adapter(model, partial, name=adapters.active[-1], weights=weights)
+        with whole_folder(folder.with_name(ADAPTER)) as beside:
+            save_adapter(model, beside, name=adapters.active[-1], weights=weights)
             record = base_record(str(model.name_or_path), folder.with_name(ADAPTER))
-            write_json(partial / BASE, {**record, "merged": folder_hash(folder)})
+            write_json(beside / BASE, {**record, "merged": folder_hash(folder)})
     return folder
 
 
@@ -180,7 +213,7 @@ def rounded_away(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -
     """
     pairs = _adapted_pairs if has_adapters(model) else _full_pairs
     changed = lost = 0
-    for start, end in pairs(model, weights or {}):
+    for start, end in pairs(model, weights or {}):  # of a sharded model, all processes gather them
         has_changed = start.float() != end.float()
         changed += int(has_changed.sum())
         lost += int((has_changed & (start.to(torch.bfloat16) == end.to(torch.bfloat16))).sum())
@@ -190,8 +223,10 @@ def rounded_away(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -
 def _adapted_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Every adapted matrix without and with the adapter."""
     adapters = required_adapters(model)
+    factors = factors_of(model, weights) if is_sharded(model) else weights
     for path, layer in adapters.layers.items():
-        yield layer.merged(()), layer.merged(adapters.active, weights, path=path)
+        base = gathered(layer.weight)
+        yield layer.merged((), base=base), layer.merged(adapters.active, factors, path=path, base=base)
 
 
 def _full_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -200,7 +235,7 @@ def _full_pairs(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterat
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                 if name in weights:
-                    yield tensors.get_tensor(name), weights[name].detach().cpu()
+                    yield tensors.get_tensor(name), gathered(weights[name]).detach().cpu()
 
 
 def plain_model(model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None, dtype: SaveDType) -> PreTrainedModel:
@@ -208,7 +243,7 @@ def plain_model(model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None,
 
     A model that is so already is given as it is; any other is copied to the CPU.
     """
-    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    kind = save_type(dtype)
     if is_rounded(model, weights) and model.name_or_path:
         # Frozen weights that 16, 8 or 4 bits have rounded are read again.
         base = load_causal(str(model.name_or_path), dtype="float32")
@@ -222,6 +257,17 @@ def plain_model(model: PreTrainedModel, *, weights: Mapping[str, Tensor] | None,
     return merge(model, weights=weights, dtype=kind, device="cpu")
 
 
+def save_type(dtype: SaveDType) -> torch.dtype:
+    return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+
+def reader_of_base(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> Reread | None:
+    """What reads frozen weights again that are in 16 bits or fewer in memory, one by one; None where none are."""
+    if not (is_rounded(model, weights) and model.name_or_path):
+        return None
+    return reader_of(lambda: load_causal(str(model.name_or_path), dtype="float32", unread=True))
+
+
 def is_rounded(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> bool:
     """Whether weights beside the trained ones, `weights`, are in 16 bits or fewer in memory: their files may have more.
 
@@ -233,6 +279,15 @@ def is_rounded(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> 
     return weights is not None and any(
         weight.dtype.itemsize < 4 and name not in weights and ".lora_" not in name for name, weight in parameters
     )
+
+
+@contextmanager
+def shared_folder(world: World, folder: Path) -> Generator[Path]:
+    """As `whole_folder`, of a folder that all processes write into: it appears when they are all done."""
+    with ExitStack() as own:
+        yield once(world, lambda: own.enter_context(whole_folder(folder)))
+        world.same(None)  # all have written
+        once(world, own.pop_all().close)
 
 
 @contextmanager

@@ -24,9 +24,13 @@ from kedge.algorithms.combine import ensemble_mean, uncertainty_weighted, worst_
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.core.seeds import seed_for
+from kedge.core.world import ALONE, World, once
 from kedge.models.forward.lora import has_adapters, with_lora
+from kedge.models.forward.sharding import is_sharded
 from kedge.models.loading.adapters import base_record, find_base, load_adapter, save_adapters
+from kedge.models.loading.gather import factors_of
 from kedge.models.loading.load import DTypeName
+from kedge.models.loading.start import shared_folder
 from kedge.models.reward.reward_files import (
     ENSEMBLE,
     FACTS,
@@ -34,7 +38,6 @@ from kedge.models.reward.reward_files import (
     load,
     save,
     tokenizer_of,
-    whole_folder,
 )
 from kedge.models.reward.reward_model import RewardFacts, RewardModel, facts_from, head_of, start_head
 from kedge.models.settings import (
@@ -149,10 +152,12 @@ def save_ensemble(
     *,
     weights: Sequence[Mapping[str, Tensor]] | None = None,
     dtype: SaveDType = "float32",
+    world: World = ALONE,
 ) -> None:
     """Save to `folder`: `ensemble.json` and one folder a member.
 
-    `weights` are the float32 masters of each member by the names of their parameters. Adapters are float32 always.
+    `weights` are the float32 masters of each member by the names of their parameters. Adapters are float32 always. The
+    processes of `world` call it together, and the first one writes.
     """
     shared = _shared_model(ensemble)
     # Adapters keep their names, whatever the order of the members is.
@@ -160,17 +165,24 @@ def save_ensemble(
         (member.adapter if shared else None) or _name(index): member for index, member in enumerate(ensemble.members)
     }
     record: dict[str, Any] = {"members": list(members), "combine": ensemble.combine.model_dump()}
-    with whole_folder(folder) as partial:
+    precise = dict(ChainMap(*map(dict, weights or ()))) if shared else {}
+    if shared is not None and is_sharded(shared):
+        precise = factors_of(shared, precise)
+
+    def write_adapters(base: PreTrainedModel, partial: Path) -> None:
+        record["base"] = base_record(str(base.name_or_path), folder)
+        save_adapters(base, partial, list(members), weights=precise)
+        for name, member in members.items():
+            write_json(partial / name / FACTS, member.facts.as_dict())
+        ensemble.tokenizer.save_pretrained(partial)
+
+    with shared_folder(world, folder) as partial:
         if shared is None:
             for index, (name, member) in enumerate(members.items()):
-                save(member, partial / name, weights=weights[index] if weights else None, dtype=dtype)
+                save(member, partial / name, weights=weights[index] if weights else None, dtype=dtype, world=world)
         else:
-            record["base"] = base_record(str(shared.name_or_path), folder)
-            save_adapters(shared, partial, list(members), weights=dict(ChainMap(*map(dict, weights or ()))))
-            for name, member in members.items():
-                write_json(partial / name / FACTS, member.facts.as_dict())
-            ensemble.tokenizer.save_pretrained(partial)
-        write_json(partial / ENSEMBLE, record)
+            once(world, lambda: write_adapters(shared, partial))
+        once(world, lambda: write_json(partial / ENSEMBLE, record))
 
 
 def load_ensemble(
@@ -180,17 +192,23 @@ def load_ensemble(
     device: str | torch.device = "cpu",
     base: str | Path | None = None,
     bits: BaseBits = 16,
+    unread: bool = False,
 ) -> Ensemble[RewardModel]:
-    """An ensemble from its folder. `base` says where the base of LoRA members is now, if it has moved."""
+    """An ensemble from its folder. `base` says where the base of LoRA members is now, if it has moved.
+
+    The weights of one that is left `unread` are read when it is sharded, but for adapters and heads.
+    """
     record = read_record(folder / ENSEMBLE)
     combine: Combine = TypeAdapter[Combine](Combine).validate_python(record["combine"])
     names: list[str] = record["members"]
     if "base" not in record:
-        members = tuple(load(folder / name, dtype=dtype, device=device) for name in names)
+        members = tuple(load(folder / name, dtype=dtype, device=device, unread=unread) for name in names)
         return Ensemble(members=members, combine=combine)
     facts = [facts_from(read_record(folder / name / FACTS)) for name in names]
     source = find_base(folder, record["base"], base)
-    model = build(source, objectives=facts[0].objectives, seed=0, dtype=dtype, device=device, bits=bits).model
+    model = build(
+        source, objectives=facts[0].objectives, seed=0, dtype=dtype, device=device, bits=bits, unread=unread
+    ).model
     for name in names:
         model = load_adapter(model, folder / name, name=name)
     tokenizer = tokenizer_of(folder)
@@ -203,12 +221,12 @@ def load_ensemble(
 
 
 def load_reward(
-    source: str | Path, *, dtype: DTypeName = "auto", device: str | torch.device = "cpu"
+    source: str | Path, *, dtype: DTypeName = "auto", device: str | torch.device = "cpu", unread: bool = False
 ) -> RewardModel | Ensemble[RewardModel]:
-    """The reward model or ensemble at `source`; both are a `Scorer`."""
+    """The reward model or ensemble at `source`; both are a `Scorer`. One that is left `unread` has to be sharded."""
     if (Path(source) / ENSEMBLE).is_file():
-        return load_ensemble(Path(source), dtype=dtype, device=device)
-    return load(source, dtype=dtype, device=device)
+        return load_ensemble(Path(source), dtype=dtype, device=device, unread=unread)
+    return load(source, dtype=dtype, device=device, unread=unread)
 
 
 def read_record(path: Path) -> dict[str, Any]:

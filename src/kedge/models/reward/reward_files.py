@@ -7,10 +7,10 @@ never one that ends a text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -27,11 +27,15 @@ from transformers.utils import logging
 
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
+from kedge.core.world import ALONE, World, once
 from kedge.models.forward.lora import adapters_of, merge, merge_anew, using
+from kedge.models.forward.sharding import is_sharded, real_device
 from kedge.models.loading.adapters import BASE, base_record, save_adapter
+from kedge.models.loading.gather import SHARD_SIZE, GatheredModel, Stream, gathered_model
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation
 from kedge.models.loading.resolve import resolve
-from kedge.models.loading.start import ADAPTER, ENSEMBLE, SHARD_SIZE, is_rounded, whole_folder
+from kedge.models.loading.start import ADAPTER, ENSEMBLE, is_rounded, save_type, whole_folder
+from kedge.models.loading.unread import reader_of, without_weights
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits, SaveDType
 
@@ -48,8 +52,12 @@ def build(
     device: str | torch.device = "cpu",
     bits: BaseBits = 16,
     trust_remote_code: bool = False,
+    unread: bool = False,
 ) -> RewardModel:
-    """A reward model with the backbone of a causal language model and a new float32 head, initialised from the seed."""
+    """A reward model with the backbone of a causal language model and a new float32 head, initialised from the seed.
+
+    A backbone that is left `unread` has no weights yet: each process reads its part of them when it is sharded.
+    """
     place = _absolute(resolve(source))
     config = _config(place, trust_remote_code)
     if _is_classifier(config):
@@ -65,6 +73,7 @@ def build(
         place,
         dtype=dtype,
         device=device,
+        unread=unread and bits == 16,
         trust_remote_code=trust_remote_code,
         # Set before the model is created, so that the embedding of the pad token gets no gradient.
         pad_token_id=tokenizer.pad_token_id,
@@ -87,25 +96,76 @@ def save(
     *,
     weights: Mapping[str, torch.Tensor] | None = None,
     dtype: SaveDType = "float32",
+    world: World = ALONE,
 ) -> None:
     """Save to `folder`, replacing a model that was there.
 
     An adapter is merged into its base, so that the folder is a model like any other, and saved in `adapter/` as well,
     for those who have the base in memory already. `weights` are the float32 masters of trained weights by the names of
-    their parameters; without, the model's own are saved. The score head is float32 always.
+    their parameters; without, the model's own are saved. The score head is float32 always. The processes of `world`
+    call it together, and the first one writes.
     """
-    model, adapters = reward.model, adapters_of(reward.model)
+    adapters = adapters_of(reward.model)
     name = (reward.adapter or adapters.active[-1]) if adapters else None
-    plain = _plain(reward, name, weights, dtype)
+    if is_sharded(reward.model):
+        whole = _gathered(reward, name, weights, dtype, world)
+
+        def write(stream: Stream) -> None:
+            _write(reward, name, folder, lambda beside: whole.write_into(beside, stream), whole.factors)
+
+        whole.save(write)
+        return
+
+    def write_whole() -> None:
+        plain = _plain(reward, name, weights, dtype)
+        _describe(plain, reward)
+        _write(reward, name, folder, lambda beside: plain.save_pretrained(beside, max_shard_size=SHARD_SIZE), weights)
+
+    once(world, write_whole)
+
+
+def _describe(plain: PreTrainedModel, reward: RewardModel) -> None:
     config: Any = plain.config
     config.kedge_reward = reward.facts.as_dict()
-    with whole_folder(folder) as partial, no_bars():
-        plain.save_pretrained(partial, max_shard_size=SHARD_SIZE)
-        reward.tokenizer.save_pretrained(partial)
+
+
+def _write(
+    reward: RewardModel,
+    name: str | None,
+    folder: Path,
+    write: Callable[[Path], Any],
+    weights: Mapping[str, torch.Tensor] | None,
+) -> None:
+    """The model that `write` puts into a folder, and its adapter `name`."""
+    with whole_folder(folder) as beside, no_bars():
+        write(beside)
+        reward.tokenizer.save_pretrained(beside)
         if name:
-            save_adapter(model, partial / ADAPTER, name=name, weights=weights)
-            write_json(partial / ADAPTER / FACTS, reward.facts.as_dict())
-            write_json(partial / ADAPTER / BASE, base_record(str(model.name_or_path), folder / ADAPTER))
+            save_adapter(reward.model, beside / ADAPTER, name=name, weights=weights)
+            write_json(beside / ADAPTER / FACTS, reward.facts.as_dict())
+            base = str(reward.model.name_or_path)
+            write_json(beside / ADAPTER / BASE, base_record(base, folder / ADAPTER))
+
+
+def _gathered(
+    reward: RewardModel,
+    name: str | None,
+    weights: Mapping[str, torch.Tensor] | None,
+    dtype: SaveDType,
+    world: World,
+) -> GatheredModel:
+    """A sharded model as it is saved."""
+    model, source = reward.model, str(reward.model.name_or_path)
+    reread = None
+    if is_rounded(model, weights) and source:
+        reread = reader_of(
+            lambda: build(source, objectives=reward.objectives, seed=0, dtype="float32", unread=True).model
+        )
+    whole = gathered_model(model, world=world, weights=weights, dtype=save_type(dtype), name=name, reread=reread)
+    _describe(whole.plain, reward)
+    head = head_of(whole.plain)
+    head.weight = nn.Parameter(head.weight.detach().float(), requires_grad=False)
+    return whole
 
 
 def load(
@@ -114,8 +174,12 @@ def load(
     dtype: DTypeName = "auto",
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
+    unread: bool = False,
 ) -> RewardModel:
-    """A saved reward model, or anybody's sequence-classification model; the head is float32, as it was saved."""
+    """A saved reward model, or anybody's sequence-classification model; the head is float32, as it was saved.
+
+    One that is left `unread` has no other weights yet: each process reads its part of them when it is sharded.
+    """
     if (Path(source) / ENSEMBLE).is_file():
         raise ModelError(f"{source} is an ensemble of reward models; load it with load_reward")
     place = _absolute(resolve(source))
@@ -125,7 +189,9 @@ def load(
             f"{place} is not a reward model but a {_architecture(config)}: it has no score head. Train one from it "
             "with a stage of kind reward"
         )
-    model, missing = _load_classifier(place, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    model, missing = _load_classifier(
+        place, dtype=dtype, device=device, unread=unread, trust_remote_code=trust_remote_code
+    )
     head = head_of(model)
     if missing:
         raise ModelError(
@@ -133,7 +199,7 @@ def load(
             "random numbers; the folder is damaged, or was never a trained reward model"
         )
     weight = _saved_head(place) if isinstance(place, Path) else head.weight.detach()
-    head.weight = nn.Parameter(weight.float().to(head.weight.device))
+    head.weight = nn.Parameter(weight.float().to(real_device(head.weight)))
     stored = getattr(config, "kedge_reward", None)
     labels = [config.id2label[index] for index in range(head.out_features)]
     facts = facts_from(stored) if stored else unnormalised(["reward"] if labels == ["LABEL_0"] else labels)
@@ -179,7 +245,7 @@ def _plain(
     reward: RewardModel, name: str | None, weights: Mapping[str, torch.Tensor] | None, dtype: SaveDType
 ) -> PreTrainedModel:
     """The model as it is saved, its adapter merged in."""
-    model, kind = reward.model, torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    model, kind = reward.model, save_type(dtype)
     if is_rounded(model, weights) and model.name_or_path:
         # Frozen weights that 16, 8 or 4 bits have rounded are read again.
         exact = build(str(model.name_or_path), objectives=reward.objectives, seed=0, dtype="float32")
@@ -195,11 +261,13 @@ def _plain(
 
 
 def _load_classifier(
-    place: Path | str, *, dtype: DTypeName, device: str | torch.device, **options: Any
+    place: Path | str, *, dtype: DTypeName, device: str | torch.device, unread: bool, **options: Any
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model in evaluation mode, and the names of the weights that were not in the files."""
     loader: Any = AutoModelForSequenceClassification
     try:
+        if unread:
+            return _unread_classifier(place, dtype_for(dtype, device), options)
         # transformers initialises a missing head from the global generator, which is restored; callers refuse such a
         # head or replace it.
         with _quiet(), torch.random.fork_rng(devices=[]):
@@ -211,6 +279,26 @@ def _load_classifier(
         raise ModelError(f"{place}: cannot be loaded as a sequence-classification model: {text}") from error
     placed = model if "device_map" in options else model.to(device)
     return placed.eval(), set(report["missing_keys"])
+
+
+def _unread_classifier(
+    place: Path | str, dtype: torch.dtype, options: dict[str, Any]
+) -> tuple[PreTrainedModel, set[str]]:
+    def read() -> PreTrainedModel:
+        name = cast(DTypeName, str(dtype).removeprefix("torch."))
+        model, missing = _load_classifier(place, dtype=name, device="cpu", unread=False, **options)
+        if absent := sorted(missing - {_HEAD}):
+            raise ModelError(f"{place}: {len(absent)} weight(s) are not in the files (first: '{absent[0]}')")
+        return model
+
+    return without_weights(
+        AutoModelForSequenceClassification,
+        place,
+        AutoConfig.from_pretrained(place, **options),
+        dtype=dtype,
+        read=read,
+        trust_remote_code=options["trust_remote_code"],
+    )
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from kedge.models.forward.backbones import Backbone, backbone_of
 from kedge.models.forward.heads import last_token
 from kedge.models.forward.lora import ScoreHeads, activate
 from kedge.models.forward.reader import compile_layers, evaluating
+from kedge.models.forward.sharding import fill_of, real_device
 from kedge.models.loading.start import without_dropout
 from kedge.models.settings import Truncate
 
@@ -121,7 +122,10 @@ def unnormalised(objectives: Sequence[str]) -> RewardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModel:
-    """Weights, tokenizer and facts. With `adapter`, it is that adapter on a model that several members share."""
+    """Weights, tokenizer and facts. With `adapter`, it is that adapter on a model that several members share.
+
+    One whose weights are not read yet has no backbone: `replace` makes one for it when they are.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -130,7 +134,8 @@ class RewardModel:
     backbone: Backbone = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backbone", backbone_of(self.model, self.adapter))
+        if fill_of(self.model) is None:
+            object.__setattr__(self, "backbone", backbone_of(self.model, self.adapter))
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -202,7 +207,7 @@ def start_head(head: nn.Linear, *, seed: int) -> None:
     """float32 weights from N(0, 1 / (D + 1)): std 1 / sqrt(D + 1) (Stiennon et al. 2020, appendix B.1)."""
     shape, width = head.weight.shape, head.in_features
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / math.sqrt(width + 1)
-    head.weight = nn.Parameter(weight.to(head.weight.device))
+    head.weight = nn.Parameter(weight.to(real_device(head.weight)))
 
 
 def reward_tokens(
@@ -267,12 +272,23 @@ class RewardRole:
 
 def reward_role(member: RewardModel, *, compiled: bool) -> RewardRole:
     """A reward model with weights of its own as a role: frozen, without dropout, its layers compiled if asked."""
-    model = member.model
+    freeze(member, compiled=compiled)
+    return role_of(member)
+
+
+def freeze(member: RewardModel, *, compiled: bool) -> None:
+    """Frozen for good, without dropout, layers compiled if asked."""
     member.activate()
-    head_KD = head_of(model).weight.detach().clone()
-    without_dropout(model.eval())
-    model.requires_grad_(False)  # after `activate`, which makes an adapter trainable
+    without_dropout(member.model.eval())
+    member.model.requires_grad_(False)  # after `activate`, which makes an adapter trainable
     if compiled:
-        compile_layers(model)
-    backbone = backbone_of(model, member.adapter)
+        compile_layers(member.model)
+
+
+def role_of(member: RewardModel) -> RewardRole:
+    """A reward model that is frozen as a role."""
+    member.activate()
+    head_KD = head_of(member.model).weight.detach().clone()
+    member.model.requires_grad_(False)
+    backbone = backbone_of(member.model, member.adapter)
     return RewardRole(backbone=backbone, head_KD=head_KD, tokenizer=member.tokenizer, facts=member.facts)

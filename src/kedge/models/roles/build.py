@@ -20,9 +20,10 @@ from kedge.core.world import ALONE, World
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.heads import Head, LanguageModel
 from kedge.models.forward.lora import has_adapters, merge
-from kedge.models.forward.sharding import shard_model
+from kedge.models.forward.sharding import fill_of, shard_model
 from kedge.models.loading.load import DTypeName, dtype_for
 from kedge.models.loading.start import prepare_layers, without_dropout
+from kedge.models.loading.unread import merged_unread
 from kedge.models.reward.ensemble import Ensemble, load_reward
 from kedge.models.reward.reward_model import RewardModel, head_of
 from kedge.models.roles.actor_critic import (
@@ -141,12 +142,15 @@ def make_reference(spec: RoleSpec, backbone: Backbone, head: Head) -> Reference:
 def first_member(spec: RoleSpec) -> RewardModel:
     """The reward model, or the first member of an ensemble, in float32: what a critic starts from."""
     assert spec.reward is not None
-    loaded = load_reward(spec.reward, dtype="float32", device=spec.device)
+    unread = spec.world.mesh is not None
+    loaded = load_reward(spec.reward, dtype="float32", device=spec.device, unread=unread)
     return loaded.members[0] if isinstance(loaded, Ensemble) else loaded
 
 
 def plain(member: RewardModel) -> PreTrainedModel:
     """The model of a member, its adapter merged in if it has one."""
+    if fill_of(member.model) is not None:
+        return merged_unread(member.model, member.adapter) if has_adapters(member.model) else member.model
     return merge(member.model, name=member.adapter) if has_adapters(member.model) else member.model
 
 
@@ -155,7 +159,7 @@ def critic_head(spec: RoleSpec, member: RewardModel | None, width: int) -> nn.Li
     if member is None:
         return value_head(width, torch.device(spec.device))
     member.activate()
-    weight_KD = head_of(member.model).weight.detach().clone()
+    weight_KD = head_of(member.model).weight.detach().to(spec.device).clone()
     return head_from_scores(weight_KD, member.facts, spec.objective)
 
 

@@ -39,14 +39,14 @@ POLICY, CRITIC = "policy", "critic"
 
 
 def lora(spec: RoleSpec) -> RoleSet:
-    base = load_base(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits)
+    unread = spec.world.mesh is not None
+    base = load_base(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits, unread=unread)
     members = _shared_members(spec)
     model = with_lora(base, spec.lora, name=POLICY, seed=seed_for(spec.seed, POLICY))
     critic_head = _add_critic(spec, model, members) if spec.critic else None
     _add_members(model, members)
     activate(model, POLICY)  # the one that samples
     prepare(spec, model, learns=False, recomputes=True)
-    base_hash = module_hash(model)
     _mark_trainable(model, POLICY, *([CRITIC] if critic_head else []))
     shard(spec, model)
     judge = _judge(spec, model, members)  # from here on: who reads the layers looks whether they are prepared
@@ -64,7 +64,7 @@ def lora(spec: RoleSpec) -> RoleSet:
         shared_judge=judge,
         memory=_memory(model, policy, critic, judge),
         notes=[] if judge or not spec.reward else [_NOTE.format(spec.reward)],
-        reference_hash=base_hash,
+        reference_hash=module_hash(model),
     )
 
 

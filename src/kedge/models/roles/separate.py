@@ -42,7 +42,7 @@ def separate(spec: RoleSpec) -> RoleSet:
 
 
 def separate_policy(spec: RoleSpec) -> tuple[PreTrainedModel, Policy]:
-    model = load_causal(spec.base, dtype="float32", device=spec.device)
+    model = load_causal(spec.base, dtype="float32", device=spec.device, unread=spec.world.mesh is not None)
     prepare(spec, model, learns=True, recomputes=True)
     masters = narrowed(spec, model)
     return model, make_policy(spec, FullBackbone(model), output_head(model), masters)
@@ -54,12 +54,11 @@ def policy_memory(model: PreTrainedModel, policy: Policy) -> RoleMemory:
 
 def separate_reference(spec: RoleSpec) -> tuple[Reference, RoleMemory, str]:
     """The reference, its row of the memory table, and the hash of its weights."""
-    model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
+    model = load_causal(spec.base, dtype=spec.dtype, device=spec.device, unread=spec.world.mesh is not None)
     prepare(spec, model, learns=False)
-    reference_hash = module_hash(model)
     shard(spec, model)
     reference = make_reference(spec, FullBackbone(model), output_head(model))
-    return reference, of_role("reference", own=parameters_of(model)), reference_hash
+    return reference, of_role("reference", own=parameters_of(model)), module_hash(model)
 
 
 def separate_critic(spec: RoleSpec) -> tuple[Critic | NoCritic, list[RoleMemory]]:
@@ -67,7 +66,11 @@ def separate_critic(spec: RoleSpec) -> tuple[Critic | NoCritic, list[RoleMemory]
     if spec.critic is None:
         return NoCritic(), []
     member = first_member(spec) if spec.reward and spec.critic_from_reward else None
-    value_model = plain(member) if member else load_causal(spec.base, dtype="float32", device=spec.device)
+    value_model = (
+        plain(member)
+        if member
+        else load_causal(spec.base, dtype="float32", device=spec.device, unread=spec.world.mesh is not None)
+    )
     head = critic_head(spec, member, width_of(value_model))
     prepare(spec, value_model, learns=False, recomputes=True)
     value_model.get_decoder().requires_grad_(True)

@@ -149,6 +149,7 @@ class TrainStep:
             self._optimiser = make_adamw(own, settings, device)
             backend = adamw_backend(own, own, self._optimiser)
             self._backend: AdamWBackend = ShardedAdamW(self._masters, backend, self.passes.world)
+            self._allocate()  # a state that says how moments are cut can be loaded part by part
         else:
             self._optimiser = make_adamw(self._masters, settings, device)
             self._backend = adamw_backend(parameters, self._masters, self._optimiser)

@@ -27,9 +27,9 @@ from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.data.tokenizer import padding_id
-from kedge.models.forward.sharding import gathered_state, is_sharded, on_host
+from kedge.models.forward.sharding import is_sharded
 from kedge.models.loading.load import dtype_for
-from kedge.models.loading.start import freeze_lowest, prepare_layers, whole_folder
+from kedge.models.loading.start import freeze_lowest, prepare_layers
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import Normaliser, RewardModel, fit_normaliser, scores
@@ -38,7 +38,7 @@ from kedge.models.training.objectives import preference
 from kedge.models.training.passes import Cut, Passes
 from kedge.models.training.train_step import TrainedWeights, trained_weights
 from kedge.report.reward import render_html
-from kedge.runs.state import load_state, save_state
+from kedge.runs.state import load_entry, load_state
 from kedge.stages.reward.comparisons import (
     EncodedComparison,
     fold,
@@ -54,7 +54,7 @@ from kedge.stages.shared.device import CostMeter, pick_device
 from kedge.stages.shared.encoding import Encoder, report_long, truncation
 from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, stop_if_asked
+from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, save_finished, stop_if_asked
 from kedge.stages.shared.policy import shard, tell_rounding
 from kedge.stages.shared.tokenizer import tokenizer_for
 
@@ -87,33 +87,28 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     others = [list(answer) for item in data[:MOST_DEMONSTRATIONS] for answer in item.ranked.answers]
     members = [_normalised(member, demonstrations, others, about, context.world) for member in members]
     folder = context.folder / "model"
-    weights = [gathered_state(weights_of_member.weights()) for weights_of_member in trained]
-    whole_members = _on_host(members)
-    for member, weights_of_member in zip(whole_members, weights, strict=True):
+    weights, dtype = [weights_of_member.weights() for weights_of_member in trained], settings.memory.save_dtype
+    for member, weights_of_member in zip(members, weights, strict=True):
         member.activate()
-        tell_rounding(context, member.model, weights_of_member, settings.memory.save_dtype)
-    context.once(lambda: _save(whole_members, folder, weights, settings))
+        tell_rounding(context, member.model, weights_of_member, dtype)
+    _save(members, folder, weights, settings, context.world)
     _report(context, settings, members, data, held_out, groups, cost)
     return {"model": folder}
 
 
-def _on_host(members: Sequence[RewardModel]) -> list[RewardModel]:
-    """The members with all their weights, where each process has a part of them; they may share a model."""
-    models = {id(member.model): member.model for member in members}
-    whole = {key: on_host(model) for key, model in models.items()}
-    return [
-        replace(member, model=whole[id(member.model)]) if is_sharded(member.model) else member for member in members
-    ]
-
-
 def _save(
-    members: Sequence[RewardModel], folder: Path, weights: Sequence[Mapping[str, Tensor]], settings: RewardSettings
+    members: Sequence[RewardModel],
+    folder: Path,
+    weights: Sequence[Mapping[str, Tensor]],
+    settings: RewardSettings,
+    world: World,
 ) -> None:
     dtype = settings.memory.save_dtype
     if len(members) == 1:
-        save(members[0], folder, weights=weights[0], dtype=dtype)
-    else:
-        save_ensemble(Ensemble(members=tuple(members), combine=settings.combine), folder, weights=weights, dtype=dtype)
+        save(members[0], folder, weights=weights[0], dtype=dtype, world=world)
+        return
+    ensemble = Ensemble(members=tuple(members), combine=settings.combine)
+    save_ensemble(ensemble, folder, weights=weights, dtype=dtype, world=world)
 
 
 def _data(
@@ -178,6 +173,7 @@ def _built(context: Context, settings: RewardSettings, chat_template: str, index
         dtype=dtype,
         device=pick_device(context.device),
         bits=bits,
+        unread=context.world.mesh is not None,
     )
     freeze_lowest(reward_model.model, settings.frozen_layers)
     prepare_layers(
@@ -219,7 +215,7 @@ def _train_member(
     learner = Learner(trained, member.backbone, objective, settings.optimiser, total_steps=total, passes=passes)
     finished = context.folder / "finished" / f"member-{index}"
     if context.once(finished.is_dir):
-        state = load_state(finished)
+        state = load_state(finished, like={"weights": trained.weights()})
         trained.load(state["weights"])
         passes.load(state["passes"])
         return
@@ -249,13 +245,7 @@ def _train_member(
             metrics |= held_out_metrics(learner, _batches(held_out, pad))
         loop.finish(metrics)
     loop.take_best()
-    done = {"weights": gathered_state(trained.weights()), "last_step": loop.step, "passes": passes.state()}
-    context.once(lambda: _save_finished(finished, done))
-
-
-def _save_finished(folder: Path, state: Mapping[str, Any]) -> None:
-    with whole_folder(folder) as beside:
-        save_state(beside, state)
+    save_finished(context, finished, {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()})
 
 
 def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
@@ -265,7 +255,7 @@ def _batches(items: Sequence[EncodedComparison], pad: int) -> Cut[Comparisons]:
 
 def _steps_before(finished: Path, index: int) -> int:
     """The step of the run at which the member before this one ended; early stopping makes them unequal."""
-    return int(load_state(finished / f"member-{index - 1}")["last_step"]) if index else 0
+    return int(load_entry(finished / f"member-{index - 1}", "last_step")) if index else 0
 
 
 def _demonstrations(context: Context, encoder: Encoder, data: Sequence[EncodedComparison]) -> list[list[int]]:

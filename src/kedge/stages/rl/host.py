@@ -86,6 +86,10 @@ class RoleHost(Protocol):
         """Of policy and critic, and the hash of the reference: the same wherever they live."""
         ...
 
+    def parts(self) -> Mapping[str, Any]:
+        """A state of which a checkpoint is read in parts, as those here are; empty where all of it is read."""
+        ...
+
     def load(self, state: Mapping[str, Any]) -> None: ...
 
 
@@ -105,7 +109,8 @@ class RolesHere:
         self.policy, self.critic, self.reference = roles.policy, roles.critic, roles.reference
         self.device: torch.device = roles.model.device
         self.precision = str(compute_dtype(roles.model)).removeprefix("torch.")
-        self.forget, self.state, self.load = roles.forget, roles.state, roles.load
+        self.forget, self.load = roles.forget, roles.load
+        self.state = self.parts = roles.state
         self.idle = None
         open_source = partial(open_run_reward, context, settings, prompts, tokenizer, roles=roles)
         self.reward = open_source(settings.reward, "reward")

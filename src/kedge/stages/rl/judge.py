@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge.core.errors import ConfigError, ModelError
 from kedge.core.findings import Finding
@@ -17,7 +17,7 @@ from kedge.models.forward.sharding import is_sharded, shard_model
 from kedge.models.loading.resolve import is_model, model_of_stage
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
-from kedge.models.reward.reward_model import RewardFacts, RewardModel, RewardRole, reward_role
+from kedge.models.reward.reward_model import RewardFacts, RewardModel, RewardRole, freeze, role_of
 from kedge.models.settings import Combine, MeanOfMembers
 from kedge.stages.shared.device import checked_device
 from kedge.stages.shared.encoding import Encoder
@@ -46,34 +46,47 @@ class Judge:
         return Encoder(tokenizer=tokenizer, max_length=self.max_length, truncate=self.facts.truncate)
 
 
-def load_judge(reward: str, *, device: str) -> Judge:
+class LoadJudge(Protocol):
+    """Opens the judge at a place; one that is left `unread` has to be sharded before it is asked."""
+
+    def __call__(self, place: str, /, *, unread: bool) -> Judge: ...
+
+
+def load_judge(reward: str, *, device: str, unread: bool = False) -> Judge:
     """The judge in a folder: of a model, an ensemble, or a run or stage that made one."""
     place = find_judge(reward)
     on = checked_device(device)
-    loaded = load_reward(place, dtype="auto", device=on)
+    loaded = load_reward(place, dtype="auto", device=on, unread=unread)
     is_many = isinstance(loaded, Ensemble)
     members = loaded.members if is_many else (loaded,)
     combine = loaded.combine if is_many else MeanOfMembers()
     return judge_of(str(place), members, combine, base=members[0].model)
 
 
-def load_standing(reward: str, *, device: str, compiled: bool = False) -> Judge:
-    """The same judge for a stage that asks it often: frozen for good, its layers compiled if asked."""
-    judge = load_judge(reward, device=device)
-    members = tuple(
-        reward_role(one, compiled=compiled) if isinstance(one, RewardModel) else one for one in judge.members
-    )
-    return replace(judge, members=members)
+def load_standing(reward: str, *, device: str, compiled: bool = False, unread: bool = False) -> Judge:
+    """The same judge for a stage that asks it often: frozen for good, its layers compiled if asked. One that is left
+    `unread` has to be sharded before it is asked."""
+    judge = load_judge(reward, device=device, unread=unread)
+    members: list[Member] = []
+    for member in judge.members:
+        if isinstance(member, RewardModel):
+            freeze(member, compiled=compiled)
+        members.append(role_of(member) if isinstance(member, RewardModel) and not unread else member)
+    return replace(judge, members=tuple(members))
 
 
 def sharded(judge: Judge, mesh: Any) -> Judge:
     """The same judge, of whose weights this process holds a part; those that it shares with the policy are cut."""
     members: list[Member] = []
     for member in judge.members:
+        if isinstance(member, RewardModel):
+            if not is_sharded(member.model):
+                heads: Any = member.model.score
+                shard_model(member.model, mesh, whole=list(heads.parameters()))
+            members.append(role_of(member))
+            continue
         assert isinstance(member, RewardRole)
         backbone: Any = member.backbone
-        if not is_sharded(backbone.model):
-            shard_model(backbone.model, mesh)
         members.append(replace(member, backbone=backbone_of(backbone.model, getattr(backbone, "adapter", None))))
     return replace(judge, members=tuple(members))
 

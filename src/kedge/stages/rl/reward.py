@@ -32,7 +32,7 @@ from kedge.rewards.failures import CountedSource, FailureCounter, Reward
 from kedge.rewards.model import OnTokens, objective_index, on_text
 from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings
-from kedge.stages.rl.judge import Judge, combining, is_cut, load_standing, sharded, template_findings
+from kedge.stages.rl.judge import Judge, LoadJudge, combining, is_cut, load_standing, sharded, template_findings
 from kedge.stages.shared.context import Context
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def open_reward(
     device: str,
     fields: frozenset[str] | None = None,
     max_tokens: int | None = None,
-    load: Callable[[str], Judge] | None = None,
+    load: LoadJudge | None = None,
 ) -> Reward:
     """The source that the settings at `field` ask for; a plain string is a reward model, by stage or folder.
 
@@ -64,8 +64,11 @@ def open_reward(
     """
     read = partial(answers_of, prompt_of=cases, decode=partial(decoded, tokenizer))
 
+    open_judge = load or partial(load_standing, device=device)
+
     def open_model(source: ModelSource, counter: FailureCounter) -> RewardSource:
-        judge = combining(load(source.place) if load else load_standing(source.place, device=device), source.combine)
+        unread = context.world.mesh is not None
+        judge = combining(open_judge(source.place, unread=unread), source.combine)
         _check_window(context, judge, counter.source, max_tokens)
         for finding in template_findings(judge):
             context.event("warning", "reward.template", f"{counter.source}: {finding.message}", **finding.evidence)
@@ -73,11 +76,9 @@ def open_reward(
         if obstacle is None:
             judge = judge if context.world.mesh is None else sharded(judge, context.world.mesh)
             return ModelOnTokens(judge, source, counter, ends=stop_ids(tokenizer), world=context.world)
-        if is_cut(judge):
-            raise ConfigError(
-                f"{counter.source}: {judge.place} shares the weights of the policy, and cannot read its tokens as they "
-                f"are ({obstacle}): with placement.weights: shard, use roles: separate, or weights: replicate"
-            )
+        _refuse_cut(judge, counter.source, obstacle)
+        if unread:  # each process holds all of a judge of texts
+            judge = combining(open_judge(source.place, unread=False), source.combine)
         context.event(
             "info", "reward.on_text", f"{counter.source}: {judge.place} reads the answers as text: {obstacle}"
         )
@@ -100,6 +101,15 @@ def open_reward(
         world=context.world,
     )
     return build(_placed(settings, field, context), wiring, name=field)
+
+
+def _refuse_cut(judge: Judge, source: str, obstacle: str) -> None:
+    """A judge whose weights are those of a sharded policy cannot read texts."""
+    if is_cut(judge):
+        raise ConfigError(
+            f"{source}: {judge.place} shares the weights of the policy, and cannot read its tokens as they are "
+            f"({obstacle}): with placement.weights: shard, use roles: separate, or weights: replicate"
+        )
 
 
 def report_unscored(

@@ -51,7 +51,7 @@ def build_roles(
     spec = role_spec(context, settings, tokenizer, critic)
     roles: RoleSet = plugins.find("roles", settings.roles)(spec)
     if context.world.mesh is not None:
-        tell_sharding(context, on_gpu=roles.model.device.type == "cuda", compiled=spec.compile)
+        tell_sharding(context, roles.model, compiled=spec.compile)
     tell_roles(context, settings, roles.memory, roles.notes)
     return roles
 
@@ -143,12 +143,13 @@ def open_run_reward(
     """The source behind `reward` or `gold` of an RL run; it may share weights with the policy of `roles`."""
     device = pick_device(context.device)
 
-    def load(place: str) -> Judge:
+    def load(place: str, *, unread: bool) -> Judge:
         """A reward model that shares weights with the policy is not read a second time."""
         _, shared_field = first_reward_model(settings.reward, "reward")
         shared = roles.shared_judge if roles else None
         if roles is None or shared is None or place != context.input(shared_field):
-            return load_standing(place, device=device, compiled=settings.memory.compiles_on(device))
+            compiled = settings.memory.compiles_on(device)
+            return load_standing(place, device=device, compiled=compiled, unread=unread)
         return judge_of(place, shared.members, shared.combine, base=roles.model)
 
     return open_reward(

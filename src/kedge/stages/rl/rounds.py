@@ -19,9 +19,8 @@ from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import has_adapters
-from kedge.models.forward.sharding import compute_dtype, gathered_state, shard_model, whole_copy
+from kedge.models.forward.sharding import compute_dtype, shard_model, whole_copy
 from kedge.models.loading.load import DTypeName, load_causal
-from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
 from kedge.models.training.passes import Passes
 from kedge.models.training.preference_objectives import OpenReference, Reference, as_it_is, reference_for
@@ -31,7 +30,7 @@ from kedge.rewards.settings import RewardSourceSettings
 from kedge.rollout.local import LocalGenerator
 from kedge.rollout.rows import rows_at_once
 from kedge.rollout.shared import SharedGenerator
-from kedge.runs.state import load_state, save_state
+from kedge.runs.state import load_state
 from kedge.stages.rl.answers import (
     AnswerSampler,
     Groups,
@@ -45,6 +44,7 @@ from kedge.stages.rl.prompts import PromptDataset, fields_of, prompt_limit, read
 from kedge.stages.rl.reward import decoded, open_reward, report_unscored
 from kedge.stages.rl.round_settings import RoundSettings
 from kedge.stages.shared.context import Context
+from kedge.stages.shared.loop import save_finished
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 if TYPE_CHECKING:
@@ -137,9 +137,10 @@ def starting_model(context: Context, model: PreTrainedModel, *, device: str, is_
 
     @contextmanager
     def read_again() -> Generator[OpenReference]:
-        start = load_causal(context.input("from"), dtype=dtype, device=device)
-        if context.world.mesh is not None:
-            shard_model(start.requires_grad_(False), context.world.mesh)
+        mesh = context.world.mesh
+        start = load_causal(context.input("from"), dtype=dtype, device=device, unread=mesh is not None)
+        if mesh is not None:
+            shard_model(start.requires_grad_(False), mesh)
         with as_it_is(start)() as opened:
             yield opened
 
@@ -190,17 +191,12 @@ def save_round(context: Context, learner: Learner[Any], number: int, *, step: in
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
     state = {
-        "weights": gathered_state(learner.weights()),
+        "weights": learner.weights(),
         "last_step": step,
         "passes": learner.train_step.passes.state(),
     }
-
-    def save() -> None:
-        with whole_folder(finished / f"round-{number}") as beside:
-            save_state(beside, state)
-        shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True)
-
-    context.once(save)
+    save_finished(context, finished / f"round-{number}", state)
+    context.once(lambda: shutil.rmtree(finished / f"round-{number - 1}", ignore_errors=True))
 
 
 def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> tuple[int, int]:
@@ -209,7 +205,7 @@ def resume_rounds(context: Context, trained: TrainedWeights, passes: Passes) -> 
     numbers = context.once(lambda: [int(path.name.removeprefix("round-")) for path in finished.glob("round-*")])
     if not numbers:
         return 0, 0
-    state = load_state(finished / f"round-{max(numbers)}")
+    state = load_state(finished / f"round-{max(numbers)}", like={"weights": trained.weights()})
     trained.load(state["weights"])
     passes.load(state["passes"])
     return max(numbers) + 1, int(state["last_step"])

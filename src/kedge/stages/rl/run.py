@@ -21,12 +21,11 @@ from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
-from kedge.models.forward.sharding import gathered_state
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
 from kedge.rollout.generators import close_generator, max_mismatch, with_sampling
 from kedge.rollout.settings import SamplingSettings, lag_of
-from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
+from kedge.runs.state import capture_rng, load_state, restore_rng
 from kedge.runtime.local import Clock
 from kedge.stages.rl.generator import refuse_other_weights
 from kedge.stages.rl.host import RoleHost, RolesHere
@@ -46,7 +45,7 @@ from kedge.stages.rl.roles import CriticSpec
 from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
-from kedge.stages.shared.loop import keep_bad
+from kedge.stages.shared.loop import keep_bad, save_checkpoint
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.correction import AllDropped
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
@@ -272,7 +271,7 @@ class RLRun:
         """A checkpoint of everything as it was at `step`."""
         state = {
             "step": self.step,
-            "roles": gathered_state(self.roles.state()),
+            "roles": self.roles.state(),
             "kl": self.kl.state(),
             "shaper": self.shaper.state(),
             "rollbacks": self.rollbacks,
@@ -280,7 +279,7 @@ class RLRun:
             "under_way": state_of(self.under_way_at_step),
             **self.state_at_step,
         }
-        self.context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state))
+        save_checkpoint(self.context, self.step, state)
 
     def _resume(self) -> None:
         """Take up the newest checkpoint; else save step 0, to which a broken budget may lead back."""
@@ -300,7 +299,7 @@ class RLRun:
         self.journal.mend_start(self.step)
 
     def _load(self, folder: Path) -> None:
-        state = load_state(folder)
+        state = load_state(folder, like={"roles": self.roles.parts()})
         self.published = None
         self.roles.load(state["roles"])
         self.kl.load(state["kl"])

@@ -18,18 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from kedge.core.batches import Batch
 from kedge.core.errors import NumericsError
 from kedge.core.protocols import Metrics
+from kedge.core.world import together
 from kedge.data.batching import TokenSequence, padded_batches
-from kedge.models.forward.sharding import gathered_state
+from kedge.models.loading.start import shared_folder
 from kedge.models.settings import AutoSize
 from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.runs.folder import Run
-from kedge.runs.state import capture_rng, load_state, restore_rng, save_state
+from kedge.runs.state import capture_rng, load_state, restore_rng, save_state, share_of
 from kedge.runtime.local import Clock
 from kedge.stages.shared.context import Context
 from kedge.trainers.supervised import MAX_BAD_STEPS, EarlyStopping, EvalSettings
@@ -141,14 +143,14 @@ class TrainLoop(Generic[BatchT]):
         stopping = self._stopping
         if stopping.patience is not None and 0 < stopping.best_step != self._learner.step:
             best = self._context.run.checkpoints.read(self._first_step + stopping.best_step, check_hashes=True)
-            self._learner.load(load_state(best.folder)["learner"])
+            self._learner.load(load_state(best.folder, like={"learner": self._learner.state()})["learner"])
 
     def _resume(self) -> bool:
         run = self._context.run
         latest = run.checkpoints.latest()
         is_own = latest is not None and latest.checkpoint.step > self._first_step
         if latest is not None and is_own:
-            state = load_state(latest.checkpoint.folder)
+            state = load_state(latest.checkpoint.folder, like={"learner": self._learner.state()})
             self._learner.load(state["learner"])
             self._stopping.load(state["patience"])
             self._num_refused = state["refused"]
@@ -192,9 +194,23 @@ class TrainLoop(Generic[BatchT]):
             "refused": self._num_refused,
             "rng": capture_rng(),
         }
-        state = gathered_state(state)
         pin = "best" if is_best else None
-        self._context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state), pin=pin)
+        save_checkpoint(self._context, self.step, state, pin=pin)
+
+
+def save_checkpoint(context: Context, step: int, state: Mapping[str, Any], *, pin: str | None = None) -> None:
+    """Process 0 writes what is whole, and every process what it has a part of."""
+    share = share_of(state, context.world.rank)
+    context.run.save_checkpoint(step, lambda folder: save_state(folder, state), share=share, pin=pin)
+
+
+def save_finished(context: Context, folder: Path, state: Mapping[str, Any]) -> None:
+    """Keep the state of a part of a stage that is done: `folder` is whole or absent. All processes call it."""
+    share = share_of(state, context.world.rank)
+    with shared_folder(context.world, folder) as beside:
+        if share is not None:
+            together(context.world, lambda: share(beside))
+        context.once(lambda: save_state(beside, state))
 
 
 def stop_if_asked(context: Context, step: int) -> None:

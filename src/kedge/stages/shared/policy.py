@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.models.forward.heads import LanguageModel, language_model
-from kedge.models.forward.sharding import gathered_state, num_copies, num_parts, on_host, shard_model
+from kedge.models.forward.sharding import num_copies, num_parts, reading_note, shard_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import rounded_away, save_causal, start_causal
 from kedge.models.settings import LoraSettings, SaveDType, TrainingMemory
@@ -37,6 +37,7 @@ def start_policy(
         seed=context.seed,
         keeps_dropout=keeps_dropout,
         memory=memory,
+        unread=context.world.mesh is not None,
     )
     dtype = dtype_for(memory.dtype, device)
     shard(context, model, dtype, compiled=memory.compiles_on(device))
@@ -55,17 +56,21 @@ def shard(
     """Leave this process its part of the model that learns, where the recipe says so; `whole` is not cut."""
     if context.world.mesh is not None:
         shard_model(model, context.world.mesh, dtype=dtype, whole=whole)
-        tell_sharding(context, on_gpu=model.device.type == "cuda", compiled=compiled)
+        tell_sharding(context, model, compiled=compiled)
 
 
-def tell_sharding(context: Context, *, on_gpu: bool, compiled: bool) -> None:
-    """An event that says how the weights are cut, and what that leaves out."""
+def tell_sharding(context: Context, model: PreTrainedModel, *, compiled: bool) -> None:
+    """An event that says how the weights are cut, and what that leaves out; one more where they were read otherwise
+    than each process its part."""
+    on_gpu = model.device.type == "cuda"
     mesh = context.world.mesh
     parts, copies = num_parts(mesh), num_copies(mesh)
     message = f"weights that learn are held in {parts} part{'' if parts == 1 else 's'}"
     message += f", each by {copies} processes" if copies > 1 else ""
     message += "; layers run without CUDA graphs" if on_gpu and compiled else ""
     context.event("info", "placement.shard", message)
+    if note := reading_note(model):
+        context.event("info", "placement.shard_read", note)
 
 
 def save_policy(
@@ -80,10 +85,9 @@ def save_policy(
 
     `weights` are the float32 masters of trained weights by the names of their parameters.
     """
-    model, weights = on_host(model), gathered_state(weights)
     tell_rounding(context, model, weights, dtype)
     folder = context.folder / "model"
-    return context.once(lambda: save_causal(model, tokenizer, folder, weights=weights, dtype=dtype))
+    return save_causal(model, tokenizer, folder, weights=weights, dtype=dtype, world=context.world)
 
 
 def tell_rounding(context: Context, model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: SaveDType) -> None:

@@ -90,6 +90,9 @@ class RolesInGroups:
             "reference": self._reference_hash,
         }
 
+    def parts(self) -> dict[str, Any]:
+        return {}
+
     def load(self, state: Mapping[str, Any]) -> None:
         refuse_other_reference(state["reference"], self._reference_hash)
         loading = [self._home["policy"].submit("policy", "load", state["policy"])]

@@ -20,7 +20,7 @@ from kedge.core.errors import ConfigError
 from kedge.core.protocols import Generator, Metrics, Tracker
 from kedge.core.records import Prompts, Rollouts
 from kedge.core.world import World
-from kedge.models.forward.sharding import compute_dtype, gathered_state
+from kedge.models.forward.sharding import compute_dtype, gathered, is_part
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, NoCritic, Policy, Reference, RoleSet, published
 from kedge.models.roles.build import RoleSpec, prepare
@@ -228,10 +228,19 @@ class LearningPart:
         return getattr(self._role, verb)
 
     def state(self) -> Any:
-        return gathered_state(self._role.state())
+        return _gathered(self._role.state())
 
     def weights(self) -> Any:
-        return gathered_state(self._role.weights())
+        return _gathered(self._role.weights())
+
+
+def _gathered(state: Any) -> Any:
+    """A state with whole tensors, on the host, in the place of those of which this process has a part."""
+    if isinstance(state, Mapping):
+        return {key: _gathered(value) for key, value in cast("Mapping[Any, Any]", state).items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(_gathered, state))
+    return gathered(state.detach()).cpu() if isinstance(state, Tensor) and is_part(state) else state
 
 
 class RewardPart:
