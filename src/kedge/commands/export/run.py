@@ -217,7 +217,7 @@ def _usage(target: Target, folder: Path, name: str, window: int | None) -> str:
     if target == "gguf":
         return f"llama-cli -m {place}/*.gguf"
     if target == "adapter":
-        return f"kedge sample {place}  # merges nothing; in Python: peft.PeftModel.from_pretrained(base, {str(folder)!r})"
+        return f"peft.PeftModel.from_pretrained(base, {str(folder)!r})"
     return f"kedge chat {place}"
 
 
