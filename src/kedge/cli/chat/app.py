@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def chat(
     models: Annotated[list[str], typer.Argument(help="One model, or two: runs, stages, folders, aliases, hub ids.")],
     system: Annotated[str, typer.Option(help="The system message.")] = "",
-    temperature: Annotated[float, typer.Option(min=0, help="How freely answers are drawn; 0: the likeliest token.")] = 0.7,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="How freely answers are drawn; 0: the likeliest token.")
+    ] = 0.7,
     top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Keep the likeliest tokens with so much mass.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and the same words give the same answers.")] = 0,
@@ -127,9 +129,7 @@ def _streamed(ask: Callable[[Show, Event], Turn], stop: Event, console: Console)
     console.print(f"{reply.text[shown:]}{_note(reply)}", markup=False, soft_wrap=True)
 
 
-def _side_by_side(
-    names: list[str], ask: Callable[[Show, Event], Turn], stop: Event, console: Console
-) -> None:
+def _side_by_side(names: list[str], ask: Callable[[Show, Event], Turn], stop: Event, console: Console) -> None:
     texts = ["" for _ in names]
     with Live(console=console, transient=True, auto_refresh=False) as live:
 

@@ -12,7 +12,9 @@ from kedge.cli.screen import out, print_json
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A run (its last policy), a stage, a model folder, an alias or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A run (its last policy), a stage, a model folder, an alias or a hub id.")
+    ],
     to: Annotated[
         Literal["hf", "gguf", "adapter", "vllm", "ollama"],
         typer.Option("--to", help="Who is to read it: transformers, llama.cpp, peft, vLLM or Ollama."),

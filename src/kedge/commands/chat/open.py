@@ -42,9 +42,7 @@ def open_chat(request: ChatRequest) -> Session:
     device = checked_device(request.device)
     sources = [find_source(model) for model in request.models]
     models = [
-        ChatModel(
-            source.place, name=given, device=device, dtype=request.dtype, chat_template=request.chat_template
-        )
+        ChatModel(source.place, name=given, device=device, dtype=request.dtype, chat_template=request.chat_template)
         for given, source in zip(request.models, sources, strict=True)
     ]
     return Session(models=models, verdicts=verdicts, sampling=sampling, seed=request.seed, system=request.system)

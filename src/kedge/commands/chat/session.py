@@ -144,7 +144,9 @@ class Session:
         if turn.is_judged:
             raise ConfigError(f"{name}: this answer has its verdict already; /again asks for another one")
         if any(reply.is_stopped for reply in turn.replies):
-            raise ConfigError(f"{name}: the answer was stopped, and half an answer is not judged; /again asks once more")
+            raise ConfigError(
+                f"{name}: the answer was stopped, and half an answer is not judged; /again asks once more"
+            )
         texts = [reply.text for reply in turn.replies]
         if len(texts) == 2 and texts[0] == texts[1]:
             raise ConfigError(f"{name}: both answers are the same, which says nothing of either")

@@ -17,12 +17,11 @@ from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
 from kedge.commands.export.templates import GoTemplate, go_template, modelfile, without_marks
-from kedge.core.errors import ModelError
 from kedge.core.files import write_json, write_text
 from kedge.data.examples import Message
 from kedge.data.template import render
@@ -68,15 +67,16 @@ class Format:
 def folder_format(material: Material, *, dtype: SavedDType, has_marks: bool) -> Format:
     """The Hugging Face layout. Without `has_marks` the template is written without the marks of training."""
     model, tokenizer = material.model, material.tokenizer
-    if not has_marks and isinstance(tokenizer.chat_template, str):
+    if not has_marks and tokenizer.chat_template:
+        template = without_marks(tokenizer.get_chat_template())
         tokenizer = deepcopy(tokenizer)
-        tokenizer.chat_template = without_marks(tokenizer.chat_template)
+        tokenizer.chat_template = template
 
     def write(folder: Path) -> None:
         config: Any = model.generation_config
         config.eos_token_id, config.pad_token_id = sorted(material.ends), tokenizer.pad_token_id
         with no_bars():
-            model.to(_TORCH[dtype]).save_pretrained(folder, max_shard_size=SHARD_SIZE)
+            cast(Any, model).to(_TORCH[dtype]).save_pretrained(folder, max_shard_size=SHARD_SIZE)
             tokenizer.save_pretrained(folder)
         model.float()
 
@@ -141,14 +141,12 @@ def gguf_format(material: Material, *, quantisation: Quantisation, ollama: bool)
 
 
 def gguf_vocabulary(material: Material) -> Vocabulary:
-    """The tokenizer for a GGUF file. Its readers put the begin token before a conversation exactly where the model's
-    template does: Kedge's models see no other."""
-    tokenizer, config = material.tokenizer, material.model.config
-    if config.get_text_config().vocab_size is None:
-        raise ModelError("the model's configuration has no vocab_size")
-    vocabulary = vocabulary_of(tokenizer, size=config.vocab_size, ends=material.ends)
+    """The tokenizer for a GGUF file. Its readers are asked to put the begin token before a text only where the model's
+    template begins with it too: Kedge's models have seen what the template writes, and nothing else."""
+    tokenizer, size = material.tokenizer, material.model.config.get_text_config().vocab_size
+    vocabulary = vocabulary_of(tokenizer, size=size, ends=material.ends)
     if not tokenizer.chat_template:
         return vocabulary
     text = render(tokenizer, (Message("user", "Hi"),), add_generation_prompt=True)
     bos = str(tokenizer.bos_token or "")
-    return replace(vocabulary, adds_bos=bool(bos) and text.startswith(bos), adds_eos=False)
+    return replace(vocabulary, adds_bos=vocabulary.adds_bos and text.startswith(bos), adds_eos=False)

@@ -50,8 +50,8 @@ _TEXTS = (
     "The harbour was quiet that morning. Two boats had come in before dawn, and nobody on the quay could say what they "
     "carried or who had paid for it.",
     "In 1987 the town had 41,306 inhabitants; by 2021 it was 38,950, or 5.7 % fewer. What is 12 * (7 + 5)?",
-    "def mean(values):\n    if not values:\n        raise ValueError('nothing to average')\n    return sum(values) / len(values)\n",
-    "Grüße aus Zürich! Où est la gare? Η θάλασσα. 海は静かだ。 Isn't it? — \"Yes,\" she said.",
+    "def mean(values):\n    if not values:\n        raise ValueError('nothing')\n    return sum(values) / len(values)\n",
+    'Grüße aus Zürich! Où est la gare? Η θάλασσα. 海は静かだ。 Isn\'t it? — "Yes," she said.',
 )
 _QUESTIONS = ("Which of the two is larger, a hectare or an acre?", "Write two sentences about rain.")
 
@@ -96,8 +96,8 @@ def export(request: ExportRequest) -> Exported:
         hub.check()
     if request.to == "adapter" and source.adapter is None:
         raise ModelError(
-            f"{request.model}: no adapter here; it is in the folder of a stage that trained with `lora`, beside the model. "
-            "Where all weights were trained, export the model itself: --to hf"
+            f"{request.model}: no adapter here; it is in the folder of a stage that trained with `lora`, beside the "
+            "model. Where all weights were trained, export the model itself: --to hf"
         )
     tokenizer = load_tokenizer(resolve(source.place))
     material = Material(
@@ -182,13 +182,16 @@ def _texts(material: Material) -> list[list[int]]:
 
 
 def _check_tokens(fmt: Format, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The exported tokenizer must make the same tokens, of plain text and of a conversation."""
+    """The exported tokenizer must make the same tokens of a conversation; without a template, of plain texts."""
     exported = fmt.tokenizer(folder)
-    conversation = (Message("user", _TEXTS[1]), Message("assistant", _TEXTS[3]), Message("user", _QUESTIONS[0]))
-    pairs = [(text, tokens_of(tokenizer, text), tokens_of(exported, text)) for text in _TEXTS]
     if tokenizer.chat_template:
-        ours, theirs = (encode_prompt(side, conversation) for side in (tokenizer, exported))
-        pairs.append(("a conversation", ours, theirs))
+        roles = ("user", "assistant", "user", "assistant", "user")
+        contents = (*_TEXTS, _QUESTIONS[0])
+        messages = tuple(Message(role, content) for role, content in zip(roles, contents, strict=True))
+        ours, theirs = (encode_prompt(side, messages) for side in (tokenizer, exported))
+        pairs = [("a conversation", ours, theirs)]
+    else:
+        pairs = [(text, tokens_of(tokenizer, text), tokens_of(exported, text)) for text in _TEXTS]
     for text, ours, theirs in pairs:
         if ours != theirs:
             at = next((at for at, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right), None)
@@ -253,8 +256,8 @@ def _facts(target: Target, kind: str, fidelity: Fidelity, source: Source) -> Exp
 def told(fidelity: Fidelity) -> str:
     """One sentence about how far an export is from its source."""
     return (
-        f"mean |Δ log-prob| {fidelity.mean_change:.5f} nats a token, KL {max(fidelity.kl, 0.0):.6f}, the same likeliest "
-        f"token at {fidelity.same_top:.1%} of {fidelity.tokens:,} positions"
+        f"mean |Δ log-prob| {fidelity.mean_change:.5f} nats a token, KL {max(fidelity.kl, 0.0):.6f}, the same "
+        f"likeliest token at {fidelity.same_top:.1%} of {fidelity.tokens:,} positions"
     )
 
 

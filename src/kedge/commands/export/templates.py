@@ -62,7 +62,7 @@ def _plain_message(role: str, content: str, eos: str) -> str:
 
 
 def _plain_go(eos: str) -> str:
-    ends = f"{{{{ if eq .Role \"assistant\" }}}}{eos}{{{{ end }}}}"
+    ends = f'{{{{ if eq .Role "assistant" }}}}{eos}{{{{ end }}}}'
     role = '{{ if eq .Role "system" }}System{{ else if eq .Role "user" }}User{{ else }}Assistant{{ end }}'
     return f"{{{{ range .Messages }}}}{role}:\n{{{{ .Content }}}}{ends}\n\n{{{{ end }}}}Assistant:\n"
 
@@ -102,16 +102,17 @@ def go_template(tokenizer: PreTrainedTokenizerBase, *, adds_bos: bool) -> GoTemp
     template_of(tokenizer)
     bos, eos = str(tokenizer.bos_token or ""), str(tokenizer.eos_token or "")
     for family in FAMILIES:
-        system = _system_of(tokenizer, family, bos, eos)
-        if system is not None and '"""' not in system:
-            begins = _rendered(tokenizer, _PROBES[0]).startswith(bos) and bool(bos)
-            lead = bos if begins and not adds_bos else ""
-            return GoTemplate(family=family.name, text=lead + family.go(eos), system=system, stop=family.stop(eos))
+        # The begin token may be a part of the family's own text (SmolLM2's is ChatML's first), or stand before it.
+        for begin in (bos,) if adds_bos else dict.fromkeys(("", bos)):
+            system = _system_of(tokenizer, family, begin, eos)
+            if system is not None and '"""' not in system:
+                lead = "" if adds_bos else begin
+                return GoTemplate(family=family.name, text=lead + family.go(eos), system=system, stop=family.stop(eos))
     known = ", ".join(family.name for family in FAMILIES)
     raise ModelError(
-        f"its chat template is none of those that are known as Go templates ({known}), and a guess would feed the model "
-        "texts that it was not trained on; export to gguf, whose file has the template itself (llama.cpp reads it), and "
-        "write the Modelfile by hand"
+        f"its chat template is none of those that are known as Go templates ({known}), and a guess would feed the "
+        "model texts that it was not trained on; export to gguf, whose file has the template itself (llama.cpp reads "
+        "it), and write the Modelfile by hand"
     )
 
 
@@ -119,12 +120,12 @@ _USER, _ANSWER, _AGAIN = Message("user", "Ada?"), Message("assistant", "Yes, it 
 _PROBES: Sequence[Messages] = ((_USER,), (_USER, _ANSWER, _AGAIN))
 
 
-def _system_of(tokenizer: PreTrainedTokenizerBase, family: Family, bos: str, eos: str) -> str | None:
+def _system_of(tokenizer: PreTrainedTokenizerBase, family: Family, begin: str, eos: str) -> str | None:
     """The default system message of a template of this family; None where the template is of another."""
     given = (Message("system", "Be brief."),)
-    if any(_rendered(tokenizer, given + probe, bos) != family.text(given + probe, eos) for probe in _PROBES):
+    if any(_rendered(tokenizer, given + probe, begin) != family.text(given + probe, eos) for probe in _PROBES):
         return None
-    texts = [_rendered(tokenizer, probe, bos) for probe in _PROBES]
+    texts = [_rendered(tokenizer, probe, begin) for probe in _PROBES]
     if texts == [family.text(probe, eos) for probe in _PROBES]:
         return ""
     before, after = family.text((Message("system", _SLOT), *_PROBES[0]), eos).split(_SLOT)
@@ -135,11 +136,13 @@ def _system_of(tokenizer: PreTrainedTokenizerBase, family: Family, bos: str, eos
     return system if texts == [family.text(default + probe, eos) for probe in _PROBES] else None
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, bos: str = "") -> str:
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, begin: str) -> str:
+    """A conversation after the begin token; of a template without that, or without system messages, no text at all."""
     try:
-        return render(tokenizer, messages, add_generation_prompt=True).removeprefix(bos)
-    except ModelError:  # a template that knows no system message
+        text = render(tokenizer, messages, add_generation_prompt=True)
+    except ModelError:
         return _SLOT
+    return text.removeprefix(begin) if text.startswith(begin) else _SLOT
 
 
 def modelfile(template: GoTemplate, *, file: str, window: int) -> str:

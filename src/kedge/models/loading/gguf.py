@@ -27,7 +27,7 @@ from transformers import (
 
 from kedge.core.errors import ModelError
 from kedge.core.files import hash_file, write_json
-from kedge.models.loading.gguf_vocabulary import NO_MERGE, Vocabulary, backend_of
+from kedge.models.loading.gguf_vocabulary import NO_MERGE, PRE_TOKENIZERS, Vocabulary, backend_of
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -86,7 +86,7 @@ def open_gguf(source: Path) -> GGUFReader:
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError as error:
-        raise ModelError(f"reading {source.name} needs 'gguf': pip install 'kedge[gguf]'") from error
+        raise ModelError(f"reading {source.name} needs 'gguf': pip install 'kedge[smollm2]'") from error
     try:
         return GGUFReader(source)
     except (ValueError, OSError) as error:
@@ -141,8 +141,9 @@ def _rotary(reader: GGUFReader, architecture: str) -> dict[str, Any]:
 def vocabulary_from(reader: GGUFReader) -> Vocabulary:
     model = _field(reader, "tokenizer.ggml.model")
     pre = _optional(reader, "tokenizer.ggml.pre") or "default"
-    if model not in ("gpt2", "llama"):
-        raise ModelError(f"GGUF tokenizer ('{model}', '{pre}') cannot be converted; only 'gpt2' and 'llama' can")
+    if model != "llama" and (model != "gpt2" or pre not in PRE_TOKENIZERS):
+        names = ", ".join(f"('gpt2', '{name}')" for name in PRE_TOKENIZERS)
+        raise ModelError(f"GGUF tokenizer ('{model}', '{pre}') cannot be converted; only {names} and 'llama' can")
     keys = {"eot": "eot", **{key: key for key in TOKEN_KEYS.values()}}
     special = {name: _optional(reader, f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
     merges: list[str] = _field(reader, "tokenizer.ggml.merges") if model == "gpt2" else []
@@ -151,7 +152,9 @@ def vocabulary_from(reader: GGUFReader) -> Vocabulary:
         pre=pre,
         tokens=tuple(_field(reader, "tokenizer.ggml.tokens")),
         types=tuple(_field(reader, "tokenizer.ggml.token_type")),
-        merges=tuple((left, right) for left, _, right in (merge.partition(" ") for merge in merges if merge != NO_MERGE)),
+        merges=tuple(
+            (left, right) for left, _, right in (merge.partition(" ") for merge in merges if merge != NO_MERGE)
+        ),
         scores=tuple(_field(reader, "tokenizer.ggml.scores")) if model == "llama" else (),
         special={name: token for name, token in special.items() if token is not None},
         adds_bos=bool(_optional(reader, "tokenizer.ggml.add_bos_token")),
@@ -164,7 +167,9 @@ def tokenizer_from(reader: GGUFReader) -> PreTrainedTokenizerFast:
     """The tokenizer of the file, with the pre-tokenizer that GGUF only names."""
     vocabulary = vocabulary_from(reader)
     named = {
-        name: vocabulary.tokens[vocabulary.special[key]] for name, key in TOKEN_KEYS.items() if key in vocabulary.special
+        name: vocabulary.tokens[vocabulary.special[key]]
+        for name, key in TOKEN_KEYS.items()
+        if key in vocabulary.special
     }
     return PreTrainedTokenizerFast(
         tokenizer_object=backend_of(vocabulary),

@@ -1,4 +1,4 @@
-"""Tokenizers as GGUF files hold them, and back: byte-level BPE whose pre-tokenizer has a name there, and SentencePiece's.
+"""Tokenizers as GGUF files hold them, and back: byte-level BPE with a named pre-tokenizer, and SentencePiece's BPE.
 
 A GGUF file says nothing of how text is cut before the merges but a name, which its readers know by heart. So a
 tokenizer is written only where its own parts are exactly those behind a name; any other would be cut differently there.
@@ -133,12 +133,7 @@ def backend_of(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _byte_level(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
-    known = PRE_TOKENIZERS.get(vocabulary.pre)
-    if known is None:
-        raise ModelError(
-            f"GGUF tokenizer ('gpt2', '{vocabulary.pre}') cannot be converted; only those with the pre-tokenizers "
-            f"{', '.join(PRE_TOKENIZERS)} can"
-        )
+    known = PRE_TOKENIZERS[vocabulary.pre]
     backend = Tokenizer(BPE(vocab=ids, merges=list(vocabulary.merges), ignore_merges=known.ignores_merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence([_part(part) for part in known.parts])
     if known.normalizer == "NFC":
@@ -159,8 +154,8 @@ def _sentencepiece(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
     merges = merges_by_score(vocabulary.tokens, vocabulary.types, vocabulary.scores)
     unknown = next((token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == UNKNOWN))
     backend = Tokenizer(BPE(vocab=ids, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
-    scheme = "always" if vocabulary.adds_space else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=False)
+    before = [normalizers.Prepend(SPACE)] if vocabulary.adds_space else []
+    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return backend
 
@@ -178,9 +173,7 @@ def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequenc
     return [pair for *_, pair in sorted(ways)]
 
 
-def _scores(
-    tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]
-) -> tuple[float, ...]:
+def _scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]) -> tuple[float, ...]:
     """A score for each token so that the best join is the first merge; refused where merges are not of that form."""
     rank: dict[str, int] = {}
     for number, (left, right) in enumerate(merges):
@@ -275,10 +268,11 @@ def _adds_space(state: Mapping[str, Any]) -> bool:
     listed = (normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]) if normalizer else []
     if not parts and listed in ([{"type": "Prepend", "prepend": SPACE}, replace], [replace]):
         return len(listed) == 2
-    if not listed and len(parts) == 1 and parts[0]["type"] == "Metaspace" and parts[0]["replacement"] == SPACE:
+    part = parts[0] if len(parts) == 1 and not listed else {"type": ""}
+    is_whole = part["type"] == "Metaspace" and part["replacement"] == SPACE and not part.get("split", True)
+    if is_whole and part["prepend_scheme"] in ("first", "never"):
         # `first` puts one before the first word of a whole text alone, never after the begin token of a conversation.
-        if not parts[0].get("split", True):
-            return parts[0]["prepend_scheme"] == "always"
+        return False
     raise _refused("it has byte tokens, and yet cuts text otherwise than SentencePiece does")
 
 
