@@ -10,6 +10,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.commands.export import templates
@@ -39,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = make_tiny(home / "base", seed=5, hidden=32)
     rows = [{"prompt": f"Say {word}", "completion": f"{word}."} for word in ("yes", "no", "maybe", "so")]
     (home / "demos.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sft = {"kind": "sft", "data": "demos.jsonl", "epochs": 2, "batch": 2, "max_length": 64, "lr": 0.01}
+    sft = {"kind": "sft", "data": "demos.jsonl", "epochs": 2, "batch": 2, "max_length": 64, "optimiser": {"lr": 0.01}}
     stages = {"first": {**sft, "lora": {"rank": 4}}, "last": {**sft, "from": "first"}}
     recipe = {"kedge": 1, "name": "talk", "model": str(base), "device": "cpu", "stages": stages}
     (home / "talk.yaml").write_text(json.dumps(recipe))
@@ -131,10 +133,21 @@ def test_where_all_weights_were_trained_there_is_no_adapter(kedge: Kedge, run: P
 def test_a_file_that_is_not_the_model_does_not_stay(
     kedge: Kedge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A weight in another order, or a number of its shape that is wrong, is found in what was written."""
+    weights = load_file(tmp_path / "model/model.safetensors")
+    sharper = {name: weight * (8 if "q_proj" in name or "k_proj" in name else 1) for name, weight in weights.items()}
+    save_file(sharper, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
+    real = gguf_write.rope_order
     monkeypatch.setattr(gguf_write, "rope_order", lambda weight, heads: weight)
     done = kedge("export", "./model", "--to", "gguf", "-o", "out")
     assert done.code == 1
-    assert "beyond what the format rounds away" in done.err
+    assert "4 weight(s), first model.layers.0.self_attn.q_proj.weight, differ beyond what the format" in done.err
+    monkeypatch.setattr(gguf_write, "rope_order", real)
+    monkeypatch.setattr(
+        GGUFWriter, "add_rope_freq_base", lambda self, base: self.add_float32("llama.rope.freq_base", 3.0)
+    )
+    done = kedge("export", "./model", "--to", "gguf", "-o", "out")
+    assert (done.code, "log-probs differ by" in done.err) == (1, True)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["model"]
 
 
@@ -253,8 +266,8 @@ SMOLLM = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA3 = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
-    "message['content'] + '<|eot_id|>' }}{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' "
+    "+ message['content'] + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 

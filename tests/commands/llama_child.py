@@ -1,6 +1,6 @@
 """Run by the Python that has llama-cpp-python: what it makes of a GGUF file, as JSON.
 
-    python llama_child.py FILE < {"texts": […], "prompts": [[token, …], …], "new": 24, "rows": [[token, …], …]}
+python llama_child.py FILE < {"texts": […], "prompts": [[token, …], …], "new": 24, "rows": [[token, …], …]}
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ NEW = 24
 def python() -> str:
     place = os.environ.get("KEDGE_LLAMA_PYTHON") or str(ROOT / ".venv-llama/bin/python")
     if not Path(place).exists():
-        pytest.skip(f"no llama-cpp-python: {place} is not there (python -m venv .venv-llama; pip install llama-cpp-python)")
+        pytest.skip(
+            f"no llama-cpp-python: {place} is not there (python -m venv .venv-llama; pip install llama-cpp-python)"
+        )
     return place
 
 
@@ -84,4 +86,4 @@ def test_llama_cpp_answers_like_the_source(name: str, python: str, tmp_path: Pat
         if kind == "f16":
             assert said["greedy"] == answers
     assert changes["f16"] < 0.01
-    assert changes["q8_0"] < 0.1
+    assert changes["q8_0"] < 0.2

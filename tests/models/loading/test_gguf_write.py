@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.loading.gguf_cases import CASES, REFUSED_TOKENIZERS, TEXTS, TOKENIZERS, attempt, byte_level, make_model, read_back
+from tests.models.loading.gguf_cases import (
+    CASES,
+    REFUSED_TOKENIZERS,
+    TEXTS,
+    TOKENIZERS,
+    attempt,
+    byte_level,
+    make_model,
+    read_back,
+)
 
 from kedge.core.errors import ModelError
 from kedge.models.loading.gguf_vocabulary import UNUSED, vocabulary_of

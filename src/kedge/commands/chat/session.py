@@ -91,7 +91,9 @@ class Session:
 
         def reply(number: int) -> Reply:
             model = self.models[number]
-            return model.reply(prompt, self.sampling, seed=seed, show=lambda text: show(number, text), stop=stop)
+            # Each draws for itself: the same model twice is a way to have two answers to compare.
+            own = seed_for(seed, str(number))
+            return model.reply(prompt, self.sampling, seed=own, show=lambda text: show(number, text), stop=stop)
 
         with ThreadPoolExecutor(len(self.models)) as pool:
             futures = [pool.submit(reply, number) for number in range(len(self.models))]

@@ -61,6 +61,8 @@ class Format:
     round: Callable[[], None]
     """Gives the weights of the material, in place and once it is written, the values that the format rounds them to."""
     read: Callable[[Path], PreTrainedModel]
+    has_all_weights: bool
+    """Whether what is read back has the material's own weights, and not a base and an adapter."""
     tokenizer: Callable[[Path], PreTrainedTokenizerBase]
 
 
@@ -84,6 +86,7 @@ def folder_format(material: Material, *, dtype: SavedDType, has_marks: bool) -> 
         write=write,
         round=lambda: None,  # writing has rounded it
         read=lambda folder: load_causal(folder, dtype="float32"),
+        has_all_weights=True,
         tokenizer=auto_tokenizer,
     )
 
@@ -107,6 +110,7 @@ def adapter_format(material: Material, adapter: Path, *, keeps_path: bool) -> Fo
         write=write,
         round=lambda: None,
         read=lambda folder: load_adapter(load_causal(base, dtype="float32"), folder, name="policy"),
+        has_all_weights=False,
         tokenizer=auto_tokenizer,
     )
 
@@ -136,6 +140,7 @@ def gguf_format(material: Material, *, quantisation: Quantisation, ollama: bool)
         write=write,
         round=lambda: round_as_stored(material.model, quantisation),
         read=lambda folder: read_causal(open_gguf(folder / file)),
+        has_all_weights=True,
         tokenizer=lambda folder: tokenizer_from(open_gguf(folder / file)),
     )
 

@@ -29,7 +29,7 @@ from kedge.data.examples import Message
 from kedge.data.template import encode_prompt, stop_ids
 from kedge.data.tokenizer import load_tokenizer, tokens_of
 from kedge.models.loading.describe import window_of
-from kedge.models.loading.fidelity import Fidelity, compare, next_token_logprobs
+from kedge.models.loading.fidelity import Fidelity, compare, next_token_logprobs, unequal_weights
 from kedge.models.loading.gguf_write import Quantisation, needs_gguf
 from kedge.models.loading.load import load_causal
 from kedge.models.loading.resolve import resolve
@@ -38,19 +38,21 @@ from kedge.report.card import ExportFacts, card_of_export
 from kedge.report.writing import export_card
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 RECORD = "export.json"
 _IN_GGUF: Sequence[Target] = ("gguf", "ollama")
-_UNEXPLAINED = 1e-3
-"""Nats a token, in the mean. Two computations of the same weights in float32 differ by a hundredth of that."""
+_UNEXPLAINED, _UNMERGED = 1e-4, 1e-3
+"""Nats a token, in the mean, by which two computations in float32 may differ: of the same weights, and of a merged
+adapter and one on its base."""
 _LONGEST = 192
 """Tokens of a text that is compared."""
 _TEXTS = (
     "The harbour was quiet that morning. Two boats had come in before dawn, and nobody on the quay could say what they "
     "carried or who had paid for it.",
     "In 1987 the town had 41,306 inhabitants; by 2021 it was 38,950, or 5.7 % fewer. What is 12 * (7 + 5)?",
-    "def mean(values):\n    if not values:\n        raise ValueError('nothing')\n    return sum(values) / len(values)\n",
+    "def mean(values):\n    if not values:\n        raise ValueError('none')\n    return sum(values) / len(values)\n",
     'Grüße aus Zürich! Où est la gare? Η θάλασσα. 海は静かだ。 Isn\'t it? — "Yes," she said.',
 )
 _QUESTIONS = ("Which of the two is larger, a hectare or an acre?", "Write two sentences about rain.")
@@ -112,10 +114,8 @@ def export(request: ExportRequest) -> Exported:
     with whole_folder(target, replaces=(RECORD,)) as partial:
         fmt.write(partial)
         fmt.round()
-        explained = next_token_logprobs(material.model, texts)
         _check_tokens(fmt, partial, tokenizer)
-        after = next_token_logprobs(fmt.read(partial), texts)
-        _check_explained(compare(explained, after, texts), request.to)
+        after = _read_back(fmt, partial, material, texts)
         fidelity = compare(before, after, texts)
         usage = _usage(request.to, target, source.name, window_of(material.model.config))
         facts = _facts(request.to, kind, fidelity, source)
@@ -202,13 +202,23 @@ def _check_tokens(fmt: Format, folder: Path, tokenizer: PreTrainedTokenizerBase)
             )
 
 
-def _check_explained(rest: Fidelity, target: Target) -> None:
-    # A mean that is not a number is not below the limit either.
-    if not rest.mean_change <= _UNEXPLAINED:
+def _read_back(fmt: Format, folder: Path, material: Material, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Log-probs of the exported model; anything in it beyond what the format rounds away is an error."""
+    exported = fmt.read(folder)
+    if fmt.has_all_weights and (wrong := unequal_weights(material.model, exported)):
         raise NumericsError(
-            f"the exported model ({target}) is not its source: log-probs differ by {rest.mean_change:.4g} nats a token "
-            f"beyond what the format rounds away (at most {_UNEXPLAINED}); nothing was exported"
+            f"the exported model is not its source: {len(wrong)} weight(s), first {wrong[0]}, differ beyond what the "
+            "format rounds away; nothing was exported"
         )
+    after = next_token_logprobs(exported, texts)
+    rest = compare(next_token_logprobs(material.model, texts), after, texts).mean_change
+    limit = _UNEXPLAINED if fmt.has_all_weights else _UNMERGED
+    if not rest <= limit:  # a mean that is not a number is not below the limit either
+        raise NumericsError(
+            f"the exported model is not its source: log-probs differ by {rest:.4g} nats a token beyond what the format "
+            f"rounds away (at most {limit}); nothing was exported"
+        )
+    return after
 
 
 def _usage(target: Target, folder: Path, name: str, window: int | None) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kedge.commands.sample import is_language_model
 from kedge.commands.serve import is_reward_place
 from kedge.core.errors import ModelError
 from kedge.models.loading.resolve import model_of_stage, resolve
@@ -58,18 +58,10 @@ def _last_policy(folder: Path) -> Path:
         return folder
     if read_manifest(folder).kind != "pipeline":
         return model_of_stage(folder)
-    stages = [stage for stage in runs_in(folder) if _is_language_model(stage / "model")]
+    stages = [stage for stage in runs_in(folder) if is_language_model(stage / "model")]
     if not stages:
         raise ModelError(f"{folder}: none of the stages of this run has made a language model")
     return stages[-1]
-
-
-def _is_language_model(folder: Path) -> bool:
-    config = folder / "config.json"
-    if not config.is_file():
-        return False
-    named: Sequence[str] = json.loads(config.read_text(encoding="utf-8")).get("architectures") or ()
-    return not any(name.endswith("ForSequenceClassification") for name in named)
 
 
 def saved_dtype(place: str) -> str:

@@ -35,6 +35,12 @@ def next_token_logprobs(model: PreTrainedModel, texts: Sequence[Sequence[int]]) 
     return [forward(row).logits[0, :-1].float().log_softmax(-1).cpu() for row in rows]
 
 
+def unequal_weights(source: PreTrainedModel, other: PreTrainedModel) -> list[str]:
+    """Names of weights that are not the same to the last bit, or that only one of two models has."""
+    left, right = dict(source.named_parameters()), dict(other.named_parameters())
+    return [name for name in left | right if name not in left or name not in right or not left[name].equal(right[name])]
+
+
 def compare(source: Sequence[Tensor], other: Sequence[Tensor], texts: Sequence[Sequence[int]]) -> Fidelity:
     """Both as `next_token_logprobs` gives them for `texts`; vocabularies may differ in rows that no text has."""
     target_T = torch.cat([torch.tensor(text[1:]) for text in texts if len(text) > 1])
