@@ -154,11 +154,11 @@ class Session:
             raise ConfigError(f"{name}: both answers are the same, which says nothing of either")
         if not all(text.strip() for text in texts):
             raise ConfigError(f"{name}: an answer is empty, and nothing can be learnt from that")
+        turn.better = {"/left": 0, "/right": 1}.get(name)
         facts = self._facts(turn)
         if len(texts) == 1:
             row = thumb_row(turn.prompt, texts[0], is_good=name == "/good", facts=facts)
         else:
-            turn.better = {"/left": 0, "/right": 1}.get(name)
             row = pair_row(turn.prompt, (texts[0], texts[1]), better=turn.better, facts=facts)
         self.verdicts.add(row)
         turn.is_judged = True
