@@ -13,7 +13,10 @@ from threading import Event
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
+from kedge.cli.chat import app
 from kedge.commands.chat.open import ChatRequest, open_chat
 from kedge.commands.chat.session import Session
 from kedge.core.errors import ConfigError
@@ -92,6 +95,23 @@ def test_commands(talk: Kedge) -> None:
     assert "/god: no command of a chat" in done.err
     assert "/good" in done.err
     assert "/temperature X" in done.out
+
+
+@pytest.mark.parametrize("models", [("./one",), ("./one", "./two")])
+def test_on_a_terminal_answers_are_streamed(
+    models: tuple[str, ...], talk: Kedge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(app, "out", lambda: Console(file=screen, force_terminal=True, width=90, highlight=False))
+    assert talk(["/temperature 0", "Hi", "/save talk.jsonl"], *models).code == 0
+    answer = json.loads((tmp_path / "talk.jsonl").read_text())["messages"][-1]["content"]
+    shown = Text.from_ansi(screen.getvalue()).plain
+    assert "(cut off)" in shown
+    if len(models) == 1:
+        assert answer in screen.getvalue()
+    else:
+        assert all(model in shown for model in models)
+        assert screen.getvalue().count("./two") > 2  # drawn anew while it grows
 
 
 @pytest.mark.parametrize(

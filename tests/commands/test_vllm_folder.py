@@ -49,7 +49,7 @@ def test_vllm_answers_like_the_source(tmp_path: Path) -> None:
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.partition("ANSWERS ")[2])
+    answers = json.loads(done.stdout.partition("ANSWERS ")[2].splitlines()[0])
     prompts = [encode_prompt(tiny_tokenizer(), (Message("user", question),)) for question in questions]
     assert [answer["prompt"] for answer in answers] == prompts
     model = load_causal(str(source), dtype="float32")

@@ -1,6 +1,6 @@
 """Run by the Python that has vLLM: its greedy answers to a conversation, from a folder as it is, as JSON.
 
-    python vllm_child.py FOLDER < {"messages": [[{"role": …, "content": …}], …], "new": 16}
+python vllm_child.py FOLDER < {"messages": [[{"role": …, "content": …}], …], "new": 16}
 """
 
 from __future__ import annotations
