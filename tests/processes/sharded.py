@@ -181,7 +181,7 @@ def read(world: World, family: Mapping[str, Any]) -> dict[str, Any]:
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     }  # fmt: skip
     torch.manual_seed(0)
-    options = {**(sizes if family["model_type"] != "gpt2" else {"vocab_size": 64}), **family}
+    options: dict[str, Any] = {**(sizes if family["model_type"] != "gpt2" else {"vocab_size": 64}), **family}
     model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
     model.eval()
     if world.mesh is not None:

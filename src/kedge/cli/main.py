@@ -30,6 +30,8 @@ from kedge.cli import (
     serve,
     watch,
 )
+from kedge.cli.chat.app import chat
+from kedge.cli.export.app import export
 from kedge.cli.flags import show_flags
 from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
@@ -59,6 +61,8 @@ app.command(rich_help_panel=WORK)(compare.compare)
 app.command(rich_help_panel=WORK)(sample.sample)
 app.command(rich_help_panel=WORK)(score.score)
 app.command(rich_help_panel=WORK)(serve.serve)
+app.command(rich_help_panel=WORK)(chat)
+app.command(rich_help_panel=WORK)(export)
 app.add_typer(exam.app, rich_help_panel=DECIDE)
 app.command(rich_help_panel=DECIDE)(gate.gate)
 app.add_typer(badcase.app, rich_help_panel=DECIDE)

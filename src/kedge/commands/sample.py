@@ -68,9 +68,9 @@ def find_model(place: str) -> str:
     folder = Path(place)
     if not folder.is_dir() or (folder / "config.json").is_file():
         return place
-    if _is_language_model(folder / "model"):
+    if is_language_model(folder / "model"):
         return str(folder / "model")
-    stages = [stage for stage in sorted(folder.iterdir()) if _is_language_model(stage / "model")]
+    stages = [stage for stage in sorted(folder.iterdir()) if is_language_model(stage / "model")]
     if len(stages) == 1:
         return str(stages[0] / "model")
     if stages:
@@ -133,7 +133,8 @@ def write_rows(to: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             write(row)
 
 
-def _is_language_model(folder: Path) -> bool:
+def is_language_model(folder: Path) -> bool:
+    """Whether a folder holds a model that writes; reward models do not."""
     config = folder / "config.json"
     if not config.is_file():
         return False

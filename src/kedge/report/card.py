@@ -7,6 +7,7 @@ stay out of it. Left out: a licence, which only the owner of base model and data
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -57,12 +58,26 @@ _LIMITS: Mapping[str, Sequence[str]] = {
 _MAIN_METRICS = ("heldout/", "train/loss", "train/accuracy", "reward/mean", "gold/mean", "kl/mean", "length/mean")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFacts:
+    """What a card says of a model that was exported."""
+
+    library: str
+    """By which a hub knows it: transformers, peft, gguf."""
+    language: str
+    loading: str
+    """How to load it, as code in `language`."""
+    lines: Sequence[str]
+    """How it was exported, and how far it is from its source."""
+
+
 def model_card(
     manifest: Manifest,
     metrics: Mapping[str, float],
     *,
     evaluation: Mapping[str, Any] | None = None,
     verdict: str = "",
+    export: ExportFacts | None = None,
 ) -> str:
     """The card of what one stage made.
 
@@ -71,16 +86,32 @@ def model_card(
     """
     title = f"{manifest.name} / {manifest.stage}" if manifest.stage else manifest.name
     parts = [
-        _front_matter(manifest),
+        _front_matter(manifest, library=export.library if export else "transformers"),
         f"# {title}",
         what_was_run(manifest.kind, manifest.settings),
         *([verdict] if verdict else []),
-        *_section("How to load it", [_code("python", _LOADING[_task(manifest)])]),
+        *(_loading(export) if export else _section("How to load it", [_code("python", _LOADING[_task(manifest)])])),
         *_section("What went in", _inputs(manifest.inputs)),
         *_section("What was measured", _measured(metrics, evaluation)),
         *_section("What is not known", [_list(_limits(manifest, evaluation))]),
         *_section("Settings", [_code("yaml", recipe_text(manifest.settings).rstrip())]),
         *_section("How it was made", [_list(_provenance(manifest))]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def card_of_export(name: str, export: ExportFacts) -> str:
+    """The card of an exported model of which no run is known."""
+    values = {"library_name": export.library, "pipeline_tag": "text-generation", "tags": ["kedge"]}
+    unknown = [
+        "How it was trained is not recorded here: it was exported from a model folder, not from a stage of a run.",
+        "Its licence follows from the model that it comes from; add `license:` to the front matter before publishing.",
+    ]
+    parts = [
+        f"---\n{recipe_text(values)}---",
+        f"# {name}",
+        *_loading(export),
+        *_section("What is not known", [_list(iter(unknown))]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -100,11 +131,11 @@ def _task(manifest: Manifest) -> str:
     return "text-classification" if manifest.settings.get("members", 1) == 1 else "ensemble"
 
 
-def _front_matter(manifest: Manifest) -> str:
+def _front_matter(manifest: Manifest, *, library: str) -> str:
     """Metadata for a hub. A base model is named only where it came from a hub: a folder's name would link nowhere."""
     task = _task(manifest)
     values: dict[str, Any] = {
-        "library_name": "transformers",
+        "library_name": library,
         "pipeline_tag": "text-classification" if task == "ensemble" else task,
         "tags": ["kedge", *_TAGS.get(manifest.kind, (manifest.kind,))],
     }
@@ -134,6 +165,11 @@ print(model(**inputs).logits)  # the raw score; `kedge score` also takes off the
     "ensemble": """\
 # several members that are combined: kedge score PATH pairs.jsonl""",
 }
+
+
+def _loading(export: ExportFacts) -> Iterator[str]:
+    yield from _section("How to load it", [_code(export.language, export.loading)])
+    yield from _section("How it was exported", [_list(iter(export.lines))])
 
 
 def _section(title: str, parts: Sequence[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from kedge.core.errors import ConfigError
 from kedge.core.files import write_text
 from kedge.core.suggest import did_you_mean
-from kedge.report.card import last_values, model_card
+from kedge.report.card import ExportFacts, last_values, model_card
 from kedge.report.rounds.page import render_rounds
 from kedge.report.rounds.records import read_rounds
 from kedge.report.run.page import render_run
@@ -32,6 +32,12 @@ def write_report(run: Path, to: Path | None) -> Path:
 def write_card(run: Run, model: Path) -> None:
     """`README.md` of a model that the run has made."""
     write_text(model / "README.md", model_card(run.manifest, last_values(run.read_metrics())))
+
+
+def export_card(stage: Path, export: ExportFacts) -> str:
+    """The card of a model that a stage has made and that was exported."""
+    run = Run.open(stage, for_writing=False)
+    return model_card(run.manifest, last_values(run.read_metrics()), export=export)
 
 
 def run_folder(path: Path) -> Path:

@@ -23,6 +23,9 @@ from kedge.rollout.steps import ALIVE, COLUMN, DRAWN, KEY, PLACE, TOKEN, Sampler
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+Watch: TypeAlias = Callable[[int, list[int]], None]
+"""Is told of a row and its next tokens as they are drawn; what it raises ends the decoding."""
+
 _REFILL_SHARE = 8
 """Waiting rows are admitted when one slot in so many is free: a forward of few prompts costs nearly one of many."""
 
@@ -44,7 +47,9 @@ class Decoding:
         buckets: Sequence[int],
         places: int,
         window: int,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch
         self._model, self._steps, self._sampler, self._prompts = model, steps, sampler, prompts
         self._decode, self._buckets, self._places, self._window = decode, buckets, places, window
         self._prompt_B = np.array([*map(len, prompts.tokens)])
@@ -132,6 +137,9 @@ class Decoding:
         k, r = np.nonzero(np.arange(len(tokens_KR))[:, None] < count_R)
         place = row_R[r], self._length_B[row_R[r]] + k
         self._tokens_BT[place], self._logp_BT[place] = tokens_KR[k, r], logps_KR[k, r]
+        if self._watch is not None:
+            for index, row in enumerate(row_R.tolist()):
+                self._watch(row, tokens_KR[: count_R[index], index].tolist())
 
         last_R = tokens_KR[count_R - 1, np.arange(len(row_R))]
         self._length_B[row_R] += count_R

@@ -23,7 +23,7 @@ from kedge.core.records import Prompts, Rollouts
 from kedge.models.forward import heads
 from kedge.models.loading.describe import window_of
 from kedge.rollout.cache import for_decoding
-from kedge.rollout.decoding import Decoding
+from kedge.rollout.decoding import Decoding, Watch
 from kedge.rollout.families import unsupported_reason
 from kedge.rollout.generators import GeneratorParts, LocalSettings
 from kedge.rollout.graphs import GraphSteps
@@ -90,8 +90,11 @@ class LocalGenerator:
         self.version = version
 
     @torch.no_grad()
-    def generate(self, prompts: Prompts, seed: int) -> Rollouts:
-        """An answer for every row, in the order of the rows: the same for the same seed, group and answer index."""
+    def generate(self, prompts: Prompts, seed: int, *, watch: Watch | None = None) -> Rollouts:
+        """An answer for every row, in the order of the rows: the same for the same seed, group and answer index.
+
+        `watch` is told of tokens as they are drawn.
+        """
         self._check_room(prompts)
         places = next(size for size in self._buckets if size >= min(self._buckets[-1], len(prompts.tokens)))
         sampler = self._sampler()
@@ -108,6 +111,7 @@ class LocalGenerator:
                 buckets=self._buckets,
                 places=places,
                 window=self._window,
+                watch=watch,
             )
             decoding.run()
         return decoding.rollouts(self.version)

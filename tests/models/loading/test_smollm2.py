@@ -127,10 +127,10 @@ class Fields:
 
 
 def test_other_files_are_refused() -> None:
-    other: Any = Fields(general__architecture="qwen2", tokenizer__ggml__model="gpt2", tokenizer__ggml__pre="qwen2")
-    with pytest.raises(ModelError, match="GGUF architecture 'qwen2' cannot be converted; only 'llama' can"):
+    other: Any = Fields(general__architecture="gemma", tokenizer__ggml__model="gpt2", tokenizer__ggml__pre="tekken")
+    with pytest.raises(ModelError, match="GGUF architecture 'gemma' cannot be converted; only 'llama' and 'qwen2' can"):
         config_from(other)
-    with pytest.raises(ModelError, match=r"GGUF tokenizer \('gpt2', 'qwen2'\) cannot be converted"):
+    with pytest.raises(ModelError, match=r"GGUF tokenizer \('gpt2', 'tekken'\) cannot be converted"):
         tokenizer_from(other)
     empty: Any = Fields()
     with pytest.raises(ModelError, match=r"GGUF file has no field 'general\.architecture'"):

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from kedge.core.errors import ModelError
@@ -146,3 +153,8 @@ def explain(source: str, error: Exception) -> str:
         f"hub model '{source}' could not be loaded (no network, HF_HUB_OFFLINE set, a private model, a wrong name?); "
         f"download it to a folder and give its path, or use the alias 'smollm2-135m'. The hub client said: {text}"
     )
+
+
+def auto_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder as transformers itself loads it, and with it other programs."""
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -291,12 +291,13 @@ def shared_folder(world: World, folder: Path) -> Generator[Path]:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Generator[Path]:
+def whole_folder(folder: Path, *, replaces: Sequence[str] = ("config.json", ENSEMBLE, CONFIG)) -> Generator[Path]:
     """A partial folder to write into, which replaces `folder` at the end and is deleted on an error.
 
-    A reader never sees half a model. Only a model may be replaced: a folder with anything else in it is refused.
+    A reader never sees half a model. Only a model may be replaced, known by one of the files `replaces`: a folder with
+    anything else in it is refused.
     """
-    if folder.exists() and not any((folder / name).is_file() for name in ("config.json", ENSEMBLE, CONFIG)):
+    if folder.exists() and not any((folder / name).is_file() for name in replaces):
         raise ModelError(f"{folder} exists and holds no model, so it is not replaced; give another folder")
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
     for left_by_a_kill in folder.parent.glob(f".{folder.name}.*.partial"):

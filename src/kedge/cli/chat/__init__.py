@@ -1,0 +1,1 @@
+"""`kedge chat`: talk with a model, or with two side by side."""

@@ -1,0 +1,1 @@
+"""`kedge export`: a model for other programs."""
