@@ -28,6 +28,7 @@ from kedge.cli import (
     sample,
     score,
     serve,
+    studio,
     watch,
 )
 from kedge.cli.flags import show_flags
@@ -48,6 +49,7 @@ app = typer.Typer(
 START, WORK, DECIDE, PARTS = "Start here", "A run", "May it go out?", "Data, models, parts"
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(new.new)
+app.command(rich_help_panel=START)(studio.studio)
 app.command(rich_help_panel=WORK)(check.check)
 app.command(rich_help_panel=WORK)(run.run)
 app.command(rich_help_panel=WORK)(watch.watch)

@@ -58,7 +58,7 @@ class Hosted:
 def make_pages(entrance: Entrance, hosted: Hosted) -> FastAPI:
     """The application with all that is wanted beside the labels; what cannot be served is refused before it starts."""
     from kedge.web.app import Extras, make_app
-    from kedge.web.chatting import parse_chat_model
+    from kedge.web.chat_models import parse_chat_model
 
     key = os.environ.get(hosted.chat_key)
     models = [parse_chat_model(words, key) for words in hosted.chat]
