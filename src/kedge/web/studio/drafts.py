@@ -162,6 +162,8 @@ def _value(form: Form, path: KeyPath, typed: str) -> Any:
         raise DataError("there is no such setting here; load the page again")
     if part.control == "text":
         return typed
+    if part.is_list and not typed.lstrip().startswith("["):
+        return [word.strip() for word in typed.split(",") if word.strip()]
     try:
         return parse_scalar(typed, option=dotted(path[-1:]))
     except ConfigError:

@@ -24,6 +24,8 @@ from kedge.recipe.schema import RecipeSettings
 Control = Literal["text", "number", "choice", "flag", "yaml"]
 _BOUNDS = (("ge", "at least {}"), ("gt", "more than {}"), ("le", "at most {}"), ("lt", "less than {}"))
 _ONE_KIND = 1
+_MARKS = frozenset(",[]{}\"'#:\n")
+"""What a word between commas may not have."""
 _ABSENT: Any = object()
 """What the YAML does not say; `null` is something that it says."""
 _LEFT_OUT = frozenset({"kedge", "stages"})
@@ -45,6 +47,8 @@ class Field:
     suggestions: str = ""
     """Which list of names is offered beside it: `data`, `model`, or none."""
     is_required: bool = False
+    is_list: bool = False
+    """Whether it holds a list alone, which may be typed as words between commas."""
     kinds: tuple[str, ...] = ()
     """Sections that may stand here instead of a text, by their kind."""
 
@@ -228,6 +232,7 @@ def _field(
         else "text" if plain == [str]
         else "yaml"
     )  # fmt: skip
+    is_list = control == "yaml" and {get_origin(option) or option for option in plain} <= {list, tuple}
     choices = literals if is_choice else ("true", "false", *literals) if control == "flag" else ()
     if choices and NoneType in options and default is not None:
         choices = (*choices, "null")
@@ -236,22 +241,27 @@ def _field(
         label=key,
         help=_help(info),
         control=control,
-        value="" if raw is _ABSENT else shown(raw),
-        default="" if default is None else shown(_plain(default)),
+        value="" if raw is _ABSENT else shown(raw, is_list=is_list),
+        default="" if default is None else shown(_plain(default), is_list=is_list),
         bounds=_bounds(info),
         choices=choices,
         suggestions=_suggestions(path, info),
         is_required=info.is_required(),
+        is_list=is_list,
         kinds=kinds,
     )
 
 
-def shown(value: Any) -> str:
-    """A value as a field has it: text as it is, anything else as JSON, which YAML reads too.
+def shown(value: Any, *, is_list: bool = False) -> str:
+    """A value as a field has it: text as it is, a list of words with commas where only a list may stand, anything else
+    as JSON, which YAML reads too.
 
-    >>> shown("a"), shown(0.002), shown(["a", "b"]), shown(True)
-    ('a', '0.002', '["a", "b"]', 'true')
+    >>> shown("a"), shown(0.002), shown(["a", "b"]), shown(["a", "b"], is_list=True), shown(True)
+    ('a', '0.002', '["a", "b"]', 'a, b', 'true')
     """
+    parts = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
+    if is_list and parts and all(isinstance(part, str) and part and not set(part) & _MARKS for part in parts):
+        return ", ".join(parts)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

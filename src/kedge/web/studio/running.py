@@ -30,7 +30,7 @@ _OFFLINE: Final = (
 )
 """For the pages of reports, which stand alone: their own scripts run, and reach nothing."""
 _CODES: Final = {
-    0: "done",
+    0: "",
     1: "it failed; the last lines below say why",
     2: "it was refused before anything was changed; the last lines below say why",
     3: "a contract of the recipe stopped it; everything is saved",
