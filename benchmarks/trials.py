@@ -176,7 +176,9 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     ),
     "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
-    "pages": lambda _: cases("board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py"),
+    "pages": lambda _: cases(
+        "board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py", "studio/studio_attacks.py"
+    ),
     "injections": lambda _: cases("rewards/injections.py", "rewards/comparison_injections.py"),
     "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py", "monitor/gold_curves.py"),
     "faults": lambda options: unseen_faults(options.seed),

@@ -118,7 +118,9 @@ def changed(text: str, change: Change) -> str:
         case "unset" | "off":
             return without(text, path)
         case "on":
-            return with_value(text, path, {})
+            part = find_part(form_of(tree_of_text(text, Path("recipe.yaml")).values), path)
+            kind = part.kind if isinstance(part, Group) else ""
+            return with_value(text, path, {"kind": kind} if kind else {})
         case "kind":
             return _with_kind(text, path, change.text)
         case "text":

@@ -161,12 +161,14 @@ def _part(key: str, info: FieldInfo, raw: Any, path: KeyPath, default: Any) -> F
 def _section_group(key: str, section: type[Section], info: FieldInfo, raw: Any, path: KeyPath, default: Any) -> Group:
     values = cast("Mapping[str, Any]", raw) if isinstance(raw, Mapping) else {}
     own = default if isinstance(default, section) else None
+    only_kind = kinds[0] if len(kinds := _kinds_of(section)) == 1 else ""
     return Group(
         path=path,
         label=key,
         help=_help(info),
-        parts=_parts(section, values, path, default=own),
+        parts=_parts(section, values, path, default=own, skip=frozenset({"kind"} if only_kind else ())),
         is_written=raw is not _ABSENT,
+        kind=only_kind,
         is_optional=NoneType in _options(info.annotation) and own is None,
     )
 

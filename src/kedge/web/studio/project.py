@@ -60,10 +60,15 @@ class Project:
             return f"{quoted(text)} is not inside of the project folder; name a file of the project, from its folder on"
         if ".." in _SEPARATORS.split(text):
             return f"{quoted(text)} leads out of the project folder; name a file inside of it"
+        path = (beside or self.folder) / text
         try:
-            real = Path(os.path.realpath((beside or self.folder) / text))
-        except (OSError, ValueError):
-            return f"{quoted(text)}: no file can be called so"
+            text.encode()
+            real = Path(os.path.realpath(path))
+            is_broken = path.is_symlink() and not path.exists()
+        except (OSError, ValueError, RuntimeError):
+            return f"{quoted(text)}: no file can be called so, or its links lead in a circle"
+        if is_broken:
+            return f"{quoted(text)} is a link that leads nowhere; copy the file into the project"
         if not real.is_relative_to(self.folder):
             return f"{quoted(text)} is a link that leads out of the project folder; copy the file into it"
         return None
@@ -203,12 +208,10 @@ def _escape_in(project: Project, text: str, beside: Path) -> str | None:
     """What is wrong with a text as a path, or with the file of `file.py:function` and of `folder:split`."""
     if is_absolute(text) or ".." in _SEPARATORS.split(text):
         return project.escape_of(text, beside=beside)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        return f"{quoted(text)} has half a character (a surrogate), which no file can hold"
     for name in dict.fromkeys((text, text.rpartition(":")[0] or text)):
-        try:
-            is_there = os.path.lexists(beside / name)
-        except (OSError, ValueError):
-            continue  # no file: a text of another kind
-        if is_there and (problem := project.escape_of(name, beside=beside)):
+        if os.path.lexists(beside / name) and (problem := project.escape_of(name, beside=beside)):
             return problem
     return None
 
