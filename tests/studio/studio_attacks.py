@@ -62,11 +62,15 @@ _SETTINGS = (
     ("what it extends", "extends"),
 )
 _NAMES = (
-    "../x.jsonl", "a/b.jsonl", "a\\b.jsonl", "/etc/x.jsonl", "..", ".", "", " ", ".hidden.jsonl", "~x.jsonl", "-rf.jsonl",
+    "../x.jsonl", "a/b.jsonl", "a\\b.jsonl", "/etc/x.jsonl", "..", ".", "", " ", ".hidden.jsonl", "~x.jsonl", "-r.jsonl",
     "CON.jsonl", "nul.jsonl", "com1.csv", "LPT9.json", "aux.jsonl.gz", "x.jsonl.", "x.jsonl ", " x.jsonl", "x:y.jsonl",
     "a*.jsonl", "a?.jsonl", 'a".jsonl', "a<b>.jsonl", "a|b.jsonl", "a\0.jsonl", "a\n.jsonl", "a\x7f.jsonl",
     "\u202egnp.jsonl", "x.py", "x.yaml", "x.sh", "x.html", "x", "x.jsonl.exe", "a" * 300 + ".jsonl", "\ud800.jsonl",
     "demos.jsonl",
+)  # fmt: skip
+
+_ADDRESSES = (
+    "/run?name=", "/report?name=", "/run/doctor?name=", "/recipe?file=", "/curves/chart?run=", "/compare?run="
 )  # fmt: skip
 
 CASES = (
@@ -77,6 +81,8 @@ CASES = (
     Case("a program for alerts", "setting", "touch x", at="alerts.commands.command"),
     Case("a recipe that extends one that leads out", "setting", "bad-base.yaml", at="extends"),
     Case("a tracker that writes elsewhere", "setting", "../outside", at="trackers.tensorboard.folder"),
+    Case("a stage that is called like a text", "setting", "../outside/secret.jsonl", at="stages.stop.data"),
+    Case("an address that leads up", "setting", "http://x/../../outside/secret.jsonl", at="stages.sft.data"),
     Case("data in a list", "setting", "../outside/secret.jsonl", at="stages.sft.data.list"),
     *(Case(f"upload {name[:30]!r}", "upload", name) for name in _NAMES),
     Case("an upload beyond the limit", "upload", "large.jsonl", size=5000),
@@ -86,8 +92,8 @@ CASES = (
     Case("a new run of no template", "new", "../../x", at="template"),
     *(
         Case(f"{path} of {name[:40]!r}", "name", name, at=path)
-        for path in ("/run?name=", "/report?name=", "/run/doctor?name=", "/recipe?file=", "/curves/chart?run=", "/compare?run=")
-        for name in ("../outside", "evil", "OUTSIDE", "..", "linked.yaml", "../outside/secret.jsonl", "x\0", "%2e%2e/outside")
+        for path in _ADDRESSES
+        for name in ("../outside", "evil", "OUTSIDE", "..", "linked.yaml", "../outside/secret.jsonl", "x\0", "%2e%2e/x")
     ),
     *(Case(f"audit of {path[:40]!r}", "name", path, at="/data/audit") for path in _PATHS),
     *(Case(f"chat with {path[:40]!r}", "name", path, at="/chat/open") for path in (*_PATHS[:13], "--help", "linked")),
@@ -192,6 +198,8 @@ def _send_setting(site: StudioSite, case: Case, text: str) -> str:
         values["stages"]["sft"]["data"] = ["data/demos.jsonl", text]
     else:
         here = values
+        if case.at.startswith("stages.stop"):
+            values["stages"]["stop"] = {"kind": "sft"}
         *path, last = case.at.split(".")
         for key in path:
             here = here.setdefault(key, {})

@@ -25,6 +25,7 @@ HOST = "127.0.0.1:8123"
 ORIGIN = f"http://{HOST}"
 TOKEN = "s3cret-token-of-this-studio"
 FIT: dict[str, Any] = {"is_fit": True, "models": [], "stages": {}, "findings": [], "checked": []}
+FEW = Finding(level="warning", code="x", message="so few")
 RECIPE = """\
 kedge: 1
 name: first  # the run
@@ -92,7 +93,7 @@ def make_site(folder: Path, *, command: Sequence[str] | None = None, upload_limi
         check=lambda file, asks: reports,
         plan=lambda recipe, report: [PlanPart(title="plan", lines=("one line",))],
         audit=lambda file: FileReport(
-            file=file.name, kind="demonstrations", rows=1, findings=(Finding(level="warning", code="x", message="so few"),)
+            file=file.name, kind="demonstrations", rows=1, findings=(FEW,)
         ),
         doctor=lambda run: [Verdict(stage="sft", is_healthy=True, verdict="Healthy.", diff=())],
         report=lambda run: "<h1>report</h1>",

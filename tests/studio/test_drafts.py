@@ -147,7 +147,9 @@ def test_what_yaml_cannot_hold_is_refused_at_its_field(site: StudioSite) -> None
 
 def test_an_unknown_key_is_told_at_its_section(site: StudioSite) -> None:
     base = site.recipe(RECIPE.replace("batch: 4", "bach: 4"))
-    reply = site.post("/recipe/text", {"file": "first.yaml", "base": base, "text": RECIPE.replace("batch", "bach")}).json()
+    reply = site.post(
+        "/recipe/text", {"file": "first.yaml", "base": base, "text": RECIPE.replace("batch", "bach")}
+    ).json()
     assert "did you mean 'batch'" in reply["problems"][key("stages", "sft")][0]
 
 
@@ -192,7 +194,7 @@ def test_findings_of_the_check_stand_at_their_fields(site: StudioSite) -> None:
                 finding | {"code": "y", "message": "3 lines are broken", "where": "data/demos.jsonl:3"},
             ]},
             "eval": {"kind": "evaluate", "lines": [], "findings": [
-                finding | {"message": "no room for a prompt", "fix": "allow shorter answers (max_new_tokens)", "where": "eval"},
+                finding | {"message": "no room", "fix": "allow shorter answers (max_new_tokens)", "where": "eval"},
             ]},
         },
         "findings": [finding | {"code": "device.missing", "message": "there is no GPU"}],
@@ -202,7 +204,7 @@ def test_findings_of_the_check_stand_at_their_fields(site: StudioSite) -> None:
         key("model"): ["no such model"],
         key("stages", "sft", "eval", "patience"): ["nothing to evaluate"],
         key("stages", "sft", "data"): ["3 lines are broken"],
-        key("stages", "eval", "max_new_tokens"): ["no room for a prompt (allow shorter answers (max_new_tokens))"],
+        key("stages", "eval", "max_new_tokens"): ["no room (allow shorter answers (max_new_tokens))"],
         key("device"): ["there is no GPU"],
     }
     assert site.commands == []

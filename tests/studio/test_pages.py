@@ -137,7 +137,9 @@ def test_the_badcase_is_one_that_a_gate_replays(tmp_path: Path) -> None:
     from kedge.web.studio.services import BadAnswer
 
     (tmp_path / ".kedge-studio").mkdir()
-    bad = BadAnswer(prompt=[{"role": "user", "content": "hi"}], answer="no!", model="m", why="rude", check="lacks", value="no!")
+    bad = BadAnswer(
+        prompt=[{"role": "user", "content": "hi"}], answer="no!", model="m", why="rude", check="lacks", value="no!"
+    )
     identity = command._add_badcase(tmp_path, bad)
     (case,) = read_badcases(tmp_path / "badcases")
     assert (case.id, case.bad, case.why) == (identity, "no!", "rude")

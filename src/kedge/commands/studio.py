@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 ADDRESS: Final = "127.0.0.1"
 CHECK_S: Final = 600.0
 """A check that takes longer is given up: a reward function may never return."""
-_CHECK_MODULES: Final = ("kedge.commands.check", "kedge.data.preflight", "kedge.models.loading.describe", "transformers")
+_CHECK_MODULES: Final = (
+    "kedge.commands.check",
+    "kedge.data.preflight",
+    "kedge.models.loading.describe",
+    "transformers",
+)
 """What a check needs: imported once, in a process that every check starts from."""
 _RUN: Final = (sys.executable, "-P", "-m", "kedge.cli")
 """Without the folder of the project on the path: a file `random.py` there is data, not a module."""
@@ -174,7 +179,11 @@ def _check_in_child(answer: Connection, folder: str, recipe: str, asks_servers: 
 
     os.chdir(folder)
     try:
-        answer.send(json.loads(json.dumps(check_recipe(load_recipe(Path(recipe)), offline=not asks_servers).as_dict(), default=str)))
+        answer.send(
+            json.loads(
+                json.dumps(check_recipe(load_recipe(Path(recipe)), offline=not asks_servers).as_dict(), default=str)
+            )
+        )
     except KedgeError as error:
         answer.send({"error": str(error)})
     except Exception as error:  # whatever it is, the page must say something
@@ -220,7 +229,9 @@ def _shortener(folder: Path) -> Callable[[Any], Any]:
     from dataclasses import replace
 
     prefix = f"{folder}{os.sep}"
-    return lambda finding: replace(finding, message=finding.message.replace(prefix, ""), fix=finding.fix.replace(prefix, ""))
+    return lambda finding: replace(
+        finding, message=finding.message.replace(prefix, ""), fix=finding.fix.replace(prefix, "")
+    )
 
 
 def _doctor(run: Path) -> Sequence[Verdict]:

@@ -20,8 +20,8 @@ _NOT_PICKED = ("step", "at")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """`smoothing` is the number of steps that a mean is taken over. Scaled lines go from 0 to 1, each by itself. `first`
-    and `last` are the steps that are drawn; None is as far as there are some."""
+    """`smoothing` is the number of steps that a mean is taken over. Scaled lines go from 0 to 1, each by itself.
+    `first` and `last` are the steps that are drawn; None is as far as there are some."""
 
     metrics: tuple[str, ...]
     smoothing: int = 1

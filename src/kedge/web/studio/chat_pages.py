@@ -59,9 +59,7 @@ def add_chat(app: FastAPI, studio: Studio) -> None:
         names = [*(alias for alias, _ in studio.services.models()), *studio.project.model_folders()]
         own = studio.project.model_folders()
         chosen = [*(chat.models if chat else own[:2]), "", ""][:2]
-        return page(
-            request, "chat_page.html.j2", "chat", names=names, chosen=chosen, chat=chat, talk=_talk(room, chat)
-        )
+        return page(request, "chat_page.html.j2", "chat", names=names, chosen=chosen, chat=chat, talk=_talk(room, chat))
 
     @app.get("/chat/state")
     def state() -> Response:  # pyright: ignore[reportUnusedFunction]

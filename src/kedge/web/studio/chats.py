@@ -72,7 +72,10 @@ class ChatRoom:
     def chat(self) -> Chat | None:
         try:
             values: Any = json.loads(self._file.read_bytes())
-            turns = [Turn(text=turn["text"], answers=tuple(turn["answers"]), sent=tuple(turn["sent"])) for turn in values["turns"]]
+            turns = [
+                Turn(text=turn["text"], answers=tuple(turn["answers"]), sent=tuple(turn["sent"]))
+                for turn in values["turns"]
+            ]
             return Chat(models=tuple(values["models"]), turns=tuple(turns))
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from markupsafe import Markup
 
 from kedge.core.metric_table import as_table
 from kedge.core.quoting import escaped
@@ -31,8 +32,7 @@ Step = Annotated[float | None, Query(allow_inf_nan=False)]
 
 
 def add_curves(app: FastAPI, studio: Studio) -> None:
-    def plot_of(run: Sequence[str], metric: Sequence[str], picked: Picked) -> Plot | None:
-        del metric
+    def plot_of(run: Sequence[str], picked: Picked) -> Plot | None:
         return overlay(stages_of(studio, run), picked)
 
     @app.get("/curves")
@@ -57,11 +57,10 @@ def add_curves(app: FastAPI, studio: Studio) -> None:
         last: Step = None,
     ) -> Response:
         picked = Picked(metrics=tuple(metric), smoothing=smoothing, is_scaled=is_scaled, first=first, last=last)
-        plot = plot_of(run, metric, picked)
+        plot = plot_of(run, picked)
         if plot is None:
             return HTMLResponse(f'<p class="soft">{_NOTHING}</p>')
-        steps = f'<div hidden data-first="{plot.x[0]}" data-last="{plot.x[-1]}" data-left="{WIDE.left}" data-right="{WIDE.right}"></div>'
-        return HTMLResponse(escaped(str(svg.figure(plot, WIDE))) + steps)
+        return HTMLResponse(escaped(str(svg.figure(plot, WIDE) + _scale_of(plot))))
 
     @app.get("/curves/export.svg")
     def export_svg(  # pyright: ignore[reportUnusedFunction]
@@ -73,7 +72,7 @@ def add_curves(app: FastAPI, studio: Studio) -> None:
         last: Step = None,
     ) -> Response:
         picked = Picked(metrics=tuple(metric), smoothing=smoothing, is_scaled=is_scaled, first=first, last=last)
-        plot = plot_of(run, metric, picked)
+        plot = plot_of(run, picked)
         if plot is None:
             return PlainTextResponse(_NOTHING, status_code=404)
         return _file(picture([plot], columns=1), "image/svg+xml", "curves.svg")
@@ -81,6 +80,13 @@ def add_curves(app: FastAPI, studio: Studio) -> None:
     @app.get("/curves/export.csv")
     def export_csv(run: Names = (), metric: Names = ()) -> Response:  # pyright: ignore[reportUnusedFunction]
         return _file(as_csv(stages_of(studio, run), metric), "text/csv; charset=utf-8", "curves.csv")
+
+
+def _scale_of(plot: Plot) -> Markup:
+    """What the script needs to know which step is under the pointer."""
+    return Markup('<div hidden data-first="{}" data-last="{}" data-left="{}" data-right="{}"></div>').format(
+        plot.x[0], plot.x[-1], WIDE.left, WIDE.right
+    )
 
 
 def stages_of(studio: Studio, runs: Sequence[str]) -> list[tuple[str, StageRecord]]:

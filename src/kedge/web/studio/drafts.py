@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from kedge.core import plugins
 from kedge.core.errors import ConfigError, DataError, KedgeError
@@ -268,7 +268,7 @@ def _outputs(group: Group) -> list[str]:
     if group.kind not in plugins.names("stages"):
         return []
     try:
-        makes: Mapping[str, Any] = cast(Any, plugins.find("stages", group.kind)).makes
+        makes: Mapping[str, Any] = plugins.find("stages", group.kind).makes
     except KedgeError:
         return []
     return [name for name, kind in makes.items() if kind not in ("model", "reward_model", "evaluation", "verdict")]

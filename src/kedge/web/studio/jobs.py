@@ -16,10 +16,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.files import write_json
@@ -133,8 +133,7 @@ class Jobs:
                 return f"it was asked to save and stop; in {left} s you can ask more firmly"
             press = min(len(job.presses), len(SIGNALS) - 1)
             self._write(replace(job, presses=(*job.presses, time.time())))
-            with _gone():
-                os.killpg(job.pid, SIGNALS[press])
+            _signal(job, SIGNALS[press])
         return (
             "stopping: it finishes its step, saves and ends",
             "stopping at once; what came after the last checkpoint is done again at a resume",
@@ -145,8 +144,7 @@ class Jobs:
         """End a served model: it has nothing to save."""
         job = self.find(identity)
         if job.is_alive:
-            with _gone():
-                os.killpg(job.pid, signal.SIGTERM)
+            _signal(job, signal.SIGTERM)
 
     def log(self, job: Job, offset: int = 0) -> tuple[str, int]:
         """What it wrote from `offset` on, and where to go on; of a long log the end."""
@@ -194,27 +192,21 @@ class Jobs:
         """No other server of this project starts or stops anything meanwhile."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock, (self.folder / "lock").open("w") as file:
-            _flock(file)
+            fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
-def _flock(file: IO[str]) -> None:
-    fcntl.flock(file, fcntl.LOCK_EX)
-
-
-@contextmanager
-def _gone() -> Generator[None]:
-    """A process may end before it is told to."""
-    try:
-        yield
-    except ProcessLookupError:
-        pass
+def _signal(job: Job, number: signal.Signals) -> None:
+    """To all processes of a job, as a terminal does; it may end before it is told to."""
+    with suppress(ProcessLookupError):
+        os.killpg(job.pid, number)
 
 
 def _read(file: Path) -> Job | None:
     try:
         values: dict[str, Any] = json.loads(file.read_bytes())
-        return Job(**{**values, "command": tuple(values["command"]), "presses": tuple(values["presses"])})
+        values |= {name: tuple(values[name]) for name in ("command", "presses")}
+        return Job(**values)
     except (OSError, ValueError, TypeError, KeyError):
         return None  # of another version, or damaged: it is no job that could be stopped
 

@@ -36,9 +36,7 @@ def element_id(path: KeyPath) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("kedge.web.studio", "templates"), PackageLoader("kedge.web", "templates")]
-        ),
+        loader=ChoiceLoader([PackageLoader("kedge.web.studio", "templates"), PackageLoader("kedge.web", "templates")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -54,8 +54,10 @@ class Project:
 
     def escape_of(self, text: str, *, beside: Path | None = None) -> str | None:
         """Why a name is refused; None where it stays inside. Relative names begin in `beside`, else in the project."""
-        if not text or (problem := unusable_path(text)):
-            return f"{quoted(text)}: {problem}" if text else "a name is needed, found nothing"
+        if not text:
+            return "a name is needed, found nothing"
+        if problem := unusable_path(text):
+            return problem
         if is_absolute(text):
             return f"{quoted(text)} is not inside of the project folder; name a file of the project, from its folder on"
         if ".." in _SEPARATORS.split(text):
@@ -96,7 +98,9 @@ class Project:
 
     def data_files(self) -> list[str]:
         """Files of data outside of runs, from the project folder on."""
-        return [self.relative(file) for file in self._files() if file.name.lower().endswith(DATA_SUFFIXES)][:_MOST_FILES]
+        return [self.relative(file) for file in self._files() if file.name.lower().endswith(DATA_SUFFIXES)][
+            :_MOST_FILES
+        ]
 
     def model_folders(self) -> list[str]:
         """Folders that hold a language model: those of runs, the newest first, then others."""
@@ -199,15 +203,16 @@ def _escapes(project: Project, value: Any, beside: Path, path: KeyPath) -> Itera
     elif isinstance(value, list):
         for place, part in enumerate(cast("list[Any]", value)):
             yield from _escapes(project, part, beside, (*path, place))
-    elif isinstance(value, str) and value and not _URL.match(value) and not _is_prose(path):
-        if problem := _escape_in(project, value, beside):
-            yield path, problem
+    elif isinstance(value, str) and value and not _is_prose(path) and (problem := _escape_in(project, value, beside)):
+        yield path, problem
 
 
 def _escape_in(project: Project, text: str, beside: Path) -> str | None:
     """What is wrong with a text as a path, or with the file of `file.py:function` and of `folder:split`."""
     if is_absolute(text) or ".." in _SEPARATORS.split(text):
         return project.escape_of(text, beside=beside)
+    if _URL.match(text):
+        return None
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         return f"{quoted(text)} has half a character (a surrogate), which no file can hold"
     for name in dict.fromkeys((text, text.rpartition(":")[0] or text)):
@@ -217,4 +222,6 @@ def _escape_in(project: Project, text: str, beside: Path) -> str | None:
 
 
 def _is_prose(path: KeyPath) -> bool:
-    return any(part in _PROSE_KEYS for part in path[-2:])
+    """A text, or one of a list of them; a stage of that name is no such setting."""
+    key = path[-2] if len(path) > 1 and isinstance(path[-1], int) else path[-1] if path else ""
+    return key in _PROSE_KEYS

@@ -55,10 +55,8 @@ def add_running(app: FastAPI, studio: Studio) -> None:
 
     @app.get("/")
     def home(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
-        recipes = [name for name in project.recipes()]
-        return page(
-            request, "home.html.j2", "", folder=project.folder.name, runs=studio.run_lines(), recipes=recipes
-        )
+        recipes = project.recipes()
+        return page(request, "home.html.j2", "", folder=project.folder.name, runs=studio.run_lines(), recipes=recipes)
 
     @app.post("/run/start")
     def start(body: Start) -> Response:  # pyright: ignore[reportUnusedFunction]
