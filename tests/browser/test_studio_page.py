@@ -52,7 +52,7 @@ class Server:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
     def at(self, path: str) -> str:
         base, _, token = self.url.partition("/?token=")

@@ -62,7 +62,8 @@ _SETTINGS = (
     ("what it extends", "extends"),
 )
 _NAMES = (
-    "../x.jsonl", "a/b.jsonl", "a\\b.jsonl", "/etc/x.jsonl", "..", ".", "", " ", ".hidden.jsonl", "~x.jsonl", "-r.jsonl",
+    "../x.jsonl", "a/b.jsonl", "a\\b.jsonl", "/etc/x.jsonl", "..", ".", "", " ", ".hidden.jsonl", "~x.jsonl",
+    "-r.jsonl",
     "CON.jsonl", "nul.jsonl", "com1.csv", "LPT9.json", "aux.jsonl.gz", "x.jsonl.", "x.jsonl ", " x.jsonl", "x:y.jsonl",
     "a*.jsonl", "a?.jsonl", 'a".jsonl', "a<b>.jsonl", "a|b.jsonl", "a\0.jsonl", "a\n.jsonl", "a\x7f.jsonl",
     "\u202egnp.jsonl", "x.py", "x.yaml", "x.sh", "x.html", "x", "x.jsonl.exe", "a" * 300 + ".jsonl", "\ud800.jsonl",

@@ -3,7 +3,7 @@
   const { $, all, go, post, say } = kedge;
   const root = $(".editor");
   const form = $("#form"), yaml = $("#yaml"), verdict = $("#verdict"), plan = $("#plan"), start = $("#start");
-  const state = { base: root.dataset.base, shape: root.dataset.shape, typed: false };
+  const state = { base: root.dataset.base, shape: root.dataset.shape, saved: yaml.value, typing: false };
   const file = root.dataset.file;
   const pathOf = (element) => element.closest("[data-path]").dataset.path;
   const places = () => new Map(all("[data-path]", form).map((place) => [place.dataset.path, place]));
@@ -11,7 +11,7 @@
   // One message at a time, in the order of the changes: each names the text that it is a change of.
   let queue = Promise.resolve();
   const inOrder = (work) => (queue = queue.then(work).catch((error) => {
-    say(error.status === 409 ? `${error.message}` : error.message, true);
+    say(error.message, true);
   }));
 
   const show = (problems, top, { warnings = {} } = {}) => {
@@ -70,6 +70,7 @@
       }
     }
     if (!fromYaml) yaml.value = reply.text;
+    state.saved = reply.text;
     const wrong = show(reply.problems, reply.top);
     verdict.textContent = wrong ? `${wrong} to put right` : "checking data and models …";
     if (wrong) plan.innerHTML = ""; else soon();
@@ -112,14 +113,10 @@
     typing = setTimeout(saveYaml, 500);
   });
   yaml.addEventListener("blur", () => { clearTimeout(typing); saveYaml(); });
-  let saved = yaml.value;
   const saveYaml = () => inOrder(async () => {
     const text = yaml.value;
-    if (text === saved && document.activeElement === yaml) return;
-    if (text === saved) return;
-    saved = text;
-    apply(await post("/recipe/text", { file, base: state.base, shape: state.shape, text }), { fromYaml: document.activeElement === yaml });
-    saved = yaml.value;
+    if (text === state.saved) return;
+    apply(await post("/recipe/text", { file, base: state.base, shape: state.shape, text }), { fromYaml: true });
   });
 
   // What takes longer: data and models. It waits until nothing has changed for a moment, and never runs twice at once.

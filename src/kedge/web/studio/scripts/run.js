@@ -15,7 +15,7 @@
   };
   const refresh = async () => {
     try {
-      const answer = await ask("/run/live", { name: run, since: isRead() ? since : since, stage, log: at });
+      const answer = await ask("/run/live", { name: run, since, stage, log: at });
       const news = await answer.json();
       if (!answer.ok) return say(news.error, true);
       if (status.textContent !== news.status) { status.textContent = news.status; status.className = `state ${news.status}`; }
