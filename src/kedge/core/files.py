@@ -183,6 +183,17 @@ def readable_bytes(size: int) -> str:
     return f"{amount / 1024:.1f} TiB"
 
 
+def check_text(value: str, what: str = "the text") -> str:
+    """A DataError where text has half a surrogate pair, which no file can hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{what} has half a character at position {error.start} ({value[error.start]!a}), which no file can hold"
+        ) from error
+    return value
+
+
 _BLOCK_BYTES = 1 << 20
 _PART_BYTES = 64 << 20
 HASHED_AT_ONCE: Final = min(16, os.cpu_count() or 1)

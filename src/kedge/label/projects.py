@@ -10,14 +10,13 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.files import hash_bytes
+from kedge.core.files import check_text, hash_bytes
 from kedge.core.suggest import did_you_mean
 from kedge.label import tables
 from kedge.label.audit import note
 from kedge.label.database import Store
 from kedge.label.questions import parse_questions
 from kedge.label.team.quiz import split_quiz
-from kedge.label.texts import check_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

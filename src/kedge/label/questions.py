@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from kedge.core.errors import ConfigError, DataError
+from kedge.core.files import check_text
 from kedge.core.suggest import did_you_mean
-from kedge.label.texts import check_text
 
 ItemKind = Literal["pair", "rank", "thumb", "write"]
 Verdict = Literal["step", "both_bad", "ranking", "thumb", "written", "skip", "undone", "decided"]

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kedge.core.errors import DataError
-from kedge.core.files import hash_bytes
+from kedge.core.files import check_text, hash_bytes
 from kedge.data.examples import Message, Messages
 from kedge.data.messages import as_messages
 from kedge.label import tables
@@ -31,17 +31,6 @@ def encode_messages(messages: Messages) -> tuple[str, str]:
 def _plain(message: Message) -> dict[str, Any]:
     weight: dict[str, Any] = {} if message.is_trained else {"weight": 0}
     return {"role": message.role, "content": message.content, **weight, **(message.detail or {})}
-
-
-def check_text(value: str, what: str = "the text") -> str:
-    """A DataError where text has half a surrogate pair, which no file can hold."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{what} has half a character at position {error.start} ({value[error.start]!a}), which no file can hold"
-        ) from error
-    return value
 
 
 def put_texts(connection: Connection, bodies: Mapping[str, str]) -> None:
