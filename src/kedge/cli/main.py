@@ -12,7 +12,6 @@ import typer
 from kedge import __version__
 from kedge.cli import (
     badcase,
-    board,
     check,
     compare,
     data,
@@ -28,12 +27,11 @@ from kedge.cli import (
     sample,
     score,
     serve,
-    studio,
-    watch,
 )
 from kedge.cli.flags import show_flags
 from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
+from kedge.cli.pages import board, studio, watch
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 

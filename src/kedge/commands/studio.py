@@ -78,6 +78,7 @@ def serve_studio(settings: StudioSettings, say: Say) -> None:
             runs_at_once=settings.runs_at_once,
             upload_limit=int(settings.upload_gib * 2**30),
         )
+        listening.listen()  # who opens the address at once waits a moment, and is not refused
         say(f"http://{ADDRESS}:{port}/?token={token}")
         say(f"The studio of {folder}, for this machine alone. Ctrl-C ends it; runs go on, and are found again.")
         # Its log of requests would have the token in every line.

@@ -13,7 +13,7 @@ from kedge.web.studio.chat_pages import add_chat
 from kedge.web.studio.context import Studio
 from kedge.web.studio.curves import add_curves
 from kedge.web.studio.drafts import Outdated
-from kedge.web.studio.editor import add_editor
+from kedge.web.studio.editor import add_editor, add_new
 from kedge.web.studio.guard import LocalDoor, StudioGuard
 from kedge.web.studio.pages import page
 from kedge.web.studio.running import add_running
@@ -28,6 +28,7 @@ def make_app(studio: Studio, door: LocalDoor) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _not_here)
     add_running(app, studio)
+    add_new(app, studio)
     add_editor(app, studio)
     add_uploads(app, studio)
     add_curves(app, studio)

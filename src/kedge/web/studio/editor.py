@@ -61,7 +61,7 @@ class Asked(BaseModel):
     base: Short
 
 
-def add_editor(app: FastAPI, studio: Studio) -> None:
+def add_new(app: FastAPI, studio: Studio) -> None:
     project, services = studio.project, studio.services
 
     @app.get("/new")
@@ -76,6 +76,10 @@ def add_editor(app: FastAPI, studio: Studio) -> None:
             return JSONResponse({"problems": problems})
         file = make_recipe(studio, body)
         return JSONResponse({"go": f"/recipe?file={file.name}"})
+
+
+def add_editor(app: FastAPI, studio: Studio) -> None:
+    project = studio.project
 
     @app.get("/recipe")
     def recipe_page(request: Request, file: str = "") -> Response:  # pyright: ignore[reportUnusedFunction]
