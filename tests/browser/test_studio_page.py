@@ -239,11 +239,10 @@ def test_4_a_run_outlives_its_tab_and_its_server(server: Server, tab: Callable[.
 
 
 def test_5_it_is_resumed_and_ends(server: Server, tab: Callable[..., Page]) -> None:
-    """Another length would be another run: the journal is told to stop by its own recipe's `max_steps`."""
     page = tab("/run?name=first")
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("#status")).to_have_text("running", timeout=LONG)
-    expect(page.locator("#log")).to_contain_text("resum", timeout=LONG)
+    expect(page.locator("#log")).to_contain_text("done before, kept", timeout=LONG)
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#status")).to_have_text("interrupted", timeout=LONG)
     page = tab("/recipe?file=first.yaml")
@@ -301,9 +300,9 @@ def test_7_two_models_are_talked_with(server: Server, tab: Callable[..., Page]) 
     page.locator(".answer").nth(1).get_by_role("button", name="Better").click()
     expect(page.locator("#talk")).to_contain_text("data/chat-pairs.jsonl")
     page.locator(".answer").nth(1).get_by_role("button", name="Badcase").click()
-    page.get_by_label("What is bad about it").fill("it is noise")
-    page.get_by_label("A good answer").select_option("contains")
-    page.get_by_label("this", exact=True).fill("euro, I promise")
+    page.locator("#case [name=why]").fill("it is noise")
+    page.locator("#case select").select_option("contains")
+    page.locator("#case [name=value]").fill("euro, I promise")
     page.get_by_role("button", name="Keep it").click()
     expect(page.locator("#talk")).to_contain_text("which every gate replays", timeout=LONG)
     page.close()
