@@ -80,19 +80,31 @@ def test_check_prints_the_layout_and_refuses_what_the_machine_lacks(
     assert finding.message.startswith("2 processes need a GPU each, and torch finds 1 here")
 
 
-def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = "{kind: vllm, python: python, gpus: 2}"
+def sample_on_eight_gpus(file: Path, monkeypatch: pytest.MonkeyPatch, generator: str) -> None:
+    """A recipe with PPO and this generator, on a machine with eight GPUs."""
     reward = "{kind: function, path: 'rules.py:plain'}"
     ppo = f"  ppo: {{kind: ppo, reward: {reward}, prompts: prompts.jsonl, batch: 24, generator: {generator}}}\n"
     file.write_text(RECIPE + SFT + ppo)
     monkeypatch.setattr(check_machine, "gpus_of", lambda _: 8)
     monkeypatch.setattr(check_machine, "_gpu_bytes", lambda: 80 * 2**30)
+
+
+def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_on_eight_gpus(file, monkeypatch, "{kind: vllm, python: python, gpus: 2}")
     (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=7"]))
     assert "torch finds 8 here, of which vLLM has 2; use at most 6" in finding.message
     lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}, {}))
     assert lines[0].startswith("6 processes on cuda:0 to cuda:5, each with all weights; ")
     assert lines[-1].startswith("ppo: 24 answers an iteration, about 4 a process; 6 rows a step")
     assert lines[-1].endswith("vLLM is asked by process 0, for all")
+
+
+def test_gpus_that_vllm_shares_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_on_eight_gpus(file, monkeypatch, "{kind: vllm, python: python, gpus: shared}")
+    assert not list(check_machine.placement_findings(load_recipe(file, ["placement.processes=8"])))
+    lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}, {}))
+    assert lines[0].startswith("8 processes on cuda:0 to cuda:7, each with all weights; ")
+    assert lines[-1].endswith("vLLM is asked by process 0, for all, on the same GPUs, asleep while it is learnt")
 
 
 def test_gpus_that_nobody_uses_are_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kedge.commands.checks.machine import gpus_of, num_sampling
-from kedge.core.errors import ConfigError, KedgeError, ProcessLost, RunError
+from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError
 from kedge.core.world import ALONE, World, once
 from kedge.recipe.placement import num_processes
 from kedge.recipe.schema import Recipe
-from kedge.runs.folder import Run
+from kedge.runs.folder import Run, status_of
 from kedge.runs.manifest import MANIFEST_NAME
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
@@ -53,6 +53,18 @@ def run_placed(
         return _run_launched(recipe, folder, count, is_resumed=is_resumed, command=command, say=say)
     run(ALONE, None, is_resumed=is_resumed)
     return 0
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether there is a run to go on with. One that a contract has stopped is not: what starts it again by itself, as
+    schedulers do, must not overrule the contract."""
+    if not (folder / MANIFEST_NAME).exists():
+        return False
+    if status_of(folder) == "stopped":
+        raise ContractStop(
+            f"{folder}: a contract of the recipe has stopped this run, and nothing starts it again but --resume"
+        )
+    return True
 
 
 def refuse_launch_from_script(recipe: Recipe) -> None:

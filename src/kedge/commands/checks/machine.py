@@ -51,17 +51,33 @@ def gpus_of(device: str) -> int | None:
 
 def num_sampling(recipe: Recipe) -> int:
     """The most GPUs that a stage gives to servers of vLLM: they do not learn."""
-    generators: list[Any] = [getattr(settings, "generator", None) for settings in recipe.stages.values()]
-    started = [generator for generator in generators if kind_of(generator) == "vllm" and generator.python]
-    return max((generator.gpus for generator in started), default=0)
+    return max((generator.num_gpus for _, generator in _started_servers(recipe)), default=0)
+
+
+def _started_servers(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Stages for which Kedge starts servers of vLLM, and the settings of those."""
+    for name, settings in recipe.stages.items():
+        generator: Any = getattr(settings, "generator", None)
+        if kind_of(generator) == "vllm" and generator.python:
+            yield name, generator
 
 
 def placement_findings(recipe: Recipe) -> Iterator[Finding]:
-    """A fatal finding where the recipe asks for more processes than this machine can run."""
-    processes = recipe.settings.placement.processes
+    """Fatal findings where the recipe asks for more processes than this machine can run, or for GPUs to share where it
+    has none."""
+    processes, num_gpus = recipe.settings.placement.processes, gpus_of(recipe.settings.device)
+    for name, generator in _started_servers(recipe):
+        if generator.is_shared and num_gpus is None:
+            yield Finding(
+                level="fatal",
+                code="machine.shared",
+                message="generator.gpus is shared, and this recipe learns on the CPU here: vLLM sleeps on NVIDIA GPUs "
+                "alone",
+                where=f"stages.{name}.generator.gpus",
+                fix="set gpus: 0 for vLLM on the CPU, or sample with generator: local",
+            )
     if processes == "auto":
         return
-    num_gpus = gpus_of(recipe.settings.device)
     if problem := too_many(processes, num_gpus=num_gpus, num_sampling=num_sampling(recipe)):
         yield Finding(level="fatal", code="machine.processes", message=problem, where="placement.processes")
 
@@ -96,7 +112,8 @@ def placement_lines(
             added = readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)
             parts.append(f"{added} of gradients added up a step")
         if kind_of(getattr(values, "generator", None)) == "vllm":
-            parts.append("vLLM is asked by process 0, for all")
+            shared = ", on the same GPUs, asleep while it is learnt" if values.generator.is_shared else ""
+            parts.append(f"vLLM is asked by process 0, for all{shared}")
         yield f"{name}: {'; '.join(parts)}"
 
 
