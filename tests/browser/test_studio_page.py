@@ -267,6 +267,8 @@ def test_6_curves_are_overlaid_zoomed_and_exported(tab: Callable[..., Page]) -> 
     expect(chart.locator(".key")).to_contain_text("first/sft train/loss")
     page.get_by_label("Smoothing").fill("10")
     expect(page.locator("output").first).to_have_text("mean of 10 steps")
+    page.wait_for_timeout(1500)  # it is drawn again
+    chart.locator("svg").hover()
     box = chart.locator("svg").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + 50)
