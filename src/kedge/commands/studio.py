@@ -18,7 +18,7 @@ from socket import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from kedge.commands.listening import listen
-from kedge.core.errors import ConfigError, DataError, KedgeError, PluginError
+from kedge.core.errors import ConfigError, KedgeError, PluginError
 from kedge.core.files import write_json
 
 if TYPE_CHECKING:
@@ -267,14 +267,9 @@ def _compare(runs: Sequence[Path]) -> str:
 
 def _add_badcase(folder: Path, bad: BadAnswer) -> str:
     """Add an answer of the chat to the project's badcases; it is kept with its chat's answers, which it names."""
-    from kedge.commands.gate import add_case
+    from kedge.commands.gate import add_case, typed_check
 
-    value: object = bad.value.replace(",", " ").split() if bad.check == "refusal" else bad.value
-    if bad.check == "number":
-        try:
-            value = float(bad.value)
-        except ValueError as error:
-            raise DataError(f"a good answer ends with {bad.value!r}: this is no number") from error
+    check = typed_check(bad.check, bad.value)
     answers = folder / ".kedge-studio" / "answers.jsonl"
     answers.parent.mkdir(parents=True, exist_ok=True)
     identity = secrets.token_hex(6)
@@ -286,7 +281,7 @@ def _add_badcase(folder: Path, bad: BadAnswer) -> str:
         answers,
         identity,
         why=bad.why,
-        check=json.dumps({bad.check: value}, ensure_ascii=False),
+        check=check,
         severity="block",
         samples=3,
         needed=None,

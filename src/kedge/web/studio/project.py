@@ -123,7 +123,9 @@ class Project:
             here = Path(place)
             is_top = here == self.folder
             folders[:] = sorted(
-                name for name in folders if not name.startswith((".", "__")) and not (is_top and name == "runs")
+                name
+                for name in folders
+                if not name.startswith((".", "__")) and not (is_top and name in ("runs", "badcases"))
             )
             if len(here.relative_to(self.folder).parts) >= 4:
                 folders.clear()
