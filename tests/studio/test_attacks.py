@@ -6,8 +6,15 @@ import pytest
 from studio_attacks import CASES, Case, attempt
 from studio_site import TOKEN, StudioSite
 
+REPEATED = ("model", "stages.sft.from", "chat_template", "extends")
+"""Settings that are tried with the same paths as the data of a stage."""
+PARAMETERS = [
+    pytest.param(case, id=case.name, marks=pytest.mark.slow if case.where == "setting" and case.at in REPEATED else ())
+    for case in CASES
+]
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+@pytest.mark.parametrize("case", PARAMETERS)
 def test_what_leads_out_is_refused(case: Case) -> None:
     assert attempt(case) is None
 
