@@ -178,7 +178,9 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     ),
     "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py", "groups/lost_groups.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
-    "pages": lambda _: cases("board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py"),
+    "pages": lambda _: cases(
+        "board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py", "studio/studio_attacks.py"
+    ),
     "launch": lambda _: cases("launch/launch_attacks.py"),
     "injections": lambda _: cases("rewards/injections.py", "rewards/comparison_injections.py"),
     "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py", "monitor/gold_curves.py"),

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kedge.cli.pages.watch import watch
 from kedge.cli.report import report
-from kedge.cli.watch import watch
 from kedge.commands import watch as watching
 from kedge.core.errors import ConfigError, PluginError
 from kedge.report.writing import run_folder, write_report

@@ -14,7 +14,7 @@ from kedge.label.database import Store
 from kedge.label.export import export_labels
 from kedge.label.projects import Project, new_project
 from kedge.web.app import Extras
-from kedge.web.chatting import ChatModel, parse_chat_model
+from kedge.web.chat_models import ChatModel, parse_chat_model
 
 NAMES = ("policy-seven", "policy-eight")
 

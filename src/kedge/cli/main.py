@@ -12,7 +12,6 @@ import typer
 from kedge import __version__
 from kedge.cli import (
     badcase,
-    board,
     check,
     compare,
     data,
@@ -28,7 +27,6 @@ from kedge.cli import (
     sample,
     score,
     serve,
-    watch,
 )
 from kedge.cli.chat.app import chat
 from kedge.cli.export.app import export
@@ -36,6 +34,7 @@ from kedge.cli.flags import show_flags
 from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
 from kedge.cli.launch import app as launch
+from kedge.cli.pages import board, studio, watch
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
@@ -51,6 +50,7 @@ app = typer.Typer(
 START, WORK, DECIDE, PARTS = "Start here", "A run", "May it go out?", "Data, models, parts"
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(new.new)
+app.command(rich_help_panel=START)(studio.studio)
 app.command(rich_help_panel=WORK)(check.check)
 app.command(rich_help_panel=WORK)(run.run)
 app.add_typer(launch.app, rich_help_panel=WORK)

@@ -111,12 +111,23 @@ class RecipeReport:
             "file": str(self.file),
             "name": self.name,
             "is_fit": self.is_fit,
-            "stages": {stage.name: {"kind": stage.kind, "lines": list(stage.lines)} for stage in self.stages},
+            "models": [
+                {"name": model.name, "is": model.in_words(), "findings": _as_dicts(model.findings)}
+                for model in self.models
+            ],
+            "stages": {
+                stage.name: {"kind": stage.kind, "lines": list(stage.lines), "findings": _as_dicts(stage.findings)}
+                for stage in self.stages
+            },
             "placement": list(self.placement),
             **({"rounds": list(self.rounds)} if self.rounds else {}),
             "checked": [asdict(row) for row in self.checked],
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": _as_dicts(self.findings),
         }
+
+
+def _as_dicts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    return [finding.as_dict() for finding in findings]
 
 
 def check_recipe(

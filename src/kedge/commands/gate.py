@@ -4,6 +4,7 @@ registry, and to cases that every gate replays."""
 from __future__ import annotations
 
 import getpass
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kedge.commands.sample import find_model
-from kedge.core.errors import ConfigError, KedgeError
+from kedge.core.errors import ConfigError, DataError, KedgeError
 from kedge.core.files import write_text
 from kedge.core.quoting import one_line
 from kedge.core.yaml.source import parse_scalar
@@ -187,6 +188,21 @@ def add_case(
         origin=_origin(file, row, person or getpass.getuser()),
     )
     return case, add_badcase(folder, case)
+
+
+def typed_check(kind: str, text: str) -> str:
+    """The check of a badcase, as `--check` takes it, from what somebody typed into a page.
+
+    >>> typed_check("number", "4"), typed_check("refusal", "cannot, will not")
+    ('{"number": 4.0}', '{"refusal": ["cannot", "will", "not"]}')
+    """
+    value: object = text.replace(",", " ").split() if kind == "refusal" else text
+    if kind == "number":
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise DataError(f"a good answer ends with {text!r}: this is no number") from error
+    return json.dumps({kind: value}, ensure_ascii=False)
 
 
 def _prompt_of(row: Any, file: Path) -> Turns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 from kedge.commands.board.command import BoardRequest, make_board
 from kedge.commands.listening import listen
 from kedge.commands.watch import open_feeds
-from kedge.core.errors import ConfigError, DataError, PluginError
+from kedge.core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -58,7 +57,7 @@ class Hosted:
 def make_pages(entrance: Entrance, hosted: Hosted) -> FastAPI:
     """The application with all that is wanted beside the labels; what cannot be served is refused before it starts."""
     from kedge.web.app import Extras, make_app
-    from kedge.web.chatting import parse_chat_model
+    from kedge.web.chat_models import parse_chat_model
 
     key = os.environ.get(hosted.chat_key)
     models = [parse_chat_model(words, key) for words in hosted.chat]
@@ -75,21 +74,15 @@ def make_pages(entrance: Entrance, hosted: Hosted) -> FastAPI:
 
 def keep_badcase(folder: Path, draft: BadcaseDraft) -> str:
     """Add a badcase from the board to the folder that the board reads; returns its id."""
-    from kedge.commands.gate import add_case
+    from kedge.commands.gate import add_case, typed_check
 
-    value: object = draft.value.replace(",", " ").split() if draft.check == "refusal" else draft.value
-    if draft.check == "number":
-        try:
-            value = float(draft.value)
-        except ValueError as error:
-            raise DataError(f"a good answer ends with {draft.value!r}: this is no number") from error
     file, answer = draft.source
     case, _ = add_case(
         folder,
         Path(file),
         answer,
         why=draft.why,
-        check=json.dumps({draft.check: value}, ensure_ascii=False),
+        check=typed_check(draft.check, draft.value),
         severity=draft.severity,
         samples=3,
         needed=None,

@@ -31,19 +31,24 @@ def templates() -> dict[str, str]:
     return {name: summaries[name] for name in (*START, *(name for name in summaries if name not in START))}
 
 
-def write_template(name: str, folder: Path) -> list[Path]:
-    """Copy a recipe, and the shipped files it reads, into `folder`; nothing is overwritten."""
+def template_files(name: str) -> list[tuple[Path, Path]]:
+    """The recipe of a template and the shipped files that it reads: where each is, and where it belongs in a folder."""
     known = templates()
     if name not in known:
         raise ConfigError(f"no template named {name!r}{did_you_mean(name, known)}; there are: {', '.join(known)}")
     home = template_folder().resolve()
     recipe = load_recipe(home / f"{name}.yaml")
-    sources = [recipe.file, *_shipped_files(home, recipe.file)]
-    targets = [folder / source.relative_to(home) for source in sources]
+    return [(source, source.relative_to(home)) for source in (recipe.file, *_shipped_files(home, recipe.file))]
+
+
+def write_template(name: str, folder: Path) -> list[Path]:
+    """Copy a recipe, and the shipped files it reads, into `folder`; nothing is overwritten."""
+    files = template_files(name)
+    targets = [folder / place for _, place in files]
     present = [str(target) for target in targets if target.exists()]
     if present:
         raise ConfigError(f"{', '.join(present)}: already there, and nothing is overwritten; use --to another folder")
-    for source, target in zip(sources, targets, strict=True):
+    for (source, _), target in zip(files, targets, strict=True):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     return targets

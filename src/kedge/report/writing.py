@@ -20,13 +20,18 @@ REPORT_NAME = "report.html"
 
 def write_report(run: Path, to: Path | None) -> Path:
     """Write the page, as a whole or not at all; returns its path."""
-    folder = run_folder(run)
-    target = to or folder / REPORT_NAME
-    has_rounds = read_manifest(folder).kind == ROUNDS
-    page = render_rounds(read_rounds(folder)) if has_rounds else render_run(read_run(folder))
+    page = report_page(run)
+    target = to or run / REPORT_NAME
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, page)
     return target
+
+
+def report_page(run: Path) -> str:
+    """The page of a run as it is now."""
+    folder = run_folder(run)
+    has_rounds = read_manifest(folder).kind == ROUNDS
+    return render_rounds(read_rounds(folder)) if has_rounds else render_run(read_run(folder))
 
 
 def write_card(run: Run, model: Path) -> None:

@@ -240,6 +240,7 @@ class Rate(Section):
     """The most calls and tokens a minute; calls are spread evenly."""
 
     requests: float | None = Field(default=None, gt=0)
+    """Calls."""
     tokens: float | None = Field(default=None, gt=0)
     """Sent and replied; before a reply is there it counts as long as it may become."""
 
@@ -250,12 +251,19 @@ class JudgeEndpoint(Section):
     url: Url
     """Up to and including the version: `http://localhost:8000/v1`."""
     model: str = Field(min_length=1)
+    """What the server calls the model."""
     temperature: float = Field(default=0.0, ge=0)
+    """How replies are drawn; 0 always takes the likeliest token."""
     max_tokens: int = Field(default=512, ge=1)
+    """Longest reply."""
     timeout_s: Annotated[float, MayChange()] = Field(default=60.0, gt=0)
+    """Seconds to wait for a reply."""
     retries: Annotated[int, MayChange()] = Field(default=3, ge=0)
+    """How often a call that failed is tried again."""
     backoff_s: Annotated[float, MayChange()] = Field(default=1.0, ge=0)
+    """Wait before the first retry; it doubles each time."""
     workers: Annotated[int, MayChange()] = Field(default=8, ge=1, le=64)
+    """Calls at once."""
     key_variable: str | None = None
     """Environment variable with the key, sent as a bearer token: over https, or to this machine."""
     budget: Annotated[Budget | None, MayChange()] = None

@@ -17,7 +17,8 @@ from kedge.report.board.records import Board
 from kedge.report.live.feed import RunFeed
 from kedge.report.live.web import make_app as watch_app
 from kedge.web.board import AddBadcase, add_board
-from kedge.web.chatting import ChatModel, add_chat
+from kedge.web.chat_models import ChatModel
+from kedge.web.chatting import add_chat
 from kedge.web.desk import add_desk
 from kedge.web.entrance import Entrance
 from kedge.web.guard import Guard

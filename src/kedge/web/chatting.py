@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-import httpx2
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from kedge.core.errors import ConfigError, DataError
-from kedge.core.urls import check_url, is_loopback
-from kedge.data.examples import Message, Messages
+from kedge.core.errors import DataError
+from kedge.data.examples import Message
 from kedge.label.projects import Project
 from kedge.label.questions import Decision
 from kedge.label.team.chats import (
@@ -28,56 +25,9 @@ from kedge.label.team.chats import (
     votes_by_model,
 )
 from kedge.label.team.members import step_of
+from kedge.web.chat_models import ChatModel
 from kedge.web.desk import STEPS
 from kedge.web.pages import Site, fragment, page, project_for, visitor_of
-
-_ANSWER_S = 120.0
-_MOST_TOKENS = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatModel:
-    """A model behind `kedge serve`, or any server that speaks OpenAI's chat completions."""
-
-    name: str
-    url: str
-    key: str | None = field(default=None, repr=False)
-
-    def answer(self, messages: Messages) -> str:
-        body = {
-            "model": self.name,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
-            "max_tokens": _MOST_TOKENS,
-        }
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        try:
-            reply = httpx2.post(f"{self.url}/chat/completions", json=body, headers=headers, timeout=_ANSWER_S)
-            reply.raise_for_status()
-            text = reply.json()["choices"][0]["message"]["content"]
-        except (OSError, httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-            # Which of the models it was stays hidden.
-            raise DataError("a model does not answer now; try again in a moment") from error
-        if not isinstance(text, str):
-            raise DataError("a model does not answer now; try again in a moment")
-        return text
-
-
-def parse_chat_model(words: str, key: str | None) -> ChatModel:
-    """`NAME=URL`, where the key goes over TLS or stays on this machine.
-
-    >>> parse_chat_model("policy=http://127.0.0.1:8000/v1/", None)
-    ChatModel(name='policy', url='http://127.0.0.1:8000/v1')
-    """
-    name, separator, url = words.partition("=")
-    if not separator or not name:
-        raise ConfigError(f"--chat {words}: write NAME=URL, such as policy=http://127.0.0.1:8000/v1")
-    try:
-        check_url(url)
-    except ValueError as error:
-        raise ConfigError(f"--chat {name}: {error}") from error
-    if not url.startswith("https://") and not is_loopback(url):
-        raise ConfigError(f"--chat {name}: {url} would send texts and the key unencrypted; use https://")
-    return ChatModel(name=name, url=url.rstrip("/"), key=key)
 
 
 class Said(BaseModel):

@@ -7,19 +7,17 @@ scripts, frames and addresses of others out.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.web.entrance import COOKIE, Entrance, Visitor
 from kedge.web.roles import PUBLIC, roles_for
+from kedge.web.shell import CSRF_HEADER, MOST_BYTES, TOKEN_HEADER, limited_body, refusal_of, replayed, safe_headers
 
-MOST_BYTES = 1 << 20
-TOKEN_HEADER, CSRF_HEADER = "x-kedge-token", "x-csrf-token"
 _READS = ("GET", "HEAD")
 
 
@@ -49,23 +47,23 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, send_safely)
             return
-        body = await _limited_body(request)
+        body = await limited_body(request, MOST_BYTES)
         if body is None:
-            await _no(413, f"more than {MOST_BYTES:,} bytes; send less")(scope, receive, send_safely)
+            await refusal_of(413, f"more than {MOST_BYTES:,} bytes; send less")(scope, receive, send_safely)
             return
-        await self._app(scope, _replayed(body, receive), send_safely)
+        await self._app(scope, replayed(body, receive), send_safely)
 
     async def _refusal(self, request: Request) -> Response | None:
         """Why a request is not answered; None where it is, and `request.state` then knows the visitor."""
         entrance, method, path = self._entrance, request.method, request.url.path
         if request.headers.get("host", "") not in entrance.hosts:
-            return _no(403, "this server is not known by that name")
+            return refusal_of(403, "this server is not known by that name")
         request.state.peer = self._peer(request)
         if request.state.peer is None:
-            return _no(403, "this server is reached through its proxy and TLS alone")
+            return refusal_of(403, "this server is reached through its proxy and TLS alone")
         is_machine = "authorization" in request.headers
         if method not in _READS and not is_machine and not self._is_own_page(request):
-            return _no(403, "this was not sent by a page of ours")
+            return refusal_of(403, "this was not sent by a page of ours")
         visitor = await run_in_threadpool(self._visitor, request)
         request.state.visitor = visitor
         route = ("GET" if method == "HEAD" else method, path)
@@ -76,9 +74,9 @@ class Guard:
         if method not in _READS and visitor.csrf is not None:
             given = request.headers.get(CSRF_HEADER, "")
             if not secrets.compare_digest(given.encode(), visitor.csrf.encode()):
-                return _no(403, "the page is out of date; load it again")
+                return refusal_of(403, "the page is out of date; load it again")
         if visitor.person.role not in roles_for(*route):
-            return _no(404, "there is nothing here")
+            return refusal_of(404, "there is nothing here")
         return None
 
     def _peer(self, request: Request) -> str | None:
@@ -108,46 +106,4 @@ class Guard:
             return PlainTextResponse("Open the address that kedge label serve printed.", status_code=403)
         if method in _READS and not is_machine:
             return RedirectResponse("/login", status_code=303)
-        return _no(401, "you are not logged in (any more)")
-
-
-def safe_headers(nonce: str, *, is_https: bool) -> Mapping[str, str]:
-    policy = (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    headers = {
-        "Content-Security-Policy": policy,
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-store",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-    }
-    return headers | ({"Strict-Transport-Security": "max-age=31536000"} if is_https else {})
-
-
-def _no(status: int, why: str) -> Response:
-    return JSONResponse({"error": why}, status_code=status)
-
-
-async def _limited_body(request: Request) -> bytes | None:
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > MOST_BYTES:
-            return None
-    return bytes(received)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    is_sent = False
-
-    async def again() -> Message:
-        nonlocal is_sent
-        if is_sent:
-            return await receive()
-        is_sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
+        return refusal_of(401, "you are not logged in (any more)")

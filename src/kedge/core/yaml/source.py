@@ -100,7 +100,7 @@ def read_tree(file: Path, *, noun: str = "recipe", start: str = "`kedge new` wri
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     try:
-        parsed = _parse(text)
+        parsed = parse_text(text)
         if parsed is None:
             raise ConfigError(f"{file}: the file is empty; {start}")
         if not isinstance(parsed, CommentedMap):
@@ -115,16 +115,23 @@ def parse_scalar(text: str, *, option: str = "--set") -> Any:
     """The value of an option, as of `--set a.b=VALUE`, read as YAML so that numbers, lists and booleans come out
     typed."""
     try:
-        return _plain(_parse(text), (), Path(), {})
+        return _plain(parse_text(text), (), Path(), {})
     except Unreadable as problem:
         raise ConfigError(f"{option}: cannot read the value {quoted(text)} as YAML: {problem.text}") from None
 
 
-def _parse(text: str) -> Any:
+def plain_tree(parsed: CommentedMap, file: Path, places: dict[KeyPath, Place]) -> dict[str, Any]:
+    """The plain values of a document; the place of each goes to `places`."""
+    return _plain(parsed, (), file, places)
+
+
+def parse_text(text: str) -> Any:
     """One document, read twice: first for its size, then for its values."""
     try:
         check_events(YAML(typ="rt", pure=True).parse(text))
-        return YAML(typ="rt", pure=True).load(text)
+        yaml = YAML(typ="rt", pure=True)
+        yaml.preserve_quotes = True  # pyright: ignore[reportAttributeAccessIssue]  # for texts that are written again
+        return yaml.load(text)
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = one_line(str(error.problem).split(" with value")[0])

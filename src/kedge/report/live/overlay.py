@@ -20,11 +20,14 @@ _NOT_PICKED = ("step", "at")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """`smoothing` is the number of steps that a mean is taken over. Scaled lines go from 0 to 1, each by itself."""
+    """`smoothing` is the number of steps that a mean is taken over. Scaled lines go from 0 to 1, each by itself.
+    `first` and `last` are the steps that are drawn; None is as far as there are some."""
 
     metrics: tuple[str, ...]
     smoothing: int = 1
     is_scaled: bool = False
+    first: float | None = None
+    last: float | None = None
 
 
 def metric_names(stages: Sequence[StageRecord]) -> list[str]:
@@ -46,7 +49,7 @@ def overlay(stages: Sequence[tuple[str, StageRecord]], picked: Picked) -> Plot |
         line for metric in picked.metrics for name, stage in stages if (line := _line(name, stage, metric, stages))
     ]
     left_out = len(lines) - MOST_LINES
-    drawn = [_drawn(line, picked) for line in lines[:MOST_LINES]]
+    drawn = [part for line in lines[:MOST_LINES] if len((part := _drawn(line, picked)).steps)]
     if not drawn:
         return None
     x = sorted({step for line in drawn for step in line.steps.tolist()})
@@ -71,7 +74,11 @@ def _line(name: str, stage: StageRecord, metric: str, stages: Sequence[tuple[str
 
 
 def _drawn(line: _Line, picked: Picked) -> _Line:
-    values, name = smoothed(line.values, picked.smoothing), line.name
+    low = -np.inf if picked.first is None else picked.first
+    high = np.inf if picked.last is None else picked.last
+    is_drawn = (line.steps >= low) & (line.steps <= high)
+    values, name = smoothed(line.values, picked.smoothing)[is_drawn], line.name
+    line = _Line(name=name, steps=line.steps[is_drawn], values=values)
     finite = values[np.isfinite(values)]
     if picked.is_scaled and len(finite):
         low, high = float(finite.min()), float(finite.max())

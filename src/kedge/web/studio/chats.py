@@ -1,0 +1,234 @@
+"""A chat with one model of the project or two, side by side: kept in the project, so that a closed tab loses nothing.
+
+Each model is a process of `kedge serve`, a job like a run, that goes on when the server ends and is found again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from kedge.core.errors import ConfigError, DataError
+from kedge.core.files import hash_bytes, write_json
+from kedge.core.quoting import one_line, quoted
+from kedge.data.examples import Message
+from kedge.web.chat_models import ChatModel
+from kedge.web.studio.context import Studio
+from kedge.web.studio.jobs import Job
+from kedge.web.studio.services import BadAnswer
+
+LONGEST: Final = 20_000
+"""Characters of a message."""
+THUMBS, PAIRS = "data/chat-thumbs.jsonl", "data/chat-pairs.jsonl"
+_ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+/v1) serves ")
+_LAST_LINES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    text: str
+    answers: tuple[str, ...]
+    """One of each model."""
+    sent: tuple[str, ...] = ()
+    """Where answers of this turn have gone, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    models: tuple[str, ...]
+    turns: tuple[Turn, ...] = ()
+
+    def messages(self, side: int, turn: int | None = None) -> list[Message]:
+        """What a model was told and said before a turn; each goes on with its own answers."""
+        before = self.turns[:turn]
+        return [
+            message
+            for past in before
+            for message in (Message("user", past.text), Message("assistant", past.answers[side]))
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A model of the chat: how to reach it, or why that is not possible (yet)."""
+
+    name: str
+    model: ChatModel | None
+    state: Literal["ready", "loading", "failed"]
+    trouble: str = ""
+
+
+@dataclass(slots=True)
+class ChatRoom:
+    studio: Studio
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def chat(self) -> Chat | None:
+        try:
+            values: Any = json.loads(self._file.read_bytes())
+            turns = [
+                Turn(text=turn["text"], answers=tuple(turn["answers"]), sent=tuple(turn["sent"]))
+                for turn in values["turns"]
+            ]
+            return Chat(models=tuple(values["models"]), turns=tuple(turns))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def open(self, names: Sequence[str]) -> Chat:
+        """A new chat with these models, which are loaded; models of the one before are let go."""
+        chosen = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+        if not 1 <= len(chosen) <= 2:
+            raise DataError("choose one model, or two different ones")
+        for name in chosen:
+            if problem := self.problem_of(name):
+                raise DataError(problem)
+        with self._lock:
+            for job in self.studio.jobs.running("serve"):
+                if job.subject not in chosen:
+                    self.studio.jobs.end_now(job.id)
+            chat = Chat(models=chosen)
+            self._write(chat)
+            for name in chosen:
+                self._load(name)
+        return chat
+
+    def close(self) -> None:
+        """End the chat, and the processes of its models."""
+        with self._lock:
+            for job in self.studio.jobs.running("serve"):
+                self.studio.jobs.end_now(job.id)
+            self._file.unlink(missing_ok=True)
+
+    def problem_of(self, name: str) -> str | None:
+        """Why there is no model of that name to talk with; None where there may be one."""
+        aliases = [alias for alias, _ in self.studio.services.models()]
+        if name in aliases:
+            return None
+        if problem := self.studio.project.escape_of(name):
+            return problem
+        if name.startswith("-"):
+            return f"{quoted(name)} is no name of a model"
+        if not (self.studio.project.folder / name).is_dir() and "/" not in name:
+            return f"{quoted(name)} is no built-in model, no folder of the project, and no hub id OWNER/NAME"
+        return None
+
+    def servings(self, chat: Chat) -> list[Serving]:
+        """How far each model of the chat is; one whose process is gone is loaded again when it is asked."""
+        return [self._serving(name) for name in chat.models]
+
+    def say(self, text: str) -> Chat:
+        """Ask all models, at the same time."""
+        words = text.strip()
+        if not words or len(words) > LONGEST:
+            raise DataError(f"write something, at most {LONGEST:,} characters")
+        chat = self._there()
+        ready = [serving.model for serving in self.servings(chat)]
+        models = [model for model in ready if model is not None]
+        if len(models) < len(chat.models):
+            raise DataError("the models are not loaded yet; wait a moment")
+        asked = [(model, (*chat.messages(side), Message("user", words))) for side, model in enumerate(models)]
+        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+            answers = tuple(pool.map(lambda pair: pair[0].answer(pair[1]), asked))
+        with self._lock:
+            chat = self._there()
+            chat = Chat(models=chat.models, turns=(*chat.turns, Turn(text=words, answers=answers)))
+            self._write(chat)
+        return chat
+
+    def thumb(self, turn: int, side: int, *, is_good: bool) -> Chat:
+        """An answer as data: liked or not."""
+        chat, prompt, answer = self._answer(turn, side)
+        row = {"prompt": prompt, "completion": answer, "label": is_good, "model": chat.models[side]}
+        return self._sent(turn, THUMBS, row, f"{'liked' if is_good else 'disliked'} {chat.models[side]} → {THUMBS}")
+
+    def prefer(self, turn: int, side: int) -> Chat:
+        """Two answers as data: one is better. Both models must have been told the same before."""
+        chat, prompt, chosen = self._answer(turn, side)
+        if len(chat.models) < 2 or prompt != self._answer(turn, 1 - side)[1]:
+            raise DataError("the models were told different things before this turn, so these are no pair")
+        rejected = chat.turns[turn].answers[1 - side]
+        if rejected == chosen:
+            raise DataError("both answers are the same; there is nothing to prefer")
+        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        return self._sent(turn, PAIRS, row, f"{chat.models[side]} is better → {PAIRS}")
+
+    def badcase(self, turn: int, side: int, *, why: str, check: Any, value: str) -> Chat:
+        """An answer that no model may give again."""
+        chat, prompt, answer = self._answer(turn, side)
+        bad = BadAnswer(prompt=prompt, answer=answer, model=chat.models[side], why=why, check=check, value=value)
+        case = self.studio.services.add_badcase(bad)
+        return self._sent(turn, None, {}, f"badcase {case}, which every gate replays")
+
+    def _answer(self, turn: int, side: int) -> tuple[Chat, list[dict[str, str]], str]:
+        chat = self._there()
+        if not (0 <= turn < len(chat.turns) and 0 <= side < len(chat.models)):
+            raise DataError("there is no such answer in this chat; load the page again")
+        messages = [*chat.messages(side, turn), Message("user", chat.turns[turn].text)]
+        prompt = [{"role": message.role, "content": message.content} for message in messages]
+        return chat, prompt, chat.turns[turn].answers[side]
+
+    def _sent(self, turn: int, file: str | None, row: Mapping[str, Any], words: str) -> Chat:
+        with self._lock:
+            chat = self._there()
+            before = chat.turns[turn]
+            if words in before.sent:
+                return chat
+            if file is not None:
+                target = self.studio.project.inside(file)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("a", encoding="utf-8") as opened:
+                    opened.write(json.dumps(row, ensure_ascii=False) + "\n")
+            turns = list(chat.turns)
+            turns[turn] = Turn(text=before.text, answers=before.answers, sent=(*before.sent, words))
+            chat = Chat(models=chat.models, turns=tuple(turns))
+            self._write(chat)
+            return chat
+
+    def _there(self) -> Chat:
+        chat = self.chat()
+        if chat is None:
+            raise DataError("there is no chat; choose models first")
+        return chat
+
+    def _serving(self, name: str) -> Serving:
+        job = next((job for job in self.studio.jobs.all("serve") if job.subject == name), None)
+        if job is None or (not job.is_alive and job.code in (None, 0, -15)):
+            return Serving(name=name, model=None, state="failed", trouble="it is not loaded; open the chat again")
+        written, _ = self.studio.jobs.log(job)
+        if not job.is_alive:
+            lines = [line for line in written.splitlines() if line.strip()][-_LAST_LINES:]
+            return Serving(name=name, model=None, state="failed", trouble=one_line(" ".join(lines), 600))
+        address = _ADDRESS.search(written)
+        if address is None:
+            return Serving(name=name, model=None, state="loading")
+        key = self._token_file(name).read_text(encoding="utf-8").strip()
+        return Serving(name=name, model=ChatModel(name=name, url=address[1], key=key, max_tokens=None), state="ready")
+
+    def _load(self, name: str) -> Job | None:
+        if any(job.subject == name for job in self.studio.jobs.running("serve")):
+            return None
+        token = self._token_file(name)
+        command = self.studio.services.serve_command(name, token)
+        try:
+            # Models that were let go may take a moment to end.
+            return self.studio.jobs.start("serve", command, subject=name, name=name, at_once=4)
+        except ConfigError as error:
+            raise DataError(f"{error}") from error
+
+    def _token_file(self, name: str) -> Path:
+        return self.studio.jobs.folder / f"{hash_bytes(name.encode())}.token"
+
+    @property
+    def _file(self) -> Path:
+        return self.studio.project.state / "chat.json"
+
+    def _write(self, chat: Chat) -> None:
+        turns = [{"text": turn.text, "answers": list(turn.answers), "sent": list(turn.sent)} for turn in chat.turns]
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._file, {"models": list(chat.models), "turns": turns})
