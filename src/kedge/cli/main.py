@@ -31,6 +31,7 @@ from kedge.cli import (
     watch,
 )
 from kedge.cli.flags import show_flags
+from kedge.cli.importing.app import import_
 from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
 from kedge.cli.screen import print_error
@@ -48,6 +49,7 @@ app = typer.Typer(
 START, WORK, DECIDE, PARTS = "Start here", "A run", "May it go out?", "Data, models, parts"
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(new.new)
+app.command("import", rich_help_panel=START)(import_)
 app.command(rich_help_panel=WORK)(check.check)
 app.command(rich_help_panel=WORK)(run.run)
 app.command(rich_help_panel=WORK)(watch.watch)
