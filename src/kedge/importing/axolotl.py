@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from kedge.core.errors import ConfigError
 from kedge.core.suggest import did_you_mean
-from kedge.importing import places, preferences, training, trl
+from kedge.importing import axolotl_rules, places, preferences, training, trl
 from kedge.importing.fields import read_fields
 from kedge.importing.rules import (
     Asked,
@@ -18,33 +16,24 @@ from kedge.importing.rules import (
     Outcome,
     Rule,
     Source,
-    changed,
     flag,
     lora,
     number,
     part_of,
     refuse,
-    refused,
     skip,
+    split_of,
     table,
     take,
     taken,
-    told,
     unneeded,
     whole,
 )
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "sft": "sft", "reward": "reward", "dpo": "preference", "ipo": "preference", "kto": "preference", "orpo": "preference",
-    "simpo": "preference", "grpo": "group",
+    "sft": "sft", "reward": "reward", "dpo": "preference", "ipo": "preference", "kto": "preference",
+    "orpo": "preference", "simpo": "preference", "grpo": "group",
 }  # fmt: skip
-RENAMED: Final = {"micro_batch_size": "per_device_train_batch_size", "num_epochs": "num_train_epochs"}
-COLUMNS: Final = {
-    "field_messages": "messages", "field": "text", "field_tools": "tools", "field_prompt": "prompt",
-    "field_chosen": "chosen", "field_rejected": "rejected", "field_instruction": "prompt", "field_output": "completion",
-    "field_completion": "completion", "field_label": "label", "field_system": "system",
-}  # fmt: skip
-BETAS: Final = ("dpo", "ipo", "kto", "orpo", "simpo")
 
 
 def source_of(file: Path, asked: Asked, folder: Path) -> Source:
@@ -78,7 +67,7 @@ def _defaults(trainer: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     if given.get("warmup_steps") is None:
         values["warmup_ratio"] = 0.03
-    if trainer in BETAS:
+    if trainer in axolotl_rules.BETAS:
         values["rl_beta"] = 0.1
     if trainer == "grpo":
         values |= {f"trl.{name}": value for name, value in trl.defaults_of("grpo", "group", {}).items()
@@ -97,187 +86,50 @@ def fixed(source: Source) -> dict[str, Any]:
     return settings
 
 
-def _as_grpo(source: Source) -> Source:
-    """The same configuration under TRL's names, whose trainer Axolotl starts."""
-
-    def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {RENAMED.get(name, name.removeprefix("trl.")): value for name, value in fields.items()}
-
-    defaults = {**trl.defaults_of("grpo", "group", {}), **renamed(source.defaults)}
-    return replace(source, given=renamed(source.given), defaults=defaults)
-
-
-def _of_trl(name: str) -> Rule:
-    """A field of GRPO, by TRL's own rule."""
-
-    def rule(value: Any, source: Source) -> Outcome:
-        if source.trainer != "grpo":
-            return _beta(value, source) if name == "beta" else unneeded(f"{source.trainer} does not read it")
-        return trl.TABLE[name](value, _as_grpo(source))
-
-    return rule
-
-
-def _counted(name: str, otherwise: Rule) -> Rule:
-    """Batches, passes and steps, which GRPO counts in completions."""
-
-    def rule(value: Any, source: Source) -> Outcome:
-        return _of_trl(name)(value, source) if source.trainer == "grpo" else otherwise(value, source)
-
-    return rule
-
-
-def _base_bits(value: Any, source: Source) -> Outcome:
-    if value == "qlora":
-        roles = {} if source.is_rl else {"stage.lora": {}}
-        return Outcome(
-            verdict="taken", sets={**roles, **taken("lora.base_bits", 4, source).sets}, why="adapters on 4 bits"
-        )
-    if value == "lora":
-        return unneeded("`roles: lora`") if source.is_rl else taken("stage.lora", {}, source)
-    raise ValueError(f"must be lora or qlora here, found {value!r}")
-
-
-def _targets(value: Any, source: Source) -> Outcome:
-    return lora("targets", training.targets)(value, source)
-
-
-def _linear(value: Any, source: Source) -> Outcome:
-    if not flag(value) or not source.is_lora:
-        return unneeded("it asks for nothing")
-    if source.given.get("lora_target_modules"):
-        return told("lora_target_modules are named, and all linear layers are more: these")
-    return taken("lora.targets", "all", source)
-
-
-def _beta(value: Any, source: Source) -> Outcome:
-    if source.trainer not in BETAS:
-        return unneeded(f"{source.trainer} does not read it")
-    if source.trainer == "orpo" and source.given.get("orpo_alpha") is not None:
-        return unneeded("orpo_alpha is set")
-    return preferences.method({"beta": number(value)})
-
-
-def _datasets(prefix: str, path: str) -> Rule:
-    """The first path of a list of datasets stands for all of them."""
-
-    def rule(value: Any, source: Source) -> Outcome:
-        where = "stage.prompts" if source.is_rl and path == "stage.data" else path
-        if source.is_rl and path == "stage.heldout":
-            return refused("stage `evaluate` measures on prompts of its own (docs/evaluate.md)")
-        if source.asked.data and path == "stage.data":
-            return changed(where, source.asked.data, source, "--data stands in its place")
-        pattern = re.compile(rf"{prefix}\[(\d+)\]\.path")
-        found = [match[1] for name in source.given if (match := pattern.fullmatch(name))]
-        entries = [_dataset(f"{prefix}[{index}]", source) for index in found]
-        return taken(where, entries[0] if len(entries) == 1 else entries, source)
-
-    return rule
-
-
-def _dataset(prefix: str, source: Source) -> Any:
-    def part(key: str) -> Any:
-        return source.given.get(f"{prefix}.{key}")
-
-    given: Any = part("type")
-    inside = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-    file = places.data_place(
-        str(part("path")),
-        source,
-        config=part("name"),
-        split=part("split"),
-        revision=part("revision"),
-        files=part("data_files"),
-    )
-    named = {key: part(key) or inside.get(key) for key in COLUMNS}
-    columns = {COLUMNS[key]: str(column) for key, column in named.items()
-               if column and str(column) not in (COLUMNS[key], "conversations", "instruction", "output")}  # fmt: skip
-    return {"file": file, "columns": columns} if columns else file
-
-
-def _type(value: Any, source: Source) -> Outcome:
-    """Kedge knows a layout by its columns."""
-    formats = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    odd = sorted(key for key in formats if key.endswith("format") or key == "system_prompt")
-    if odd:
-        return refused(
-            f"text is made by the chat template: {', '.join(odd)} have no counterpart; bring the rows into a layout"
-        )
-    return unneeded("layouts are known by their columns; the chat template makes the text")
-
-
-def _template(value: Any, source: Source) -> Outcome:
-    if value == "chatml":
-        return taken("chat_template", "chatml", source)
-    if value == "jinja":
-        return told("chat_template_jinja has it")
-    return told("the model's own chat template; chatml, plain or a Jinja file replaces it")
-
-
-def _jinja(value: Any, source: Source) -> Outcome:
-    if "{" in str(value) or "\n" in str(value):
-        return refused("write the template to a Jinja file, and name it as `chat_template`")
-    return taken("chat_template", places.place(str(value), source), source)
-
-
-def _length(value: Any, source: Source) -> Outcome:
-    if source.is_rl:
-        return told("max_prompt_tokens and sampling.max_new_tokens bound both parts")
-    sets = {"stage.max_length": whole(value), "stage.too_long": "drop"}
-    return Outcome(verdict="taken", sets=sets, why="longer ones are left out and counted")
-
-
-def _val_set(value: Any, source: Source) -> Outcome:
-    share = number(value)
-    if share == 0:
-        return (
-            training.eval_strategy("no", source)
-            if not source.get("test_datasets[0].path")
-            else unneeded("test_datasets")
-        )
-    if source.kind in ("reward", "preference") and share < 1:
-        return taken("stage.heldout_share", share, source)
-    return refused("give `heldout` a file; a stage `data` splits one (docs/data.md)")
-
-
-def _packing(value: Any, source: Source) -> Outcome:
-    if not flag(value):
-        return unneeded("rows are packed without padding and do not see each other; it changes no number")
-    return told(
-        "`batch` counts conversations, not packed rows of sequence_len tokens: raise it by as many as fill a row"
-    )
-
-
-def _batch_size(value: Any, source: Source) -> Outcome:
-    return changed("stage.batch", whole(value) * source.processes, source, "rows of a step")
-
-
-def _wandb(value: Any, source: Source) -> Outcome:
-    return taken("trackers.wandb.project", str(value), source)
-
-
-def _rl(value: Any, source: Source) -> Outcome:
-    return told(f"stage {source.kind}")
-
-
-def _shape(value: Any, source: Source) -> Outcome:
-    return unneeded("the configuration of the model says so")
-
-
-GRPO: Final = ["num_generations", "max_completion_length", "temperature", "top_p", "top_k", "beta", "loss_type", "epsilon", "epsilon_high", "num_iterations", "scale_rewards", "reward_funcs", "reward_weights", "use_vllm", "min_p", "repetition_penalty", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "log_completions", "mask_truncated_completions", "delta", "importance_sampling_level", "vllm_mode", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "generation_batch_size", "steps_per_generation"]
+GRPO: Final = [
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "beta",
+    "loss_type",
+    "epsilon",
+    "epsilon_high",
+    "num_iterations",
+    "scale_rewards",
+    "reward_funcs",
+    "reward_weights",
+    "use_vllm",
+    "min_p",
+    "repetition_penalty",
+    "sync_ref_model",
+    "ref_model_mixup_alpha",
+    "ref_model_sync_steps",
+    "log_completions",
+    "mask_truncated_completions",
+    "delta",
+    "importance_sampling_level",
+    "vllm_mode",
+    "vllm_server_host",
+    "vllm_server_port",
+    "vllm_server_timeout",
+    "generation_batch_size",
+    "steps_per_generation",
+]
 TABLE: Final[Mapping[str, Rule]] = {
     **{
         name: rule
         for name, rule in training.TABLE.items()
         if name not in ("num_train_epochs", "optim", "lr_scheduler_type")
     },
-    **{f"trl.{name}": _of_trl(name) for name in GRPO},
+    **{f"trl.{name}": axolotl_rules.of_trl(name) for name in GRPO},
     **table(
         {
             "base_model": training.model,
-            "rl": _rl,
-            "reward_model": _rl,
-            "rl_beta": _beta,
+            "rl": axolotl_rules.rl,
+            "reward_model": axolotl_rules.rl,
+            "rl_beta": axolotl_rules.beta,
             "orpo_alpha": preferences.setting("beta", ("orpo",)),
             "rpo_alpha": preferences.setting("sft_weight", ("dpo",)),
             "cpo_alpha": preferences.setting("sft_weight", ("simpo",)),
@@ -286,39 +138,41 @@ TABLE: Final[Mapping[str, Rule]] = {
             "kto_undesirable_weight": preferences.setting("undesirable_weight", ("kto",)),
             "dpo_label_smoothing": preferences.smoothing,
             "dpo_use_weighting": refuse("weighted DPO (WPO) is not there"),
-            "datasets[].path": _datasets("datasets", "stage.data"),
-            "test_datasets[].path": _datasets("test_datasets", "stage.heldout"),
-            "datasets[].type": _type,
-            "test_datasets[].type": _type,
+            "datasets[].path": axolotl_rules.datasets("datasets", "stage.data"),
+            "test_datasets[].path": axolotl_rules.datasets("test_datasets", "stage.heldout"),
+            "datasets[].type": axolotl_rules.type,
+            "test_datasets[].type": axolotl_rules.type,
             "datasets[].roles_to_train": refuse(
                 "the assistant's turns are learnt; `weight: 0` leaves one out", (["assistant"],)
             ),
             "datasets[].train_on_eos": refuse("the end of each of the assistant's turns is learnt", ("turn",)),
+            "datasets[].split": split_of,
+            "test_datasets[].split": split_of,
             "datasets[].shards": refuse("`limit` of a file takes its first rows"),
             "pretraining_dataset": refuse("rows of `text` are learnt whole by stage sft: name them as --data"),
-            "val_set_size": _val_set,
-            "sequence_len": _length,
+            "val_set_size": axolotl_rules.val_set,
+            "sequence_len": axolotl_rules.length,
             "max_prompt_len": lambda value, source: (
                 Outcome(verdict="taken", sets={"stage.max_prompt_tokens": whole(value), "stage.too_long": "cut"})
                 if source.is_rl
                 else unneeded("`max_length` bounds prompt and answer together")
             ),
             "excess_length_strategy": refuse("no end is cut off: `too_long: cut` takes the beginning away", ("drop",)),
-            "sample_packing": _packing,
-            "micro_batch_size": _counted("per_device_train_batch_size", training.batch),
-            "batch_size": _batch_size,
-            "num_epochs": _counted("num_train_epochs", training.epochs),
-            "max_steps": _counted("max_steps", training.max_steps),
+            "sample_packing": axolotl_rules.packing,
+            "micro_batch_size": axolotl_rules.counted("per_device_train_batch_size", training.batch),
+            "batch_size": axolotl_rules.batch_size,
+            "num_epochs": axolotl_rules.counted("num_train_epochs", training.epochs),
+            "max_steps": axolotl_rules.counted("max_steps", training.max_steps),
             "optimizer": training.optim,
             "lr_scheduler": training.schedule,
             "cosine_min_lr_ratio": refuse("cosine falls to 0"),
             "cosine_constant_lr_ratio": refuse("cosine falls from the warm-up on"),
-            "adapter": _base_bits,
+            "adapter": axolotl_rules.base_bits,
             "lora_r": lora("rank", whole),
             "lora_alpha": lora("alpha", number),
             "lora_dropout": lora("dropout", number),
-            "lora_target_modules": _targets,
-            "lora_target_linear": _linear,
+            "lora_target_modules": axolotl_rules.targets,
+            "lora_target_linear": axolotl_rules.linear,
             "lora_model_dir": refuse("merge the adapter into its model first, and name that as --model"),
             "lora_modules_to_save": refuse("adapters learn, and nothing beside them"),
             "peft_use_dora": refuse("DoRA is not computed; rslora is there"),
@@ -330,8 +184,8 @@ TABLE: Final[Mapping[str, Rule]] = {
             "load_in_4bit": lambda value, source: (
                 unneeded("qlora says so") if source.get("adapter") == "qlora" else training.bits(4)(value, source)
             ),
-            "chat_template": _template,
-            "chat_template_jinja": _jinja,
+            "chat_template": axolotl_rules.template,
+            "chat_template_jinja": axolotl_rules.jinja,
             "special_tokens": refuse("the tokenizer in the model's folder says so; pad_token needs no word"),
             "tokens": refuse("a model keeps its vocabulary"),
             "train_on_inputs": refuse("the loss is on the assistant's tokens alone"),
@@ -343,7 +197,7 @@ TABLE: Final[Mapping[str, Rule]] = {
             "use_tensorboard": lambda value, source: (
                 taken("trackers.tensorboard", {}, source) if flag(value) else unneeded("")
             ),
-            "wandb_project": _wandb,
+            "wandb_project": axolotl_rules.wandb,
             "wandb_entity": take("trackers.wandb.entity", str),
             "wandb_name": training.run_name,
             "mlflow_experiment_name": lambda value, source: taken("trackers.mlflow", {}, source),
@@ -353,8 +207,8 @@ TABLE: Final[Mapping[str, Rule]] = {
             "min_sample_len": refuse("`kedge data` finds short rows"),
         },
         {
-            "datasets[].name datasets[].split datasets[].data_files datasets[].ds_type datasets[].revision "
-            "datasets[].field_messages datasets[].field datasets[].field_tools test_datasets[].name test_datasets[].split "
+            "datasets[].name datasets[].data_files datasets[].ds_type datasets[].revision "
+            "datasets[].field_messages datasets[].field datasets[].field_tools test_datasets[].name "
             "test_datasets[].data_files test_datasets[].ds_type test_datasets[].revision "
             "test_datasets[].field_messages": part_of("data", "which part of it, and its columns"),
             "datasets[].message_property_mappings datasets[].message_field_role datasets[].message_field_content "
@@ -362,17 +216,19 @@ TABLE: Final[Mapping[str, Rule]] = {
             "datasets[].conversation datasets[].drop_system_message datasets[].trust_remote_code": skip(
                 "layouts of messages are known by their columns"
             ),
-            "model_type tokenizer_type tokenizer_config base_model_config is_llama_derived_model is_mistral_derived_model "
-            "is_qwen_derived_model is_falcon_derived_model num_labels processor_type tokenizer_use_fast cls_model_config": _shape,
+            "model_type tokenizer_type tokenizer_config base_model_config is_llama_derived_model "
+            "is_mistral_derived_model "
+            "is_qwen_derived_model is_falcon_derived_model num_labels processor_type tokenizer_use_fast "
+            "cls_model_config": axolotl_rules.shape,
             "flash_attention sdp_attention xformers_attention eager_attention flex_attention attn_implementation "
             "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_qkv flash_attn_fuse_mlp pad_to_sequence_len "
             "eval_sample_packing sample_packing_bin_size sample_packing_group_size sample_packing_sequentially "
             "multipack_real_batches batch_flattening lora_mlp_kernel lora_qkv_kernel lora_o_kernel "
             "unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o liger_rope liger_rms_norm "
-            "liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy low_cpu_mem_usage strict device_map "
-            "lora_on_cpu qlora_sharded_model_loading gc_steps float16 bfloat16 float32 fp8 dpo_use_logits_to_keep": skip(
-                "it changes speed and memory; Kedge has its own way"
-            ),
+            "liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy low_cpu_mem_usage strict "
+            "device_map "
+            "lora_on_cpu qlora_sharded_model_loading gc_steps float16 bfloat16 float32 fp8 "
+            "dpo_use_logits_to_keep": skip("it changes speed and memory; Kedge has its own way"),
             "fsdp_version fsdp_final_state_dict_type ddp world_size use_ray ray_num_workers tensor_parallel_size "
             "dp_shard_size": skip(training.SHARDED),
             "context_parallel_size sequence_parallel_degree": refuse("long texts are not spread over GPUs", (1,)),
@@ -384,8 +240,10 @@ TABLE: Final[Mapping[str, Rule]] = {
             ),
             "wandb_watch wandb_run_id wandb_log_model wandb_mode use_wandb mlflow_tracking_uri hf_mlflow_log_artifacts "
             "comet_api_key use_comet use_mlflow": skip("of a service; its project and entity are taken"),
-            "vllm.host vllm.port vllm.tensor_parallel_size vllm.data_parallel_size vllm.gpu_memory_utilization vllm.dtype "
-            "vllm.max_model_len vllm.enable_prefix_caching trl.vllm_gpu_memory_utilization trl.vllm_device trl.vllm_dtype "
+            "vllm.host vllm.port vllm.tensor_parallel_size vllm.data_parallel_size vllm.gpu_memory_utilization "
+            "vllm.dtype "
+            "vllm.max_model_len vllm.enable_prefix_caching trl.vllm_gpu_memory_utilization trl.vllm_device "
+            "trl.vllm_dtype "
             "trl.vllm_max_model_len trl.vllm_enable_prefix_caching trl.vllm_guided_decoding_regex": skip(
                 "vLLM is started and asked by `generator` (docs/vllm.md)"
             ),

@@ -14,11 +14,9 @@ from kedge.core.urls import redacted
 from kedge.importing.rules import Outcome, Rule, Source, Verdict, refused, unneeded
 
 HIDDEN: Final = "(hidden)"
-_SECRET_NAME: Final = re.compile(r"token$|_token|api_?key|secret|password|passwd|credential|webhook|^env$|auth_", re.I)
+_SECRET_NAME: Final = re.compile(r"(^|_)token$|api_?key|secret|password|passwd|credential|webhook|^env$", re.I)
 _SECRET_VALUE: Final = re.compile(r"\b(hf_|sk-|ghp_|xox|AKIA|wandb_v)[A-Za-z0-9_-]{8,}|\b[0-9a-f]{40}\b")
-_NOT_SECRET: Final = frozenset(
-    {"eos_token", "pad_token", "bos_token", "stop_token", "add_special_tokens", "special_tokens", "tokens"}
-)
+_NOT_SECRET: Final = frozenset({"eos_token", "pad_token", "bos_token", "stop_token"})
 _INDEX: Final = re.compile(r"\[\d+\]")
 
 
@@ -67,6 +65,9 @@ def through(source: Source, table: Mapping[str, Rule], fixed: Mapping[str, Any],
         outcome = _judged(name, value, table, source)
         settings |= outcome.sets
         rows.append(_row(name, value, outcome, source))
+    if fixed:
+        outcome = Outcome(verdict="taken", sets=fixed, why="what this trainer always does")
+        defaults.append(_row("(trainer)", source.trainer, outcome, source, is_default=True))
     imported = Imported(settings={**settings, **fixed}, rows=(*rows, *defaults))
     if imported.unknown and not skip_unknown:
         listed = "\n".join(f"  {_where(source, row.field)}{one_line(row.field)}: {row.why}" for row in imported.unknown)

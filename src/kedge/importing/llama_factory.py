@@ -362,12 +362,14 @@ TABLE: Final[Mapping[str, Rule]] = {
             "use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro shift_attn mixture_of_depths": refuse(
                 "AdamW on all weights or on adapters is what there is"
             ),
-            "flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_reentrant_gc low_cpu_mem_usage upcast_layernorm "
+            "flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_reentrant_gc low_cpu_mem_usage "
+            "upcast_layernorm "
             "upcast_lmhead_output double_quantization quantization_device_map use_fast_tokenizer split_special_tokens "
             "use_v1_kernels offload_folder use_kv_cache infer_backend infer_dtype print_param_status cache_dir": skip(
                 "it changes speed, memory or display; Kedge has its own way"
             ),
-            "overwrite_cache preprocessing_batch_size streaming buffer_size tokenized_path eval_on_each_dataset media_dir "
+            "overwrite_cache preprocessing_batch_size streaming buffer_size tokenized_path eval_on_each_dataset "
+            "media_dir "
             "data_shared_file_system disable_shuffling ignore_pad_token_for_loss tool_format default_system "
             "enable_thinking": skip("data are read, tokenised and shuffled by Kedge's own"),
             "predict_with_generate eval_num_beams do_sample num_beams max_length compute_accuracy skip_special_tokens "
@@ -376,9 +378,8 @@ TABLE: Final[Mapping[str, Rule]] = {
             "swanlab_project swanlab_run_name swanlab_workspace swanlab_mode swanlab_logdir": skip("of a service"),
             "freeze_vision_tower freeze_multi_modal_projector freeze_language_model image_max_pixels image_min_pixels "
             "video_max_pixels video_min_pixels video_fps video_maxlen": skip("models of text have none"),
-            "ray_run_name ray_num_workers ray_storage_path resources_per_worker placement_strategy ray_init_kwargs": skip(
-                training.SHARDED
-            ),
+            "ray_run_name ray_num_workers ray_storage_path resources_per_worker placement_strategy "
+            "ray_init_kwargs": skip(training.SHARDED),
         },
     ),
 }

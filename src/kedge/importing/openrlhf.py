@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from kedge.importing import places, preferences, rollouts, training
+from kedge.importing import openrlhf_rules, places, preferences, rollouts, training
 from kedge.importing.rules import (
     Asked,
     Kind,
-    Outcome,
     Rule,
     Source,
     changed,
@@ -40,16 +39,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "kto": "preference",
     "ppo": "ppo",
 }
-ESTIMATORS: Final = {
-    "gae": "ppo",
-    "reinforce": "reinforce++",
-    "rloo": "rloo",
-    "group_norm": "grpo",
-    "dr_grpo": "dr_grpo",
-    "grpo": "grpo",
-}
-MANY: Final = 1_000_000
-"""A bound of rows from which on it is none."""
 RATES: Final = {"sft": 5e-6, "rm": 9e-6, "dpo": 1e-5, "kto": 1e-5}
 
 
@@ -109,189 +98,6 @@ def fixed(source: Source) -> dict[str, Any]:
     return settings
 
 
-def _numbers(value: Any) -> list[float]:
-    return [number(part) for part in cast("list[Any]", value)] if isinstance(value, list) else [number(value)]
-
-
-def _train_batch(value: Any, source: Source) -> Outcome:
-    """Rows of an optimiser step over all processes; in RL it cuts what was sampled into minibatches."""
-    rows = whole(value)
-    if not source.is_rl:
-        return taken("stage.batch", rows, source)
-    sampled = whole(source.get("rollout_batch_size")) * whole(source.get("n_samples_per_prompt"))
-    minibatches = max(1, sampled // rows)
-    return changed("stage.minibatches", minibatches, source, f"{sampled} answers by steps of {rows}")
-
-
-def _epochs(value: Any, source: Source) -> Outcome:
-    return taken(
-        "stage.epochs", whole(value), source, "passes over the answers of an iteration" if source.is_rl else ""
-    )
-
-
-def _episodes(value: Any, source: Source) -> Outcome:
-    return rollouts.passes(value, source, whole(source.get("rollout_batch_size")))
-
-
-def _estimator(value: Any, source: Source) -> Outcome:
-    name = ESTIMATORS.get(str(value))
-    if str(value) == "reinforce_baseline":
-        return preferences.method({"kind": "reinforce++"}, "without the baseline of a group", is_same=False)
-    if name is None:
-        raise ValueError(f"must be one of {', '.join(ESTIMATORS)}, found {value!r}")
-    if name == "ppo":
-        return unneeded("a critic estimates, as stage `ppo` does")
-    if source.get("policy_loss_type") == "gspo" and name == "grpo":
-        name = "gspo"
-    return preferences.method({"kind": name})
-
-
-def _clip(value: Any, source: Source) -> Outcome:
-    low, high = ([*_numbers(value), *_numbers(value)])[:2]
-    if source.kind == "ppo":
-        extra = {"stage.loss.policy.clip_high": high} if high != low else {}
-        return Outcome(verdict="taken", sets={"stage.loss.policy.clip": low, **extra})
-    if source.trainer in ("rloo",):
-        return unneeded("rloo has no ratio")
-    extra = {"clip_high": high} if high != low and source.trainer in ("group_norm", "grpo") else {}
-    return preferences.method({"clip": low, **extra})
-
-
-def _eps_clip(value: Any, source: Source) -> Outcome:
-    return unneeded("eps_clip_low_high is set") if source.get("eps_clip_low_high") else _clip(value, source)
-
-
-def _betas(value: Any, source: Source) -> Outcome:
-    first, second = _numbers(value)
-    sets = {**taken("optimiser.beta1", first, source).sets, **taken("optimiser.beta2", second, source).sets}
-    return Outcome(verdict="taken", sets=sets)
-
-
-def _schedule(value: Any, source: Source) -> Outcome:
-    outcome = training.schedule(value, source)
-    why = "falls to 0, not to a tenth" if str(value) == "cosine_with_min_lr" else outcome.why
-    return Outcome(verdict=outcome.verdict, sets=outcome.sets, why=why)
-
-
-def _kl(value: Any, source: Source) -> Outcome:
-    where = "loss" if flag(source.get("use_kl_loss", False)) else "reward"
-    sets: dict[str, Any] = {"stage.kl.start": number(value), "stage.kl.where": where}
-    return Outcome(verdict="taken", sets=sets, why=f"in the {where}")
-
-
-def _score_clip(value: Any, source: Source) -> Outcome:
-    low, high = _numbers(value)
-    return (
-        taken("stage.scores.clip", high, source) if low == -high else refused("scores are clipped on both sides alike")
-    )
-
-
-def _data(value: Any, source: Source) -> Outcome:
-    """Files with commas between them, shares in another option; columns by their keys."""
-    path = "stage.prompts" if source.is_rl else "stage.data"
-    if source.asked.data:
-        return changed(path, source.asked.data, source, "--data stands in its place")
-    shares = source.get("prompt_data_probs", source.get("dataset_probs"))
-    split = source.get("prompt_split", source.get("dataset_split", source.get("train_split")))
-    files = [places.data_place(name.strip(), source, split=split) for name in str(value).split(",")]
-    weights = [number(share) for share in str(shares).split(",")] if shares and len(files) > 1 else []
-    columns, limit = _columns(source), whole(source.get("max_samples", MANY))
-    entries: list[Any] = []
-    for index, file in enumerate(files):
-        entry: dict[str, Any] = {"file": file}
-        entry |= {"columns": columns} if columns else {}
-        entry |= {"limit": limit} if limit < MANY else {}
-        entry |= {"weight": weights[index]} if index < len(weights) else {}
-        entries.append(entry if len(entry) > 1 else file)
-    return taken(path, entries[0] if len(entries) == 1 else entries, source)
-
-
-def _columns(source: Source) -> dict[str, str]:
-    """Which column plays which part, where it is not called so anyway."""
-    parts = {"sft": "prompt", "reward": "prompt", "preference": "prompt", "ppo": "prompt", "group": "prompt"}
-    named = {
-        parts[source.kind]: source.given.get("input_key") or source.given.get("prompt_key"),
-        "completion": source.given.get("output_key"),
-        "chosen": source.given.get("chosen_key"),
-        "rejected": source.given.get("rejected_key"),
-        "answer": source.given.get("label_key") if source.is_rl else None,
-        "label": source.given.get("label_key") if source.trainer == "kto" else None,
-    }
-    chosen = {part: str(column) for part, column in named.items() if column and str(column) != part}
-    if chosen.get("prompt") in ("messages", "conversations") and source.kind == "sft":
-        chosen.pop("prompt")  # whole conversations are known by their column
-        chosen.pop("completion", None)
-    return chosen
-
-
-def _heldout(value: Any, source: Source) -> Outcome:
-    if source.is_rl:
-        return refused("stage `evaluate` measures on prompts of its own (docs/evaluate.md)")
-    if not value:
-        return training.eval_strategy("no", source)
-    return taken("stage.heldout", places.data_place(str(value), source, split=source.get("eval_split")), source)
-
-
-def _lora_rank(value: Any, source: Source) -> Outcome:
-    return taken("lora.rank", whole(value), source) if whole(value) > 0 else unneeded("all weights learn")
-
-
-def _ema(value: Any, source: Source) -> Outcome:
-    return (
-        taken("stage.ema", source.number("ema_beta", 0.992), source) if flag(value) else unneeded("it asks for nothing")
-    )
-
-
-def _engines(value: Any, source: Source) -> Outcome:
-    engines = whole(value)
-    if engines == 0:
-        return unneeded("Kedge's own engine samples")
-    gpus = engines * whole(source.get("vllm_tensor_parallel_size", 1))
-    return rollouts.vllm("on GPUs of its own, in an environment of its own (docs/vllm.md)", gpus=gpus)
-
-
-def _wandb(value: Any, source: Source) -> Outcome:
-    return changed("trackers.wandb", {}, source, "the key is not copied: `wandb login`, or WANDB_API_KEY")
-
-
-def _ipo(value: Any, source: Source) -> Outcome:
-    return preferences.method({"kind": "ipo"}) if flag(value) else unneeded("it asks for nothing")
-
-
-def _freeze(value: Any, source: Source) -> Outcome:
-    steps = whole(value)
-    return taken("stage.critic_warmup", steps, source) if steps > 0 else unneeded("the policy learns from the first")
-
-
-def _normalised(value: Any, source: Source) -> Outcome:
-    return taken("stage.scores.normalise", "standard", source, "by running moments") if flag(value) else unneeded("")
-
-
-def _max_len(value: Any, source: Source) -> Outcome:
-    if source.is_rl:
-        return unneeded("prompt_max_len and generate_max_len bound both")
-    sets = {"stage.max_length": whole(value), "stage.too_long": "drop"}
-    return Outcome(verdict="changed", sets=sets, why="longer ones are left out and counted: no end is cut off")
-
-
-def _prompt_len(value: Any, source: Source) -> Outcome:
-    return Outcome(verdict="taken", sets={"stage.max_prompt_tokens": whole(value), "stage.too_long": "cut"})
-
-
-def _actor_rate(value: Any, source: Source) -> Outcome:
-    return taken("stage.actor.lr", number(value), source)
-
-
-def _filtering(value: Any, source: Source) -> Outcome:
-    if not flag(value):
-        return unneeded("it asks for nothing")
-    return changed("stage.max_rounds", 10, source, "groups of equal scores are left out, for 10 batches at most")
-
-
-def _tensorboard(value: Any, source: Source) -> Outcome:
-    return taken("trackers.tensorboard", {}, source)
-
-
 GPUS: Final = "processes of Kedge hold all roles: `placement: {processes: auto}`, `roles` says how"
 TABLE: Final[Mapping[str, Rule]] = table(
     {
@@ -309,38 +115,38 @@ TABLE: Final[Mapping[str, Rule]] = table(
             if value == source.get("reward_pretrain")
             else changed("stage.memory.critic_from_reward", False, source, "the critic starts from the policy")
         ),
-        "dataset": _data,
-        "prompt_data": _data,
-        "eval_dataset": _heldout,
+        "dataset": openrlhf_rules.data,
+        "prompt_data": openrlhf_rules.data,
+        "eval_dataset": openrlhf_rules.heldout,
         "max_samples": part_of("data", "its limit, where it is one"),
-        "train_batch_size": _train_batch,
+        "train_batch_size": openrlhf_rules.train_batch,
         "rollout_batch_size": take("stage.batch", whole, "prompts of an iteration"),
         "n_samples_per_prompt": take("stage.answers", whole),
-        "max_epochs": _epochs,
-        "num_episodes": _episodes,
+        "max_epochs": openrlhf_rules.epochs,
+        "num_episodes": openrlhf_rules.episodes,
         "learning_rate": take("optimiser.lr", number),
-        "actor_learning_rate": _actor_rate,
+        "actor_learning_rate": openrlhf_rules.actor_rate,
         "critic_learning_rate": take_in(("ppo",), "stage.critic.lr", number),
-        "lr_scheduler": _schedule,
+        "lr_scheduler": openrlhf_rules.schedule,
         "lr_warmup_ratio": training.warmup_ratio,
-        "adam_betas": _betas,
+        "adam_betas": openrlhf_rules.betas,
         "l2": take("optimiser.weight_decay", number),
         "max_norm": training.clip,
         "seed": training.seed,
-        "max_len": _max_len,
-        "prompt_max_len": _prompt_len,
+        "max_len": openrlhf_rules.max_len,
+        "prompt_max_len": openrlhf_rules.prompt_len,
         "generate_max_len": take("stage.sampling.max_new_tokens", whole),
         "temperature": take("stage.sampling.temperature", number),
         "top_p": take("stage.sampling.top_p", number),
-        "advantage_estimator": _estimator,
+        "advantage_estimator": openrlhf_rules.estimator,
         "policy_loss_type": refuse("gspo goes with group_norm", ("ppo", "gspo")),
-        "init_kl_coef": _kl,
+        "init_kl_coef": openrlhf_rules.kl,
         "kl_target": take("stage.kl.target", number),
         "kl_horizon": take("stage.kl.horizon", whole),
         "kl_estimator": take("stage.kl.kind", str),
         "use_kl_loss": part_of("kl.where", "loss"),
-        "eps_clip": _eps_clip,
-        "eps_clip_low_high": _clip,
+        "eps_clip": openrlhf_rules.eps_clip,
+        "eps_clip_low_high": openrlhf_rules.clip,
         "dual_clip": take_in(("ppo",), "stage.loss.policy.dual_clip", number),
         "value_clip": take_in(("ppo",), "stage.loss.value.clip", number),
         "lambd": take_in(("ppo",), "stage.loss.credit.lam", number),
@@ -355,17 +161,17 @@ TABLE: Final[Mapping[str, Rule]] = table(
             "stage.loss.policy.entropy" if source.kind == "ppo" else "stage.loss.entropy", number(value), source
         ),
         "ptx_coef": skip("`loss.imitate` has a weight of its own, and wants its data"),
-        "normalize_reward": _normalised,
-        "reward_clip_range": _score_clip,
-        "freezing_actor_steps": _freeze,
-        "enable_ema": _ema,
+        "normalize_reward": openrlhf_rules.normalised,
+        "reward_clip_range": openrlhf_rules.score_clip,
+        "freezing_actor_steps": openrlhf_rules.freeze,
+        "enable_ema": openrlhf_rules.ema,
         "ema_beta": part_of("ema", "its decay"),
         "overlong_buffer_len": take("stage.scores.overlong_buffer", whole),
         "overlong_penalty_factor": take("stage.scores.overlong_penalty", number),
-        "dynamic_filtering": _filtering,
+        "dynamic_filtering": openrlhf_rules.filtering,
         "dynamic_filtering_reward_range": skip("groups whose scores are all equal are left out"),
         "beta": preferences.setting("beta", ("dpo", "kto")),
-        "ipo": _ipo,
+        "ipo": openrlhf_rules.ipo,
         "label_smoothing": lambda value, source: (
             preferences.method({"label_smoothing": number(value)}) if number(value) else unneeded("it asks for nothing")
         ),
@@ -373,14 +179,14 @@ TABLE: Final[Mapping[str, Rule]] = table(
         "margin_loss": take("stage.loss.margin", flag),
         "loss": refuse("comparisons of two are Bradley–Terry", ("sigmoid",)),
         "pretrain_mode": refuse("rows of bare `text` are learnt whole without a mode"),
-        "lora_rank": _lora_rank,
+        "lora_rank": openrlhf_rules.lora_rank,
         "lora_alpha": lora("alpha", number),
         "lora_dropout": lora("dropout", number),
         "target_modules": lora("targets", lambda value: training.targets(names(value))),
         "load_in_4bit": training.bits(4),
         "gradient_checkpointing": training.recompute,
-        "use_wandb": _wandb,
-        "use_tensorboard": _tensorboard,
+        "use_wandb": openrlhf_rules.wandb,
+        "use_tensorboard": openrlhf_rules.tensorboard,
         "wandb_project": take("trackers.wandb.project", str),
         "wandb_group": take("trackers.wandb.group", str),
         "wandb_org": take("trackers.wandb.entity", str),
@@ -395,13 +201,9 @@ TABLE: Final[Mapping[str, Rule]] = table(
         "eval_steps": lambda value, source: (
             training.eval_steps(value, source) if number(value) > 0 else unneeded("at the end")
         ),
-        "vllm_num_engines": _engines,
-        "vllm_tensor_parallel_size": take("stage.generator.tensor_parallel", whole),
-        "async_train": lambda value, source: (
-            taken("stage.generator.lag", whole(source.get("async_queue_size", 1)), source)
-            if flag(value)
-            else unneeded("")
-        ),
+        "vllm_num_engines": openrlhf_rules.engines,
+        "vllm_tensor_parallel_size": openrlhf_rules.tensor_parallel,
+        "async_train": openrlhf_rules.ahead,
         "async_queue_size": part_of("generator.lag", "batches that are sampled ahead"),
         "agent_func_path": refuse("answers have one turn, without tools or environments"),
         "no_advantage_std_norm": refuse("take dr_grpo as the estimator"),

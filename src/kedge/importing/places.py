@@ -30,20 +30,30 @@ def place(name: str, source: Source) -> str:
     path = found(name, source.file.parent)
     if path is None or Path(name).is_absolute():
         return name
-    return Path(os.path.relpath(path.resolve(), source.folder.resolve())).as_posix()
+    here, there = source.folder.resolve(), path.resolve()
+    is_far = (
+        os.path.splitdrive(here)[0] != os.path.splitdrive(there)[0]
+        or len(Path(os.path.commonpath([here, there])).parts) < 2
+    )
+    return there.as_posix() if is_far else Path(os.path.relpath(there, here)).as_posix()
 
 
 def data_place(
     name: str, source: Source, *, config: Any = None, split: Any = None, revision: Any = None, files: Any = None
 ) -> str:
-    """A dataset: a file that is there or looks like one, or one of the hub with its parts, `hub:org/name/config@x:split`."""
+    """A dataset: a file that is there or looks like one, or one of the hub (`hub:org/name/config@x:split`)."""
     if files:
         names = cast("list[Any]", files) if isinstance(files, list) else [files]
         if len(names) == 1:
             return place(str(names[0]), source)
     if found(name, source.file.parent) is not None or name.startswith((".", "/", "~")) or name.endswith(_SUFFIXES):
         return place(name, source)
-    parts = [f"hub:{name}", f"/{config}" if config else "", f"@{revision}" if revision else "", f":{split or 'train'}"]
+    parts = [
+        f"hub:{name}",
+        f"/{config}" if config else "",
+        f"@{revision}" if revision else "",
+        f":{str(split or 'train').partition('[')[0]}",
+    ]
     return "".join(parts)
 
 

@@ -9,7 +9,8 @@ from kedge.core.quoting import quoted
 from kedge.importing.rules import Outcome, Rule, Source, number, refused, unneeded
 
 DPO_LOSSES: Final = (
-    "sigmoid", "robust", "exo_pair", "aot", "aot_pair", "hinge", "nca_pair", "sppo_hard", "apo_zero", "apo_down", "discopop",
+    "sigmoid", "robust", "exo_pair", "aot", "aot_pair", "hinge", "nca_pair", "sppo_hard", "apo_zero",
+    "apo_down", "discopop",
 )  # fmt: skip
 SMOOTHED: Final = ("sigmoid", "robust", "exo_pair", "aot", "aot_pair")
 RENAMED: Final = {"aot_unpaired": "aot", "cdpo": "sigmoid"}

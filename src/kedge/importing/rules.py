@@ -1,7 +1,7 @@
 """What becomes of a field of another tool's configuration: the verdicts, and the rules that give one.
 
-A tool is a table of rules by field name. A rule looks at a value and at the whole configuration, and says which settings
-of a recipe follow, or why none does. Nothing of a configuration is ever run.
+A tool is a table of rules by field name. A rule looks at a value and at the whole configuration, and says which
+settings of a recipe follow, or why none does. Nothing of a configuration is ever run.
 """
 
 from __future__ import annotations
@@ -140,8 +140,10 @@ def refuse(why: str, unless: tuple[Any, ...] = ()) -> Rule:
     """Refused, unless the value says that nothing is wanted."""
 
     def rule(value: Any, source: Source) -> Outcome:
-        if not value or any(value == allowed for allowed in unless):
+        if not value or str(value).lower() in ("false", "none", "0", "0.0"):
             return unneeded("it asks for nothing")
+        if any(value == allowed for allowed in unless):
+            return unneeded("as it is here")
         return refused(why)
 
     return rule
@@ -150,6 +152,13 @@ def refuse(why: str, unless: tuple[Any, ...] = ()) -> Rule:
 def part_of(path: str, why: str) -> Rule:
     """A factor of another field's outcome, which says how."""
     return lambda value, source: told(f"a part of `{path}`: {why}")
+
+
+def split_of(value: Any, source: Source) -> Outcome:
+    """The split of a dataset, of which a share cannot be named."""
+    if "[" in str(value):
+        return refused("a slice of a split is not there: `limit` of a file takes its first rows")
+    return told("a part of `data`: the split")
 
 
 def lora(key: str, read: Callable[[Any], Any], why: str = "") -> Rule:

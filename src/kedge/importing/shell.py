@@ -38,7 +38,8 @@ def read_command(file: Path, module: re.Pattern[str]) -> Command:
     matches = [match for match in module.finditer(text) if not _is_comment(text, match.start())]
     if len(matches) != 1:
         raise ConfigError(
-            f"{file}: expected one command such as `python3 -m openrlhf.cli.train_dpo --pretrain …`, found {len(matches)}"
+            f"{file}: expected one command such as `python3 -m openrlhf.cli.train_dpo --pretrain …`, "
+            f"found {len(matches)}"
         )
     match = matches[0]
     tokens = _tokens(text[match.end() :], file, 1 + text[: match.start()].count("\n"))
@@ -121,7 +122,7 @@ def _options(
     for option, value in options.items():
         if "$" in str(value) or "`" in str(value):
             raise ConfigError(
-                f"{file}: line {lines[option]}: --{one_line(option)}: {one_line(str(value))!r} is known to a shell alone, "
-                "and none is started; write its value"
+                f"{file}: line {lines[option]}: --{one_line(option)}: {one_line(str(value))!r} is known to a shell "
+                "alone, and none is started; write its value"
             )
     return options, lines

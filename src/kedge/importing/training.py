@@ -51,7 +51,8 @@ TRACKERS: Final = ("wandb", "tensorboard", "mlflow")
 FILES: Final = "the run folder has them, by its own rules"
 EVERY_STEP: Final = "every step is written"
 SHARDED: Final = (
-    "`placement: {processes: auto}` uses all GPUs of a machine, and each holds all weights; where they do not fit: lora "
+    "`placement: {processes: auto}` uses all GPUs of a machine, and each holds all weights; where they "
+    "do not fit: lora "
     "with base_bits, memory.recompute"
 )
 
@@ -70,8 +71,9 @@ def epochs(value: Any, source: Source) -> Outcome:
         return taken("stage.epochs", number(value), source)
     per_step = whole(source.get("per_device_train_batch_size", source.get("micro_batch_size", 1)))
     per_step *= whole(source.get("gradient_accumulation_steps", 1)) * source.processes
-    enough = math.ceil(steps * per_step / source.num_rows) if source.num_rows else 1000
-    return changed("stage.epochs", min(max(enough, 1), 10_000), source, f"max_steps alone decides: {steps} steps")
+    # One pass more than the rows need: some may be held out, or too long.
+    enough = math.ceil(steps * per_step / source.num_rows) + 1 if source.num_rows else 1000
+    return changed("stage.epochs", min(enough, 10_000), source, f"max_steps alone decides: {steps} steps")
 
 
 def max_steps(value: Any, source: Source) -> Outcome:
@@ -318,7 +320,8 @@ TABLE: Final = table(
         ),
     },
     {
-        "logging_steps logging_strategy logging_first_step logging_dir logging_nan_inf_filter log_level log_level_replica "
+        "logging_steps logging_strategy logging_first_step logging_dir logging_nan_inf_filter log_level "
+        "log_level_replica "
         "log_on_each_node disable_tqdm include_num_input_tokens_seen include_tokens_per_second plot_loss": skip(
             EVERY_STEP
         ),
@@ -341,7 +344,8 @@ TABLE: Final = table(
         "ddp_timeout ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_backend ddp_static_graph "
         "local_rank fsdp_config fsdp_transformer_layer_cls_to_wrap parallelism_config average_tokens_across_devices "
         "accelerate_config num_machines machine_rank main_process_ip main_process_port": skip(SHARDED),
-        "per_device_eval_batch_size eval_accumulation_steps eval_on_start eval_delay prediction_loss_only do_train do_eval "
+        "per_device_eval_batch_size eval_accumulation_steps eval_on_start eval_delay prediction_loss_only "
+        "do_train do_eval "
         "do_predict eval_do_concat_batches batch_eval_metrics include_for_metrics eval_use_gather_object": skip(
             "evaluations choose their own passes"
         ),

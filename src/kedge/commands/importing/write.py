@@ -1,4 +1,4 @@
-"""Reads a configuration of another tool, checks the recipe that it makes, and writes it with the table of its fields."""
+"""Reads a configuration of another tool, checks the recipe that it makes, and writes both recipe and table of fields."""
 
 from __future__ import annotations
 
