@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.importing.cases import CASES, Case, attempt
+from tests.importing.cases import CASES, STRANGE, TRAINERS, Case, attempt, least
 from tests.importing.expected import EXPECTED
 from typer.testing import CliRunner
 
 from kedge.cli.main import app
-from kedge.commands.importing.write import ImportedRecipe, import_recipe, write_recipe
+from kedge.commands.importing.write import TOOLS, ImportedRecipe, import_recipe, write_recipe
 from kedge.core.errors import ConfigError
 from kedge.core.yaml.source import read_tree
 from kedge.importing import axolotl, llama_factory, openrlhf, trl
@@ -144,6 +145,32 @@ def test_files_are_named_from_the_recipe(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     imported = import_recipe("trl", Path("there/sft.yaml"), Path("here/recipe.yaml"), Asked())
     assert imported.recipe["stages"]["sft"]["data"] == "../there/rows.jsonl"
+
+
+ALL = [(tool, trainer) for tool, trainers in TRAINERS.items() for trainer in trainers]
+
+
+@pytest.mark.parametrize(("tool", "trainer"), ALL)
+def test_every_trainer_makes_a_sound_recipe(tool: str, trainer: str, tmp_path: Path) -> None:
+    asked = Asked(trainer=trainer) if tool == "trl" else Asked()
+    imported = import_recipe(tool, least(tool, trainer, tmp_path), tmp_path / "recipe.yaml", asked)
+    write_recipe(imported)
+    assert load_recipe(tmp_path / "recipe.yaml").tree.values == imported.recipe
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tool", "trainer"), ALL)
+def test_strange_values_are_taken_or_refused_in_words(tool: str, trainer: str, tmp_path: Path) -> None:
+    """Whatever stands in a field, there is a recipe that passes the schema, or an error of ours."""
+    asked = Asked(trainer=trainer) if tool == "trl" else Asked()
+    shift = ALL.index((tool, trainer))
+    plain = [name for name in TOOLS[tool].TABLE if "[]" not in name and "." not in name and name != "(launcher)"]
+    for index, name in enumerate(plain):
+        value = STRANGE[(index + shift) % len(STRANGE)]
+        if tool == "openrlhf" and not isinstance(value, str):
+            value = str(value)
+        with suppress(ConfigError):
+            import_recipe(tool, least(tool, trainer, tmp_path, {name: value}), tmp_path / "recipe.yaml", asked)
 
 
 RUNS = ("trl-sft.yaml", "openrlhf-ppo.sh", "llama-factory-sft.yaml", "axolotl-dpo.yaml")

@@ -103,6 +103,9 @@ def _judged(name: str, value: Any, table: Mapping[str, Rule], source: Source) ->
         return rule(value, source)
     except ValueError as problem:
         raise ConfigError(f"{source.file}: {_where(source, name)}{one_line(name)}: {problem}") from None
+    except (TypeError, OverflowError):  # a list where a number should be, and the like
+        found = f"cannot be read, found {quoted(value)}"
+        raise ConfigError(f"{source.file}: {_where(source, name)}{one_line(name)}: {found}") from None
 
 
 def _is_flag(value: Any) -> bool:

@@ -6,8 +6,10 @@ settings of a recipe follow, or why none does. Nothing of a configuration is eve
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -183,13 +185,13 @@ def number(value: Any) -> float:
     >>> number("2e-5"), number(3)
     (2e-05, 3)
     """
+    read: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    try:
-        read = float(value) if isinstance(value, str) else None
-    except ValueError:
-        read = None
-    if read is None or read != read or abs(read) == float("inf"):
+        read = value
+    elif isinstance(value, str):
+        with suppress(ValueError):
+            read = float(value)
+    if read is None or not math.isfinite(read):
         raise ValueError(f"must be a number, found {quoted(value)}")
     return read
 

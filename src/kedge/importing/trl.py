@@ -105,7 +105,7 @@ def defaults_of(trainer: str, kind: Kind, given: Mapping[str, Any]) -> dict[str,
         values |= {"max_length": 1024}
     if "warmup_ratio" in given:
         values.pop("warmup_steps")
-    return values | _DEFAULTS.get(trainer, {})
+    return {**values, **_DEFAULTS.get(trainer, {})}
 
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {

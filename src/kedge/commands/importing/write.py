@@ -1,4 +1,4 @@
-"""Reads a configuration of another tool, checks the recipe that it makes, and writes both recipe and table of fields."""
+"""A configuration of another tool is read, its recipe checked, and both recipe and table of fields written."""
 
 from __future__ import annotations
 
@@ -51,13 +51,20 @@ def import_recipe(tool: str, config: Path, to: Path, asked: Asked, *, skip_unkno
     if tool not in TOOLS:
         raise ConfigError(f"no tool {tool!r} to import from{did_you_mean(tool, TOOLS)}; there are {', '.join(TOOLS)}")
     module = TOOLS[tool]
-    source = module.source_of(config, asked, to.parent)
-    imported = through(source, module.TABLE, module.fixed(source), skip_unknown=skip_unknown)
+    try:
+        source = module.source_of(config, asked, to.parent)
+        fixed = module.fixed(source)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, OverflowError) as problem:
+        raise ConfigError(f"{config}: {problem}") from None
+    imported = through(source, module.TABLE, fixed, skip_unknown=skip_unknown)
     values = recipe_values(imported, source)
     try:
         recipe_of(values, label="recipe")
     except ConfigError as problem:
-        raise ConfigError(f"{config}: what it says makes no recipe that Kedge runs; {problem}") from None
+        culprits = _culprits(str(problem), imported.rows)
+        raise ConfigError(f"{config}: what it says makes no recipe that Kedge runs; {problem}{culprits}") from None
     table_file = to.with_suffix(".import.md")
     return ImportedRecipe(
         recipe=values,
@@ -67,6 +74,18 @@ def import_recipe(tool: str, config: Path, to: Path, asked: Asked, *, skip_unkno
         file=to,
         table_file=table_file,
     )
+
+
+def _culprits(problem: str, rows: tuple[Row, ...]) -> str:
+    """The fields that the settings named in a message come from."""
+    listed: list[str] = []
+    for row in rows:
+        for setting in row.becomes:
+            path = setting.partition(": ")[0]
+            if f"{path}: " in problem:
+                where = f" (line {row.line})" if row.line else " (by its default)" if row.is_default else ""
+                listed.append(f"\n  {path} comes from {row.field}{where}")
+    return "".join(listed)
 
 
 def write_recipe(imported: ImportedRecipe) -> None:
