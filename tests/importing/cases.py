@@ -45,6 +45,7 @@ CASES: Final = (
     Case("doubled option", "openrlhf", f"{RUN}--seed 1 --seed 2\n", ("--seed stands twice",)),
     Case("a substitution", "openrlhf", f"{RUN}--seed $(touch ran)\n", ("is known to a shell alone",)),
     Case("a variable", "openrlhf", f"{RUN}--seed $SEED\n", ("--seed", "is known to a shell alone")),
+    Case("a batch of none", "openrlhf", RUN.replace("sft", "ppo_ray") + "--train_batch_size 0\n", ("train_batch_size", "'0'")),
     Case("an open quote", "openrlhf", f"{RUN}--save_path 'x\n", ("quotation mark",)),
     Case("no command", "openrlhf", "echo hello\n", ("found 0",)),
     Case("two commands", "openrlhf", RUN + "\n" + RUN, ("found 2",)),
@@ -65,7 +66,8 @@ CASES: Final = (
 TRAINERS: Final = {
     "trl": {
         "sft": {}, "reward": {}, "dpo": {}, "kto": {}, "orpo": {}, "cpo": {},
-        "grpo": {"reward_funcs": ["rewards.brief"]}, "rloo": {"reward_funcs": ["rewards.brief"]}, "ppo": {"reward_model_path": "rm"},
+        "grpo": {"reward_funcs": ["rewards.brief"]}, "rloo": {"reward_funcs": ["rewards.brief"]},
+        "ppo": {"reward_model_path": "rm"},
     },
     "openrlhf": {
         "sft": {}, "rm": {}, "dpo": {}, "kto": {}, "ppo": {"reward_pretrain": "rm"},

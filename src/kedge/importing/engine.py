@@ -90,9 +90,8 @@ def _judged(name: str, value: Any, table: Mapping[str, Rule], source: Source) ->
     rule = table.get(_INDEX.sub("[]", name))
     if rule is None:
         return Outcome(verdict="unknown", why=f"no such field{did_you_mean(name, table)}")
-    if value is None:
-        default = source.defaults.get(name)
-        return unneeded("null, as if it were not there") if default is None else rule(default, source)
+    if value is None and source.defaults.get(name) is None:
+        return unneeded("null, as if it were not there")
     if is_secret(name, value) and not _is_flag(value):
         return (
             rule(HIDDEN, source)
@@ -100,10 +99,10 @@ def _judged(name: str, value: Any, table: Mapping[str, Rule], source: Source) ->
             else refused("a key is never copied; keep it in the environment")
         )
     try:
-        return rule(value, source)
+        return rule(source.defaults.get(name) if value is None else value, source)
     except ValueError as problem:
         raise ConfigError(f"{source.file}: {_where(source, name)}{one_line(name)}: {problem}") from None
-    except (TypeError, OverflowError):  # a list where a number should be, and the like
+    except (TypeError, ArithmeticError):  # a list where a number should be, a batch of 0
         found = f"cannot be read, found {quoted(value)}"
         raise ConfigError(f"{source.file}: {_where(source, name)}{one_line(name)}: {found}") from None
 

@@ -60,7 +60,7 @@ def setting(key: str, kinds: tuple[str, ...]) -> Rule:
 def smoothing(value: Any, source: Source) -> Outcome:
     share = number(value)
     losses = source.get("loss_type", "sigmoid")
-    first = cast("list[Any]", losses)[0] if isinstance(losses, list) else losses
+    first = next(iter(cast("list[Any]", losses)), "") if isinstance(losses, list) else losses
     if share == 0:
         return unneeded("it asks for nothing")
     if RENAMED.get(str(first), str(first)) not in SMOOTHED:

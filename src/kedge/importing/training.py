@@ -164,7 +164,7 @@ def report_to(value: Any, source: Source) -> Outcome:
         left_out = sorted(set(asked) - set(known))
         why = f"{', '.join(left_out)} is not there" if left_out else ""
         return taken("trackers", {name: {} for name in known}, source, why)
-    if asked[0] in ("none", "all", "False", "None"):
+    if not asked or asked[0] in ("none", "all", "False", "None"):
         return unneeded("metrics are always in the run's own files")
     return refused(f"no tracker {quoted(asked[0])}; there are {', '.join(TRACKERS)}, and the run's own files")
 

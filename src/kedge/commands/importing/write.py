@@ -56,7 +56,7 @@ def import_recipe(tool: str, config: Path, to: Path, asked: Asked, *, skip_unkno
         fixed = module.fixed(source)
     except ConfigError:
         raise
-    except (ValueError, TypeError, OverflowError) as problem:
+    except (ValueError, TypeError, ArithmeticError) as problem:
         raise ConfigError(f"{config}: {problem}") from None
     imported = through(source, module.TABLE, fixed, skip_unknown=skip_unknown)
     values = recipe_values(imported, source)
