@@ -11,6 +11,7 @@
 - attacks: programs that try to leave the sandbox or to harm the machine.
 - pages: texts of models that would run as code in a careless page, on a board and where people label; requests that
   another site or an outsider would send.
+- launch: names, folders, settings and flags that would run as code, or become keys, in careless files for schedulers.
 - injections: answers that try to talk a judge into a good score, or into preferring them.
 - overoptimisation: the curves of ten seeds that were driven past their peak, and synthetic ones that bend, collapse,
   rise, fall or stay; what is said of them must be true.
@@ -177,6 +178,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Trial]]] = {
     "processes": lambda _: cases("runtime/failures.py", "runtime/kills.py"),
     "attacks": lambda _: cases("rewards/attacks.py"),
     "pages": lambda _: cases("board/board_attacks.py", "web/hostile_texts.py", "web/forged_requests.py"),
+    "launch": lambda _: cases("launch/launch_attacks.py"),
     "injections": lambda _: cases("rewards/injections.py", "rewards/comparison_injections.py"),
     "overoptimisation": lambda _: cases("monitor/overoptimised_runs.py", "monitor/gold_curves.py"),
     "faults": lambda options: unseen_faults(options.seed),

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 PATIENCE_S = 120.0
-PRELOADED = ["tests.processes.training", "tests.processes.stages", "kedge.runtime.processes"]
+PRELOADED = ["tests.processes.training", "tests.processes.stages", "tests.processes.sharded", "kedge.runtime.processes"]
 
 
 class Pool:

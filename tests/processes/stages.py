@@ -27,6 +27,7 @@ from kedge.models.settings import LoraSettings, MeanOfMembers
 from kedge.recipe.together import SharedTracker
 from kedge.runs import Run, new_manifest
 from kedge.runs.folder import RunTracker
+from kedge.runtime.processes import ProcessWorld
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import StopRequest
 from kedge.testing import toy
@@ -101,6 +102,13 @@ STAGES: dict[str, dict[str, Any]] = {
         "dtype": "float32",
     },
 }  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {
+    "tdpo": {**PREFERENCE, "method": "tdpo"},
+    "tdpo, lora": {**PREFERENCE, "method": "tdpo", "lora": {"rank": 2}},
+    "sft, lora": {**STAGES["sft"], "lora": {"rank": 2, "dropout": 0.0}},
+    "reward, frozen": {**STAGES["reward"], "frozen_layers": 1, "members": 2},
+}
+"""What sharded weights do otherwise than replicated ones."""
 _INPUTS = ("from", "data", "heldout", "prompts", "reward", "models")
 
 
@@ -148,7 +156,7 @@ def run_stage(
 ) -> dict[str, Any]:
     """One stage in a folder of this process, and what it wrote: metrics, samples, weights and answers, untimed.
     `changes` are of its settings."""
-    settings, place = {**STAGES[name], **(changes or {})}, folder / f"process-{world.rank}"
+    settings, place = {**(STAGES | MORE)[name], **(changes or {})}, folder / f"process-{world.rank}"
     kind: Stage = plugins.find("stages", settings["kind"])
     parsed, run = kind.settings.model_validate(settings), kind.load_run()
     assert run is not None
@@ -169,6 +177,12 @@ def run_stage(
         )
         run(context, parsed)
     return _facts(place)
+
+
+def run_sharded(world: ProcessWorld, home: Path, name: str, folder: Path) -> dict[str, Any]:
+    """The same with sharded weights."""
+    world.shard_weights()
+    return run_stage(world, home, name, folder)
 
 
 def _sources(settings: Mapping[str, Any], under: str = "") -> dict[str, list[str]]:

@@ -22,6 +22,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import cut, repeated, take
 from kedge.core.world import Spent, World
 from kedge.data.batching import TokenSequence, padded_batches
+from kedge.models.forward.sharding import gathered
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, Imitation, RoleSet
 from kedge.models.roles.lora import lora
@@ -48,12 +49,13 @@ ROLES: dict[str, dict[str, Any]] = {
     "ema": {"ema": 0.5},
     "recompute": {"recompute": True},
 }
+NARROW: dict[str, dict[str, Any]] = {"two-byte types": {"rows": 2, "dtype": "bfloat16"}}
 """By name, what is unlike `example_spec`; `first` rows alone are learnt from, `imitated` ones stand beside them."""
 
 
 def train_roles(world: World, way: str, base: Path, case: str) -> dict[str, Any]:
     """Two steps of actor and critic: weights, what the roles say before and after, and metrics."""
-    options = dict(ROLES[case])
+    options = dict((ROLES | NARROW)[case])
     first, imitated = options.pop("first", None), options.pop("imitated", 0)
     spec = replace(example_spec(base), world=world, **options)
     spec = replace(spec, imitation=Imitation(batches=_demonstrations(imitated), coef=0.3) if imitated else None)
@@ -61,17 +63,21 @@ def train_roles(world: World, way: str, base: Path, case: str) -> dict[str, Any]
     roles = BUILDERS[way](spec)
     before = answers_of(roles, rollouts)
     metrics = [dict(update(roles, rollouts)) for _ in range(2) for update in (update_policy, update_critic)]
-    return {"metrics": metrics, "before": before, "after": answers_of(roles, rollouts), "weights": _weights(roles)}
+    return {"metrics": metrics, "before": before, "after": answers_of(roles, rollouts), "weights": weights_of(roles)}
 
 
-def _weights(roles: RoleSet) -> dict[str, Tensor]:
+def weights_of(roles: RoleSet) -> dict[str, Tensor]:
     critic = roles.critic.train_step.weights() if isinstance(roles.critic, Critic) else {}
     named: dict[str, Mapping[str, Tensor]] = {
         "policy": roles.policy.weights(),
         "saved": roles.policy.final_weights(),
         "critic": critic,
     }
-    return {f"{role} {name}": weight.clone() for role, weights in named.items() for name, weight in weights.items()}
+    return {
+        f"{role} {name}": gathered(weight).clone()
+        for role, weights in named.items()
+        for name, weight in weights.items()
+    }
 
 
 def _demonstrations(rows: int) -> Any:

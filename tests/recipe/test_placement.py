@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def file(write: Write) -> Path:
         ("processes=0", "placement.processes: must be auto or a whole number from 1 to 1,024, found 0"),
         ("processes=all", "placement.processes: must be auto or a whole number from 1 to 1,024, found 'all'"),
         ("processes=true", "found True"),
-        ("weights=shard", "sharded weights are not there yet: every process holds all weights"),
+        ("weights=halve", "weights"),
         ("groups={judge: 1}", "`groups` .* are not there yet: all processes hold all roles"),
         ("restarts=-1", "placement.restarts: must be at least 0"),
         ("timeout=0", "placement.timeout: must be greater than 0"),
@@ -80,19 +81,31 @@ def test_check_prints_the_layout_and_refuses_what_the_machine_lacks(
     assert finding.message.startswith("2 processes need a GPU each, and torch finds 1 here")
 
 
-def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = "{kind: vllm, python: python, gpus: 2}"
+def sample_on_eight_gpus(file: Path, monkeypatch: pytest.MonkeyPatch, generator: str) -> None:
+    """A recipe with PPO and this generator, on a machine with eight GPUs."""
     reward = "{kind: function, path: 'rules.py:plain'}"
     ppo = f"  ppo: {{kind: ppo, reward: {reward}, prompts: prompts.jsonl, batch: 24, generator: {generator}}}\n"
     file.write_text(RECIPE + SFT + ppo)
     monkeypatch.setattr(check_machine, "gpus_of", lambda _: 8)
     monkeypatch.setattr(check_machine, "_gpu_bytes", lambda: 80 * 2**30)
+
+
+def test_gpus_of_vllm_do_not_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_on_eight_gpus(file, monkeypatch, "{kind: vllm, python: python, gpus: 2}")
     (finding,) = check_machine.placement_findings(load_recipe(file, ["placement.processes=7"]))
     assert "torch finds 8 here, of which vLLM has 2; use at most 6" in finding.message
     lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}, {}))
     assert lines[0].startswith("6 processes on cuda:0 to cuda:5, each with all weights; ")
     assert lines[-1].startswith("ppo: 24 answers an iteration, about 4 a process; 6 rows a step")
     assert lines[-1].endswith("vLLM is asked by process 0, for all")
+
+
+def test_gpus_that_vllm_shares_learn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_on_eight_gpus(file, monkeypatch, "{kind: vllm, python: python, gpus: shared}")
+    assert not list(check_machine.placement_findings(load_recipe(file, ["placement.processes=8"])))
+    lines = list(check_machine.placement_lines(load_recipe(file, ["placement.processes=auto"]), {}, {}))
+    assert lines[0].startswith("8 processes on cuda:0 to cuda:7, each with all weights; ")
+    assert lines[-1].endswith("vLLM is asked by process 0, for all, on the same GPUs, asleep while it is learnt")
 
 
 def test_gpus_that_nobody_uses_are_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +142,45 @@ def test_the_layout_says_which_roles_a_gpu_holds_and_how_much_of_it_they_take(
     assert ppo.startswith(
         f"ppo: each holds {held}; 24 answers an iteration, about 6 a process; 12 rows a step, about 3 a process; "
     )
+
+
+_SHARD = ["placement.weights=shard", "placement.processes=3"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "where", "words"),
+    [
+        (_PPO.replace("answers: 3", "roles: trunk"), "stages.ppo.roles", "trunk keeps hidden states"),
+        (_PPO.replace("answers: 3", "memory: {lora: {base_bits: 8}}"), "stages.ppo.memory.lora.base_bits", "8 bits"),
+        (SFT.replace("batch: 4", "lora: {base_bits: 4}"), "stages.sft.lora.base_bits", "a base of 4 bits"),
+        (SFT.replace("batch: 4", "optimiser: {name: adamw_8bit}"), "stages.sft.optimiser.name", "moments in 8 bits"),
+        (SFT.replace("batch: 4", "batch: 2"), "stages.sft.batch", "step has 2 rows, and 3 processes share them"),
+        (_PPO.replace("minibatches: 2", "minibatches: 12"), "stages.ppo.batch", "has 2 rows"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_before_anything_starts(
+    file: Path, monkeypatch: pytest.MonkeyPatch, stage: str, where: str, words: str
+) -> None:
+    monkeypatch.setattr("kedge.core.optimiser.eight_bit_package", lambda: "torchao")
+    file.write_text(RECIPE + stage)
+    (finding,) = check_machine.placement_findings(load_recipe(file, _SHARD))
+    assert (finding.level, finding.where) == ("fatal", where)
+    assert re.search(words, finding.message), finding.message
+    assert not list(check_machine.placement_findings(load_recipe(file, _SHARD[1:])))
+
+
+def test_the_layout_of_sharded_weights_says_who_holds_which_part(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_machine, "gpus_of", lambda _: 4)
+    monkeypatch.setattr(check_machine, "_gpu_bytes", lambda: 80 * 2**30)
+    file.write_text(RECIPE + _PPO)
+    facts = {"ppo": describe("tiny", dtype="float32")}
+    recipe = load_recipe(file, ["placement.weights=shard", "placement.processes=auto", "stages.ppo.roles=separate"])
+    first, ppo = check_machine.placement_lines(recipe, facts, {})
+    assert first.startswith("4 processes on cuda:0 to cuda:3, each with a part of every weight that learns or is ")
+    assert ppo.startswith(
+        "ppo: each holds 1 of 4 parts of actor, critic, reference, about 2.1 MiB of 80.0 GiB; "
+        "and a whole copy of the policy to sample from, 481.5 KiB; 24 answers an iteration"
+    )
+    assert ppo.endswith("1.9 MiB of gradients added up a pass")
+    alone, _ = check_machine.placement_lines(load_recipe(file, ["placement.weights=shard"]), facts, {})
+    assert alone.startswith("one process on cuda:0 with sharded weights: it holds all parts")

@@ -51,6 +51,7 @@ def test_a_label_counts_half_after_so_many_rounds_and_a_quarter_after_twice_as_m
         ({"reward": {"shift": -2.5}}, "shift"),
         ({"labels": {"alpha": 0.2, "first_alpha": 0.5}}, "alpha_drop"),
         ({"labels": {"kappa": 0.2, "first_kappa": 0.5}}, "kappa_drop"),
+        ({"labels": {"kappa": 0.2, "kappa_high": 0.3, "first_kappa": 0.5}}, "kappa_drop"),
     ],
 )
 def test_each_check_fails_beyond_its_limit_alone_and_never_without_one(figures: dict[str, Any], name: str) -> None:
@@ -66,6 +67,7 @@ def test_each_check_fails_beyond_its_limit_alone_and_never_without_one(figures: 
         {"reward": {"anchor": {"spearman": 0.9, "flips": 0.5, "pairs": 4}}},
         {"reward": {"heldout": {"round-1": {"accuracy": 0.6, "high": 0.9, "then": 0.8}}}},
         {"reward": {"heldout": {"round-2": {"accuracy": 0.1, "high": 0.2, "then": None}}}},
+        {"labels": {"kappa": 0.2, "kappa_high": 0.4, "first_kappa": 0.5}},
         {},
     ],
 )

@@ -240,6 +240,42 @@ def test_the_labels_of_a_round_are_named_by_their_last_judgment(recipe: Path, mo
     assert read_manifest(folder / "round-2").previous == hash_file(folder / "round-1/run.json")
 
 
+def test_a_prompt_stays_on_its_side_of_the_split_in_every_round(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each round would hold out other prompts, and as nobody is trained on what any round has held out, more
+    labels would be lost in every round."""
+    set_figures(monkeypatch, {1: {}, 2: {}})
+    files = "stages.thin.files=[previous.thin.train, previous.thin.heldout]"
+    folder, _ = run(recipe, files, "rounds.first.thin=prepare")
+    first, second = (folder / f"round-{number}/thin/data" for number in (1, 2))
+    for name in ("train.jsonl", "heldout.jsonl"):
+        prompts = [
+            {json.loads(line)["prompt"][0]["content"] for line in (part / name).read_text().splitlines()}
+            for part in (first, second)
+        ]
+        assert prompts[0] == prompts[1] != set()
+    assert read_manifest(folder / "round-1").seed != read_manifest(folder / "round-2").seed
+
+
+@pytest.mark.parametrize(("half_width", "has_drifted"), [(0.1, True), (0.2, False)])
+def test_kappa_of_judges_with_people_is_held_against_round_1(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, half_width: float, has_drifted: bool
+) -> None:
+    """0.8, and 0.5 in round 2: more than the limit of 0.15 where the interval does not reach 0.65."""
+
+    def drift(context: Any, settings: Any) -> dict[str, Path]:
+        value = {1: 0.8, 2: 0.5}[context.round]
+        kappa = {"value": value, "low": value - half_width, "high": value + half_width, "count": 90}
+        write_json(context.folder / "agreement.json", {"as_of": 1, "agreement": {}, "kappa": kappa})
+        return {}
+
+    monkeypatch.setattr("kedge.stages.drift.run.run", drift)
+    folder, said = run(recipe, "rounds.stop.drift=null")
+    labels = json.loads((folder / "round-2/drift.json").read_text())["labels"]
+    assert (labels["kappa"], labels["first_kappa"]) == (0.5, 0.8)
+    words = "round 2 has drifted: 0.3 less of judge's κ than in round 1 (limit 0.15)"
+    assert (words in said) == has_drifted
+
+
 @pytest.mark.parametrize(("age", "is_refused"), [(2.9, False), (3.1, True)])
 def test_a_reward_model_that_is_older_than_the_policy_is_not_optimised_against(
     tmp_path: Path, age: float, is_refused: bool

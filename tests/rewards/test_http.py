@@ -277,7 +277,7 @@ def test_a_key_does_not_come_back_in_a_reason(
     assert reason == f"{server.url}/?token=***: unusable reply: 2 scores for 1 answers (tried 1 times)"
     assert server.paths == ["/?token=abc"]
     endpoint = Endpoint(url=server.url, timeout_s=1, retries=0, backoff_s=0, key="s3cret")
-    assert str(client._failed(endpoint, "you sent s3cret")) == f"{server.url}: you sent ***"
+    assert str(client.failed(endpoint, "you sent s3cret")) == f"{server.url}: you sent ***"
 
 
 @pytest.mark.parametrize(

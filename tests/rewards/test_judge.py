@@ -158,20 +158,53 @@ def test_a_rubric_that_cannot_work_is_refused_at_once(
     assert server.requests == []
 
 
+UNREADABLE = [
+    (says('{"score": 11}'), "unusable reply: score 11 is not between 1 and 10"),
+    (says('{"score": 1%s}' % ("0" * 400)), f"unusable reply: score 1{'0' * 19} is not between 1 and 10"),
+    (says('{"score": -1}'), "unusable reply: score -1 is not between 1 and 10"),
+    (says('{"score": NaN}'), "unusable reply: NaN is not JSON"),
+    (says("Score: 7"), "unusable reply: expected one JSON object after the last mark, found 'Score: 7'"),
+    (says('{"score": true}'), "unusable reply: no score in '{\"score\": true}'"),
+]
+
+
+@pytest.mark.parametrize(("reply", "why"), UNREADABLE)
+@pytest.mark.parametrize(("temperature", "calls"), [(0.0, 1), (0.7, 2)])
+def test_a_reply_without_a_grade_is_asked_for_again_only_where_it_may_differ(
+    server: Any,
+    context: RewardContext,
+    answer: Make,
+    reply: tuple[int, bytes],
+    why: str,
+    temperature: float,
+    calls: int,
+) -> None:
+    server.reply = lambda body: reply
+    judge = make(settings(server, temperature=temperature, retries=3), context)
+    (result,) = judge.judge([answer("x")])
+    assert math.isnan(result.score)
+    assert result.reason == f"{server.url}/v1/chat/completions: {why}"
+    assert len(server.requests) == calls
+
+
+def test_a_reply_without_a_grade_is_paid_once_also_by_a_run_that_is_resumed(
+    server: Any, context: RewardContext, answer: Make, tmp_path: Path
+) -> None:
+    server.reply = lambda body: says("hm")
+    kept = replace(context, calls=tmp_path / "calls")
+    reasons = [make(settings(server), kept).judge([answer("x")])[0].reason for _ in range(2)]
+    assert reasons[0] == reasons[1]
+    assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (says('{"score": 11}'), "unusable reply: score 11 is not between 1 and 10"),
-        (says('{"score": 1%s}' % ("0" * 400)), f"unusable reply: score 1{'0' * 19} is not between 1 and 10"),
-        (says('{"score": -1}'), "unusable reply: score -1 is not between 1 and 10"),
-        (says('{"score": NaN}'), "unusable reply: NaN is not JSON"),
-        (says("Score: 7"), "unusable reply: expected one JSON object after the last mark, found 'Score: 7'"),
-        (says('{"score": true}'), "unusable reply: no score in '{\"score\": true}'"),
         ((200, b'{"choices": []}'), "unusable reply: expected choices[0].message.content as in the OpenAI API"),
         ((500, b""), "HTTP 500 Internal Server Error"),
     ],
 )
-def test_a_grade_that_is_none(
+def test_a_server_that_does_not_reply_is_asked_again(
     server: Any, context: RewardContext, answer: Make, reply: tuple[int, bytes], why: str
 ) -> None:
     server.reply = lambda body: reply
@@ -203,9 +236,9 @@ def test_a_rubric_that_fails_costs_its_row(
     assert server.requests == []
 
 
-def test_a_bad_reply_is_asked_again(server: Any, context: RewardContext, answer: Make) -> None:
+def test_a_second_reply_at_a_temperature_counts(server: Any, context: RewardContext, answer: Make) -> None:
     server.reply = lambda body: says("hm" if len(server.requests) == 1 else '{"score": 8}')
-    assert make(settings(server), context).score([answer("x")]) == [8.0]
+    assert make(settings(server, temperature=0.7), context).score([answer("x")]) == [8.0]
 
 
 def test_the_key_comes_from_the_environment(

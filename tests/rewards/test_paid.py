@@ -19,8 +19,9 @@ from pydantic import ValidationError
 from kedge.core.errors import ContractStop, DataError, RunError
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.judge_protocol import chat_body, content_of
-from kedge.rewards.paid import LEDGER, PaidCalls, Tokens
+from kedge.rewards.paid import LEDGER, PaidCalls
 from kedge.rewards.settings import Budget, JudgeEndpoint, Rate
+from kedge.rewards.spending.tokens import Tokens
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
 PRICES = {"input": 10.0, "output": 100.0}  # 0.001 + 0.001 USD a call

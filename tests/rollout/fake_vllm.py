@@ -1,7 +1,8 @@
 """A stand-in for a vLLM server: its protocol over the standard library's HTTP server, a Llama in numpy inside.
 
 As a program it takes the place of an interpreter that has vLLM: `interpreter(folder)` writes one. Like vLLM 0.32 it
-keeps the old head of a model that is sent without `lm_head.weight`.
+keeps the old head of a model that is sent without `lm_head.weight`. It sleeps as vLLM does on a GPU: at level 2 its
+weights are gone, and come back as zeros.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import json
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 VERSION = "0.32.0"
+ADAPTER = "adapter_model.safetensors"
 
 
 class Llama:
@@ -31,6 +36,25 @@ class Llama:
 
     def load(self, folder: Path) -> None:
         self.weights |= load_file(folder / "model.safetensors")
+
+    def adapted(self, folder: Path, ignores: str) -> dict[str, Any]:
+        """All weights with the adapter in `folder` merged in, but for layers named `ignores`."""
+        config, factors = json.loads((folder / "adapter_config.json").read_text()), load_file(folder / ADAPTER)
+        weights, scale = dict(self.weights), config["lora_alpha"] / config["r"]
+        for key in (key for key in factors if key.endswith(".lora_A.weight")):
+            path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            if path.rpartition(".")[2] != ignores:
+                change = factors[key.replace("lora_A", "lora_B")] @ factors[key]
+                weights[f"{path}.weight"] = weights[f"{path}.weight"] + np.float32(scale) * change
+        return weights
+
+    @contextmanager
+    def using(self, weights: dict[str, Any] | None) -> Iterator[None]:
+        own, self.weights = self.weights, self.weights if weights is None else weights
+        try:
+            yield
+        finally:
+            self.weights = own
 
     def logprobs(self, tokens: list[int], temperature: float = 1.0) -> np.ndarray:
         """Log-probs of what follows each token (T, V)."""
@@ -67,9 +91,14 @@ def _turned(x: Any) -> Any:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(np.float32)
 
 
+class Died(Exception):
+    """The connection is closed without a reply."""
+
+
 class Engine(ThreadingHTTPServer):
     """`answered` counts completions. `dies_at` ends the process in the middle of that one, as a killed server would;
-    `fails_at` answers that one with the status 500."""
+    `fails_at` answers that one with the status 500. `faults` are by call (`/wake_up weights`, `score`): a reply instead
+    of what it does, `die` or `hang`."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -81,6 +110,10 @@ class Engine(ThreadingHTTPServer):
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.refuses: dict[str, tuple[int, Any]] = {}
+        self.faults: dict[str, tuple[int, Any] | str] = {}
+        self.asleep, self.stays_awake = set[str](), False
+        self.adapters: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.ignores = ""
         self.lock = threading.Lock()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -90,15 +123,27 @@ class Engine(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def reply(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    def reply(self, path: str, body: dict[str, Any], query: str = "") -> tuple[int, Any]:
         with self.lock:
+            call = f"{path} {query.rpartition('=')[2]}" if path == "/wake_up" else path
+            call = ("score" if "prompt_logprobs" in body else "answer") if path == "/v1/completions" else call
+            if fault := self.faults.get(call):
+                return self._fault(fault)
             if path in self.refuses:
                 return self.refuses[path]
+            self.calls.append(f"/sleep {query.partition('&')[0]}" if path == "/sleep" else call)
             if path == "/v1/completions":
                 return self._complete(body)
-            self.calls.append(path)
+            if path in ("/sleep", "/wake_up", "/is_sleeping"):
+                return self._sleep(path, query)
+            if path.endswith("lora_adapter"):
+                return self._adapter(path, body)
+            if path == "/v1/models":
+                adapters = [{"id": name, "root": place} for name, (place, _) in self.adapters.items()]
+                return 200, {"data": [{"id": "kedge", "root": "base"}, *adapters]}
             if path == "/collective_rpc":
-                assert self.is_paused
+                assert self.is_paused or self.asleep
+                assert "weights" not in self.asleep
                 self.model.load(Path(body["kwargs"]["weights_path"]))
                 return 200, {"results": [None]}
             if path in ("/pause", "/resume"):
@@ -111,7 +156,48 @@ class Engine(ThreadingHTTPServer):
             is_known = path in known or path in ("/pause", "/resume", "/update_weight_version")
             return (200, known.get(path, {})) if is_known else (404, {"detail": "Not Found"})
 
+    def _fault(self, fault: tuple[int, Any] | str) -> tuple[int, Any]:
+        if fault == "die":
+            self.shutdown_soon()
+            raise Died
+        if fault == "hang":
+            time.sleep(1.0)
+        return fault if isinstance(fault, tuple) else (200, {})
+
+    def shutdown_soon(self) -> None:
+        """Nobody listens from here on."""
+        self.socket.close()
+        threading.Thread(target=self.shutdown, daemon=True).start()
+
+    def _sleep(self, path: str, query: str) -> tuple[int, Any]:
+        if path == "/sleep" and not self.stays_awake:
+            self.asleep = {"weights", "kv_cache"}
+            if "level=2" in query:
+                self.model.weights = {name: np.zeros_like(weight) for name, weight in self.model.weights.items()}
+                self.adapters.clear()
+            print(f"asleep {query}", flush=True)
+        if path == "/wake_up":
+            self.asleep -= {query.rpartition("=")[2]}
+        return 200, {"is_sleeping": bool(self.asleep)} if path == "/is_sleeping" else {"status": "done"}
+
+    def _adapter(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        assert "weights" not in self.asleep
+        if path == "/v1/unload_lora_adapter":
+            known = self.adapters.pop(body["lora_name"], None)
+            return (200, "Success") if known else (404, {"error": {"message": "cannot be found"}})
+        weights = self.model.adapted(Path(body["lora_path"]), self.ignores)
+        self.adapters[body["lora_name"]] = (body["lora_path"], weights)
+        print("adapter", body["lora_name"], flush=True)
+        return 200, "Success: added"
+
     def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+        assert not self.asleep
+        if body["model"] != "kedge" and body["model"] not in self.adapters:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        with self.model.using(self.adapters[body["model"]][1] if body["model"] in self.adapters else None):
+            return self._completed(body)
+
+    def _completed(self, body: dict[str, Any]) -> tuple[int, Any]:
         prompt = body["prompt"]
         if "prompt_logprobs" in body:
             logp = self.model.logprobs(prompt)
@@ -123,8 +209,6 @@ class Engine(ThreadingHTTPServer):
             os._exit(9)
         if self.answered == self.fails_at:
             return 500, {"error": {"message": "EngineCore encountered an issue"}}
-        if body["model"] != "kedge":
-            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         tokens, values = self._sampled(body)
         reason = "stop" if tokens[-1] in body["stop_token_ids"] else "length"
         choice = {"token_ids": tokens, "logprobs": {"token_logprobs": values}, "finish_reason": reason}
@@ -153,8 +237,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        status, reply = self.server.reply(self.path.partition("?")[0], json.loads(content or b"{}"))
-        data = b"" if reply is None else json.dumps(reply).encode()
+        path, _, query = self.path.partition("?")
+        status, reply = self.server.reply(path, json.loads(content or b"{}"), query)
+        data = b"" if reply is None else reply.encode() if isinstance(reply, str) else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -181,7 +266,11 @@ def interpreter(folder: Path, *, version: str = VERSION, dies_at: int = 0) -> Pa
 
 
 def main(arguments: list[str]) -> None:
-    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    options = {
+        name: "" if value.startswith("--") else value
+        for name, value in zip(arguments, [*arguments[1:], "--"], strict=True)
+        if name.startswith("--")
+    }
     folder, once = Path(options["--model"]), Path(os.environ["DIES_ONCE"])
     dies_at = int(once.read_text()) if once.is_file() else 0
     once.unlink(missing_ok=True) if once.is_file() else None

@@ -64,7 +64,7 @@ def parts_of(folder: Path, model: PreTrainedModel, **values: Any) -> GeneratorPa
         "pad": 256,
         "max_rows": 8,
         "decode": str,
-        "source": str(base(folder)),
+        "source": values.get("source") or str(base(folder)),
         "folder": folder,
         "longest": 24,
     }
@@ -95,11 +95,20 @@ def mismatch(model: Any, rollouts: Rollouts, temperature: float = 0.7) -> float:
 
 def train(model: Any, size: float = 0.05) -> dict[str, torch.Tensor]:
     """Change every weight a little, as an update does."""
+    return _changed(dict(model.named_parameters()), size)
+
+
+def learn(model: Any, size: float = 0.05) -> dict[str, torch.Tensor]:
+    """Change the weights that learn, and give them: of a model with adapters, those of the active one."""
+    return _changed({name: weight for name, weight in model.named_parameters() if weight.requires_grad}, size)
+
+
+def _changed(weights: dict[str, torch.Tensor], size: float) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in weights.values():
             weight.add_(size * torch.randn(weight.shape, generator=random))
-    return dict(model.named_parameters())
+    return weights
 
 
 def headless_weights_of(model: Any, trained: Any) -> dict[str, torch.Tensor]:

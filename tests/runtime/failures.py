@@ -183,6 +183,18 @@ def broken(self, *arguments):
 
 IterationJournal.write = broken
 """
+STOPPING = """
+import os, signal
+from kedge.stages.rl.journal import IterationJournal
+write = IterationJournal.write
+
+def stopping(self, *arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return write(self, *arguments)
+
+IterationJournal.write = stopping
+"""
+"""A process that is asked to stop in every iteration: it ends after the first."""
 SUICIDE = "os.kill(os.getpid(), signal.SIGKILL)"
 CASES = [
     Case("raises", "pass", _raised, before=_RAISING.format(error="DataError")),
@@ -190,6 +202,36 @@ CASES = [
     Case("hangs", "time.sleep(3600)", _hung, ("placement.timeout=3",)),
     Case("is killed", f'Path("done").exists() or (Path("done").touch(), {SUICIDE})', _killed),
     Case("is asked to stop", "os.kill(os.getpid(), signal.SIGTERM)", _stopped),
+]
+
+_IN_A_PASS = """
+import os, signal, time
+from kedge.core.errors import DataError
+from kedge.models.forward import sharding
+compute, calls = sharding.computing, []
+
+def score(*arguments):
+    calls.append(0)
+    if len(calls) == 30 and not os.path.exists("done"):
+        open("done", "w").close()
+        PLANTED
+    return compute(*arguments)
+
+sharding.computing = score
+"""
+"""Process 1 breaks while the others wait for its part of the weights."""
+
+
+def _sharded(name: str, planted: str, held: Callable[[Ended, Path], str | None], *settings: str) -> Case:
+    before = _IN_A_PASS.replace("PLANTED", planted)
+    return Case(f"{name} in a pass", "pass", held, ("placement.weights=shard", *settings), before)
+
+
+SHARDED = [
+    _sharded("raises", 'raise DataError("planted")', _raised),
+    _sharded("hangs", "time.sleep(3600)", _hung, "placement.timeout=3"),
+    _sharded("is killed", SUICIDE, _killed),
+    Case("is asked to stop", "os.kill(os.getpid(), signal.SIGTERM)", _stopped, ("placement.weights=shard",)),
 ]
 
 

@@ -15,7 +15,16 @@ from kedge.stages.reward.settings import STAGE as REWARD
 @pytest.mark.parametrize(
     ("stage", "settings", "code", "where", "fix"),
     [
-        (REWARD, {"kind": "reward", "data": ["a", "b"]}, "reward.objectives", "objectives", "one file for each"),
+        *(
+            (
+                REWARD,
+                {"kind": "reward", "data": ["a", "b"], "objectives": ["helpful", "brief"], field: files},
+                "reward.objectives",
+                field,
+                "one file for each",
+            )
+            for field, files in (("data", ["a", "b", "c"]), ("data", "a"), ("heldout", ["c"]))
+        ),
         (
             REWARD,
             {"kind": "reward", "data": "a", "lora": {"rank": 2}, "frozen_layers": 1},

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from team_site import Clock, TeamSite, make_site, new_shop
+from team_site import GUIDE, PLAIN, Clock, TeamSite, make_site, new_shop
 
 from kedge.core.errors import ConfigError, DataError
 from kedge.data.examples import Messages
 from kedge.label.database import Store
 from kedge.label.export import export_labels
-from kedge.label.projects import Project
+from kedge.label.projects import Project, new_project
 from kedge.web.app import Extras
 from kedge.web.chatting import ChatModel, parse_chat_model
 
@@ -119,6 +119,21 @@ def test_both_bad_makes_no_pair_and_equal_answers_make_none(talking, monkeypatch
     ann.post("/chat/say", {"text": "y"})
     assert ann.post("/chat/vote", {"step": "0"}).status_code == 200
     assert export(site.store, project, tmp_path, "pairs") == []
+
+
+@pytest.mark.parametrize(("name", "step"), [("ties", "0"), ("both_bad", "both_bad")])
+def test_a_vote_that_the_project_refuses_is_not_offered(talking, name: str, step: str) -> None:
+    site, _ = talking
+    offers: dict[bool, str] = {}
+    for accepts in (True, False):
+        project = new_project(site.store, f"shop-{accepts}", {"pair": {name: accepts}}, GUIDE, PLAIN)
+        ann = site.person("annotator", f"ann-{accepts}@example.org", [project])
+        offers[accepts] = ann.post("/chat/say", {"text": "x"}).json()["html"]
+        assert ann.post("/chat/vote", {"step": step}).status_code == (200 if accepts else 400)
+    button = f'<input type="radio" name="step" value="{step}">'
+    assert button in offers[True]
+    assert button not in offers[False]
+    assert '<input type="radio" name="step" value="1">' in offers[False]
 
 
 def test_a_model_that_does_not_answer_is_not_named(store: Store, clock: Clock, monkeypatch) -> None:

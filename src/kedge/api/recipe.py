@@ -98,7 +98,7 @@ class Recipe:
         `interrupted`: `resume=True` goes on with it. A recipe that is not fit to run is refused, unless `check` is
         False. `say` is given a line now and then; None is quiet.
         """
-        from kedge.commands.run import refuse_launch_from_script
+        from kedge.commands.run import alone, refuse_launch_from_script
         from kedge.recipe.runner import run_in
 
         refuse_launch_from_script(self._recipe)
@@ -109,14 +109,16 @@ class Recipe:
             self._refuse_unfit(home)
         callback = _Callback(on_step)
         try:
-            run_in(
-                home,
-                self._inputs.bound(self._recipe, home),
-                is_resumed=resume,
-                say=say or (lambda _: None),
-                on_step=callback if on_step else None,
-                write_inputs=partial(self._inputs.write, home),
-            )
+            with alone(self._recipe) as world:
+                run_in(
+                    home,
+                    self._inputs.bound(self._recipe, home),
+                    is_resumed=resume,
+                    say=say or (lambda _: None),
+                    on_step=callback if on_step else None,
+                    write_inputs=partial(self._inputs.write, home),
+                    world=world,
+                )
         except KeyboardInterrupt:
             if not callback.has_stopped:
                 raise

@@ -34,6 +34,7 @@ from kedge.cli.flags import show_flags
 from kedge.cli.importing.app import import_
 from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
+from kedge.cli.launch import app as launch
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
@@ -52,6 +53,7 @@ app.command(rich_help_panel=START)(new.new)
 app.command("import", rich_help_panel=START)(import_)
 app.command(rich_help_panel=WORK)(check.check)
 app.command(rich_help_panel=WORK)(run.run)
+app.add_typer(launch.app, rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(watch.watch)
 app.command(rich_help_panel=WORK)(report.report)
 app.command(rich_help_panel=WORK)(doctor.doctor)

@@ -21,6 +21,9 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="A recipe (YAML).")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=V", help="Change one setting.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    if_begun: Annotated[
+        bool, typer.Option("--resume-if-begun", help="The same where there is such a run; else begin. For schedulers.")
+    ] = False,
     runs: Annotated[Path, typer.Option("--runs", help="Folder of all runs.")] = Path("runs"),
     offline: Annotated[bool, typer.Option("--offline", help="Check without asking reward servers.")] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="Start without what kedge check does first.")] = False,
@@ -32,7 +35,7 @@ def run(
     saved and --resume goes on.
     """
     from kedge.commands.check import refuse_unfit
-    from kedge.commands.run import run_placed
+    from kedge.commands.run import has_begun, run_placed
     from kedge.recipe.schema import load_recipe
 
     console = out()
@@ -53,6 +56,7 @@ def run(
         with writing(folder), live_view(console, folder, is_shown=world.rank == 0):
             run_recipe(loaded, runs, is_resumed=is_resumed, say=say, world=world, device=device)
 
+    resume = resume or (if_begun and has_begun(folder))
     sets = [part for override in overrides or () for part in ("--set", override)]
     command = [sys.executable, "-P", "-m", "kedge.cli", "run", str(recipe), "--runs", str(runs), "--no-check", *sets]
     code = run_placed(loaded, folder, is_resumed=resume, command=command, check=check, run=run_here, say=say)

@@ -7,15 +7,16 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 from kedge.commands.checks.machine import gpus_of, num_sampling
-from kedge.core.errors import ConfigError, KedgeError, ProcessLost, RunError
+from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError
 from kedge.core.world import ALONE, World, once
 from kedge.recipe.placement import num_processes
 from kedge.recipe.schema import Recipe
-from kedge.runs.folder import Run
+from kedge.runs.folder import Run, status_of
 from kedge.runs.manifest import MANIFEST_NAME
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
@@ -51,8 +52,30 @@ def run_placed(
         check()
     if count > 1:
         return _run_launched(recipe, folder, count, is_resumed=is_resumed, command=command, say=say)
-    run(ALONE, None, is_resumed=is_resumed)
+    with alone(recipe) as world:
+        run(world, None, is_resumed=is_resumed)
     return 0
+
+
+def alone(recipe: Recipe) -> AbstractContextManager[World]:
+    """The world of a single process, whose weights are sharded all the same where the recipe says so."""
+    if recipe.settings.placement.weights == "replicate":
+        return nullcontext(ALONE)
+    from kedge.runtime.processes import sharding_alone
+
+    return sharding_alone(on_gpu=gpus_of(recipe.settings.device) is not None)
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether there is a run to go on with. One that a contract has stopped is not: what starts it again by itself, as
+    schedulers do, must not overrule the contract."""
+    if not (folder / MANIFEST_NAME).exists():
+        return False
+    if status_of(folder) == "stopped":
+        raise ContractStop(
+            f"{folder}: a contract of the recipe has stopped this run, and nothing starts it again but --resume"
+        )
+    return True
 
 
 def refuse_launch_from_script(recipe: Recipe) -> None:
@@ -92,6 +115,8 @@ def _run_joined(
     try:
         with joined(place, on_gpu=num_gpus is not None, timeout_s=placement.timeout) as world:
             world.write_stacks_to(folder / "stacks")
+            if placement.weights == "shard":
+                world.shard_weights(placement.shard_within)
             has_run = is_restarted and once(world, (folder / MANIFEST_NAME).exists)
             if not (is_resumed or has_run):
                 once(world, check)

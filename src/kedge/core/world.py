@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from kedge.core.errors import KedgeError, RunError
 
@@ -35,7 +35,8 @@ class Spent:
 
 
 class World(Protocol):
-    """Every method but `mine` is a meeting: all processes call it, in the same order, or the run ends with an error."""
+    """Every method but `mine` and `explaining` is a meeting: all processes call it, in the same order, or the run ends
+    with an error."""
 
     @property
     def rank(self) -> int:
@@ -44,6 +45,12 @@ class World(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def mesh(self) -> Any:
+        """The processes as torch's `DeviceMesh` where each holds a part of the weights of models that learn; None where
+        each holds all of them. On two dimensions the first has copies of the parts."""
+        ...
 
     def mine(self, parts: Sequence[T]) -> list[T]:
         """This process's share of parts that are sorted by size."""
@@ -65,16 +72,24 @@ class World(Protocol):
         """The value of process 0."""
         ...
 
+    def explaining(self) -> AbstractContextManager[None]:
+        """Within, errors of exchanges that are no meetings (sharded weights are gathered in the midst of a pass) say
+        which process is gone or hangs, as those of meetings do."""
+        ...
+
     def spent(self) -> list[Spent]:
         """What each process did since this was asked last, by rank; nothing is measured of one that is alone."""
         ...
 
 
 class Alone:
-    """A single process."""
+    """A single process; with a `mesh`, one that computes with sharded weights all the same."""
 
     rank = 0
     size = 1
+
+    def __init__(self, mesh: Any = None) -> None:
+        self.mesh = mesh
 
     def mine(self, parts: Sequence[T]) -> list[T]:
         return list(parts)
@@ -91,11 +106,31 @@ class Alone:
     def same(self, value: T) -> T:
         return value
 
+    def explaining(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def spent(self) -> list[Spent]:
         return []
 
 
 ALONE: World = Alone()
+
+
+class _Replicated:
+    """The processes of another world, each of which holds all weights."""
+
+    mesh = None
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+
+def replicated(world: World) -> World:
+    """The same processes for models whose weights each of them holds: those that do not learn here."""
+    return world if world.mesh is None else cast(World, _Replicated(world))
 
 
 def together(world: World, compute: Callable[[], T]) -> list[T]:
@@ -123,6 +158,19 @@ def share(parts: Sequence[T], rank: int, size: int) -> list[T]:
     places = (place % (2 * size) for place in range(len(parts)))
     owners = (place if place < size else 2 * size - 1 - place for place in places)
     return [part for part, owner in zip(parts, owners, strict=True) if owner == rank]
+
+
+def passes_of(world: World, parts: Sequence[T]) -> list[tuple[T, bool]]:
+    """This process's share of parts, each with whether it counts.
+
+    Where weights are sharded every process makes as many passes, for they gather weights together: one with fewer parts
+    computes the last of all once more, for nothing.
+    """
+    own = [(part, True) for part in world.mine(parts)]
+    if world.mesh is None or not parts:
+        return own
+    most = -(-len(parts) // world.size)
+    return own + [(parts[-1], False)] * (most - len(own))
 
 
 _acts_alone: ContextVar[bool] = ContextVar("acts_alone", default=False)

@@ -19,7 +19,7 @@ from kedge.core.protocols import Metrics, Tracker
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
 from kedge.core.stage import Stage
-from kedge.core.world import ALONE, World, acting_alone, once
+from kedge.core.world import ALONE, World, acting_alone, once, replicated
 from kedge.monitor.alerts import Alerts
 from kedge.monitor.trackers import open_trackers
 from kedge.monitor.trackers.forwarding import ForwardingTracker
@@ -207,6 +207,7 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
         context = Context(
             name=name,
             seed=seed,
+            split_seed=seed_for(recipe.round.first_seed, name) if recipe.round else seed,
             run=run,
             tracker=tracker,
             device=around.device,
@@ -216,9 +217,11 @@ def _run_stage(name: str, recipe: Recipe, plan: Plan, folder: Path, around: _Aro
             sources=once(world, lambda: files_to_read(links, sources, home, seed=seed)),
             say=around.say,
             stop=around.stop,
-            world=world,
+            world=world
+            if hasattr(recipe.stages[name], "micro_batch")
+            else replicated(world),  # only what learns is cut
         )
-        with report_peak_memory(tracker, context.device), few_host_threads(context.device):
+        with world.explaining(), report_peak_memory(tracker, context.device), few_host_threads(context.device):
             made = run_stage(context, recipe.stages[name])
         outputs.extend(once(world, lambda: _describe_outputs(run, stage, made)))
 

@@ -23,19 +23,16 @@ def _auto_or_count(processes: Any) -> Any:
     return processes
 
 
-def _replicated(weights: Any) -> Any:
-    if weights == "shard":
-        raise ValueError("sharded weights are not there yet: every process holds all weights (`replicate`)")
-    return weights
-
-
 class PlacementSettings(Section):
     """The processes that compute a run together. A resumed run may have other ones."""
 
     processes: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = 1
     """How many; `auto`: one for each GPU of this machine. Under torchrun and srun, those that they started."""
-    weights: Annotated[Literal["replicate"], BeforeValidator(_replicated)] = "replicate"
-    """`replicate`: every process holds all weights, and gradients are added up."""
+    weights: Literal["replicate", "shard"] = "replicate"
+    """`replicate`: every process holds all weights, and gradients are added up. `shard`: each holds a part of every
+    weight that learns, of its moments and of frozen models beside it (FSDP2)."""
+    shard_within: Literal["machine", "all"] = "machine"
+    """Whose processes hold all parts of a weight together: those of one machine, each machine with a copy, or all."""
     timeout: float = Field(default=600, gt=0, le=7 * 24 * 3600)
     """Seconds that one process may keep the others waiting before the run ends with its name."""
     restarts: int = Field(default=3, ge=0, le=1000)

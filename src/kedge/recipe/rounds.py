@@ -102,6 +102,7 @@ class Rounds:
         recipe = self.first if number == 1 else replace(self.whole, settings=self._settings(number))
         place = RoundPlace(
             number=number,
+            first_seed=self.first.settings.seed,
             previous=previous,
             made=self._made(number),
             kept=self._kept(number),

@@ -283,15 +283,16 @@ def _judged_rate(rounds: Rounds, home: Path) -> dict[str, Any] | None:
 
 
 def _agreement(home: Path) -> dict[str, Any]:
-    """α of those who labelled (people, or a panel of judges) and κ of a judge in the labels of a round, where they are
-    known."""
+    """α of those who labelled (people, or a panel of judges) and κ of judges with people, with its interval, in the
+    labels of a round, where they are known."""
     found: dict[str, Any] = {}
     for stage in runs_in(home):
         numbers = _read(stage / _AGREEMENT)
         for question in (numbers.get("agreement") or {}).values():
             found.setdefault("alpha", question.get("alpha", question.get("value")))
-        if numbers.get("kappa") is not None:
-            found.setdefault("kappa", numbers["kappa"])
+        if "kappa" not in found and numbers.get("kappa") is not None:
+            kappa = numbers["kappa"]
+            found |= {"kappa": kappa["value"], "kappa_low": kappa["low"], "kappa_high": kappa["high"]}
     return found
 
 

@@ -91,6 +91,8 @@ class RoundPlace:
     """Which round a recipe is, and what it finds there already."""
 
     number: int
+    first_seed: int
+    """The seed of round 1."""
     previous: str | None
     """The hash of the manifest of the round before."""
     made: Mapping[str, Made]

@@ -39,6 +39,10 @@ class CallFailed(Exception):
     """A call gave no usable reply; the message says why, without a key. Its rows have no score."""
 
 
+class Unreadable(CallFailed):
+    """There is a reply, and it does not say what it should; it was paid for."""
+
+
 class Refused(Exception):
     """The server answered with a status that means no. `wait_s` is how long it asks to wait, 0 where it does not."""
 
@@ -217,7 +221,7 @@ async def _call(attempt: _Attempt, endpoint: Endpoint, call: Call[T]) -> T:
         except Refused as refused:
             reason = str(refused)
             if refused.is_final:
-                raise _failed(endpoint, reason) from None
+                raise failed(endpoint, reason) from None
             wait_s = max(wait_s, refused.wait_s)
         except TimeoutError:
             reason = f"no whole reply within {endpoint.timeout_s:g} s"
@@ -229,7 +233,7 @@ async def _call(attempt: _Attempt, endpoint: Endpoint, call: Call[T]) -> T:
             reason = f"unusable reply: {error}"
         if number < endpoint.retries:
             await endpoint.sleep(wait_s)
-    raise _failed(endpoint, f"{reason} (tried {endpoint.retries + 1} times)")
+    raise failed(endpoint, f"{reason} (tried {endpoint.retries + 1} times)")
 
 
 async def _exchange(http: httpx2.AsyncClient, url: str, body: bytes) -> bytes:
@@ -244,10 +248,10 @@ async def _exchange(http: httpx2.AsyncClient, url: str, body: bytes) -> bytes:
     return bytes(received)
 
 
-def _failed(endpoint: Endpoint, reason: str) -> CallFailed:
+def failed(endpoint: Endpoint, reason: str, kind: type[CallFailed] = CallFailed) -> CallFailed:
     """What a server says in its reply may hold the key that it was sent."""
     text = f"{redacted(endpoint.url)}: {redacted(reason)}"
-    return CallFailed(text.replace(endpoint.key, HIDDEN) if endpoint.key else text)
+    return kind(text.replace(endpoint.key, HIDDEN) if endpoint.key else text)
 
 
 def _seconds(retry_after: str | None, now: datetime | None = None) -> float:

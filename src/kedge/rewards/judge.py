@@ -1,13 +1,15 @@
 """A language model as a judge, behind any OpenAI-compatible endpoint, that grades answers one by one.
 
 How it is asked and how its reply is read: `judge_protocol`; what it costs: `paid`; comparisons of two answers:
-`pairwise`. Left out: several votes, batching APIs.
+`pairwise`. A reply without a grade is asked for once more at a temperature, where it may be another one, and counted
+as unreadable at 0, where it would be the same. Left out: several votes, batching APIs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +20,7 @@ from kedge.core.answers import Answer
 from kedge.core.errors import ConfigError
 from kedge.core.files import cache_root, hash_bytes
 from kedge.core.suggest import did_you_mean
-from kedge.rewards.client import Call, CallFailed, all_of_it
+from kedge.rewards.client import Call, CallFailed, Unreadable
 from kedge.rewards.context import RewardContext
 from kedge.rewards.failures import ScoreResult, Source, unscored
 from kedge.rewards.judge_protocol import (
@@ -58,14 +60,27 @@ def make(settings: JudgeSource, context: RewardContext) -> Source:
             grade = partial(_grade, settings=settings, fence=fence, without=without_logprobs.append)
             # Two equal answers at a temperature may have two grades; at 0 they are asked about once.
             sample = row if settings.temperature else 0
-            requests[row] = Call(body=chat_body(settings, text, **more), read=all_of_it, keep=grade, sample=sample)
-        for row, result in zip(requests, calls.ask(list(requests.values())), strict=True):
-            results[row] = unscored(str(result)) if isinstance(result, CallFailed) else ScoreResult(result)
+            body = chat_body(settings, text, **more)
+            requests[row] = Call(body=body, read=_read_grade, keep=grade, sample=sample)
+        results |= _ask(calls, requests, asks_again=settings.temperature > 0)
         if without_logprobs:  # told here, because replies are read in another thread
             tell_once()
         return [results[row] for row in range(len(answers))]
 
     return Source(judge)
+
+
+def _ask(calls: PaidCalls, requests: Mapping[int, Call[float]], *, asks_again: bool) -> dict[int, ScoreResult]:
+    """The grades by row. With `asks_again` a reply without one gets a second chance, as a sample that is no row's."""
+    replies = dict(zip(requests, calls.ask(list(requests.values())), strict=True))
+    unreadable = [row for row, reply in replies.items() if isinstance(reply, Unreadable)]
+    if asks_again and unreadable:
+        again = [replace(requests[row], sample=-1 - row) for row in unreadable]
+        replies |= zip(unreadable, calls.ask(again), strict=True)
+    return {
+        row: unscored(str(reply)) if isinstance(reply, CallFailed) else ScoreResult(reply)
+        for row, reply in replies.items()
+    }
 
 
 def _paid_calls(settings: JudgeSource, context: RewardContext) -> PaidCalls:
@@ -84,12 +99,22 @@ def _paid_calls(settings: JudgeSource, context: RewardContext) -> PaidCalls:
     )
 
 
-def _grade(reply: Any, *, settings: JudgeSource, fence: str, without: Callable[[str], None]) -> float:
+def _read_grade(kept: float | Mapping[str, str]) -> float:
+    """The grade that was kept of a reply; a ValueError with the reason where it has none."""
+    if isinstance(kept, Mapping):
+        raise ValueError(kept["unreadable"])
+    return kept
+
+
+def _grade(reply: Any, *, settings: JudgeSource, fence: str, without: Callable[[str], None]) -> float | dict[str, str]:
     """The number in the reply; with log-probabilities, the mean of the grades under them. `without` is given
-    replies that have none."""
+    replies that have none. Why there is no number is kept too: it was paid for."""
     content = content_of(reply)
     scale = {"lowest": settings.lowest, "highest": settings.highest}
-    score = read_score(content, fence=fence, **scale)
+    try:
+        score = read_score(content, fence=fence, **scale)
+    except (ValueError, RecursionError) as error:
+        return {"unreadable": str(error)}
     if not settings.logprobs:
         return score
     try:

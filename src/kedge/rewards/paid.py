@@ -13,96 +13,39 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 
-from kedge.core.errors import ContractStop, DataError
+from kedge.core.errors import ContractStop
 from kedge.core.files import hash_bytes, run_errors, write_json
 from kedge.core.seeds import seed_for
-from kedge.rewards.client import Call, CallFailed, Client, Endpoint, Exchange, Pace, Refused, all_of_it, key_from
+from kedge.rewards.client import (
+    Call,
+    CallFailed,
+    Client,
+    Endpoint,
+    Exchange,
+    Pace,
+    Refused,
+    Unreadable,
+    all_of_it,
+    failed,
+    key_from,
+)
 from kedge.rewards.context import unheard
 from kedge.rewards.judge_protocol import chat_url
 from kedge.rewards.settings import Budget, JudgeEndpoint, Rate
+from kedge.rewards.spending.ledger import Ledger, SharedBudget
+from kedge.rewards.spending.tokens import BYTES_A_TOKEN, Estimate, Spent, Tokens, expected_tokens, usage_of
 
 T = TypeVar("T")
 
 LEDGER = "ledger.jsonl"
-BYTES_A_TOKEN = 4
-"""Of English, as JSON: what is not known yet is estimated by it. A token has at least one byte."""
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol, httpx2.InvalidURL)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """Of a call, or of several."""
-
-    prompt: int = 0
-    completion: int = 0
-
-    def __add__(self, other: Tokens) -> Tokens:
-        return Tokens(prompt=self.prompt + other.prompt, completion=self.completion + other.completion)
-
-    @property
-    def total(self) -> int:
-        return self.prompt + self.completion
-
-    def usd(self, budget: Budget | None) -> float:
-        """
-        >>> Tokens(prompt=1000, completion=500).usd(Budget(usd=1, input=2, output=8))
-        0.006
-        """
-        return 0.0 if budget is None else (self.prompt * budget.input + self.completion * budget.output) / 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """What calls cost; a run that was resumed counts from its beginning. Without prices `usd` is 0."""
-
-    calls: int = 0
-    """Replies that were paid for."""
-    kept: int = 0
-    """Calls since this process began whose replies were there already."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    usd: float = 0.0
-    estimated: int = 0
-    """Replies that do not say their tokens: four bytes count as one."""
-    lost: int = 0
-    """Attempts without a reply that may have been paid for: missed deadlines, lost connections, a killed run."""
-    lost_usd: float = 0.0
-    """The most that those cost; it counts in the budget."""
-
-    def in_words(self) -> str:
-        """
-        >>> Spent(calls=20, kept=3, prompt_tokens=9000, completion_tokens=800, usd=0.0123).in_words()
-        '20 calls paid, 3 kept from before, 9,000 + 800 tokens, 0.0123 USD'
-        """
-        words = f"{self.calls:,} calls paid, {self.kept:,} kept from before, "
-        words += f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens"
-        words += f", {self.usd:.4f} USD" if self.usd else ""
-        words += f"; {self.estimated:,} replies do not say their tokens, which are estimated" if self.estimated else ""
-        at_most = f" (up to {self.lost_usd:.4f} USD)" if self.lost_usd else ""
-        return words + (f"; {self.lost:,} calls without a reply may have been paid{at_most}" if self.lost else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Before the first call: what is to be sent, about how many tokens, and the most that replies may have."""
-
-    calls: int
-    kept: int
-    prompt_tokens: int
-    completion_tokens: int
-    usd: float
-
-    def in_words(self) -> str:
-        tokens = f"about {self.prompt_tokens:,} tokens sent, at most {self.completion_tokens:,} replied"
-        cost = f", up to {self.usd:,.2f} USD" if self.usd else ""
-        return f"{self.calls:,} calls ({self.kept:,} more are kept from before), {tokens}{cost}"
 
 
 class _OverBudget(CallFailed):
@@ -111,8 +54,8 @@ class _OverBudget(CallFailed):
 
 class PaidCalls:
     """The calls to one endpoint. `folder` keeps replies, and may be shared by runs; `ledger` is a file of what this one
-    paid and was replied, by default of what it paid, in the same folder. Without a folder nothing is kept. `note` is
-    given what there is to tell: a code, and words."""
+    paid and was replied, by default of what it paid, in the same folder. Without a folder nothing is kept. `shared` is
+    a budget that others spend of too. `note` is given what there is to tell: a code, and words."""
 
     def __init__(
         self,
@@ -123,27 +66,28 @@ class PaidCalls:
         rate: Rate | None,
         seed: int,
         ledger: Path | None = None,
+        shared: SharedBudget | None = None,
         note: Callable[[str, str], None] = unheard,
     ) -> None:
-        self._endpoint, self._seed, self._budget, self._note = endpoint, seed, budget, note
+        self._endpoint, self._seed, self._budget, self._shared, self._note = endpoint, seed, budget, shared, note
         self._url = chat_url(endpoint)
         self._folder = folder and folder / hash_bytes(f"{endpoint.url} {endpoint.model}".encode())[:16]
         self._pace = Pace(rate)
         self._ledger = Ledger(ledger or (folder and folder / LEDGER), budget, has_replies=ledger is not None)
+        if shared is not None:
+            shared.add(self._ledger)
         self._kept_calls = 0
         self._settled = asyncio.Condition()
-        self._is_over = False
-        self._client = Client(
-            Endpoint(
-                url=self._url,
-                timeout_s=endpoint.timeout_s,
-                retries=endpoint.retries,
-                backoff_s=endpoint.backoff_s,
-                workers=endpoint.workers,
-                key=key_from(endpoint.key_variable, kind="judge"),
-            ),
-            self._pay,
+        self._passed: tuple[float, str] | None = None
+        self._server = Endpoint(
+            url=self._url,
+            timeout_s=endpoint.timeout_s,
+            retries=endpoint.retries,
+            backoff_s=endpoint.backoff_s,
+            workers=endpoint.workers,
+            key=key_from(endpoint.key_variable, kind="judge"),
         )
+        self._client = Client(self._server, self._pay)
 
     @property
     def spent(self) -> Spent:
@@ -153,7 +97,7 @@ class PaidCalls:
         """Calls, tokens and money of what is not kept yet."""
         keys = {self._key(call): call for call in calls}
         new = [call for key, call in keys.items() if self._row(key) is None]
-        tokens = sum((_expected(call.body) for call in new), start=Tokens())
+        tokens = sum((expected_tokens(call.body) for call in new), start=Tokens())
         return Estimate(
             calls=len(new),
             kept=len(keys) - len(new),
@@ -165,7 +109,7 @@ class PaidCalls:
     def ask(self, calls: Sequence[Call[T]]) -> list[T | CallFailed]:
         """What each call gives, in their order; one without a reply, or with one that cannot be read, fails alone. What
         is kept is never asked for again. Past the budget a ContractStop, with everything kept."""
-        self._is_over = False  # a refused call may have been a long one
+        self._passed = None  # a refused call may have been a long one
         if in_flight := self._ledger.settle_open(self._row):
             words = f"{in_flight:,} calls to {self._endpoint.model} were in flight when the run ended: they are asked"
             self._note("calls.lost", f"{words} again, and the budget counts them as paid")
@@ -195,12 +139,12 @@ class PaidCalls:
         try:
             return call.read(row)
         except (ValueError, RecursionError) as error:
-            return CallFailed(f"{self._endpoint.model}: unusable reply: {error}")
+            return failed(self._server, f"unusable reply: {error}", Unreadable)
 
     def _over_budget(self, unasked: int) -> str:
-        usd = self._budget.usd if self._budget else 0.0
+        usd, whose = self._passed or (0.0, self._endpoint.model)
         return (
-            f"budget of {usd:g} USD for {self._endpoint.model}: {self.spent.in_words()}; the next call could pass it, "
+            f"budget of {usd:g} USD for {whose}: {self.spent.in_words()}; the next call could pass it, "
             f"and {unasked:,} are not asked. Every reply is kept: raise budget.usd, and --resume asks the rest"
         )
 
@@ -223,7 +167,7 @@ class PaidCalls:
 
     async def _pay(self, exchange: Exchange, call: Call[Any]) -> bytes:
         """One attempt: waits for its turn and for money, sends, keeps the reply, and writes down what it cost."""
-        key, expected, most = self._key(call), _expected(call.body), _expected(call.body, a_token=1)
+        key, expected, most = self._key(call), expected_tokens(call.body), expected_tokens(call.body, a_token=1)
         await self._pace.turn(expected.total)
         await self._reserve(key, most)
         tokens: Tokens | None = None
@@ -255,15 +199,25 @@ class PaidCalls:
     async def _reserve(self, key: str, most: Tokens) -> None:
         """Wait until the call fits the budget beside those in flight; where nothing is in flight it never will."""
         async with self._settled:
-            while self._budget is not None and self._ledger.most_usd(most) > self._budget.usd and not self._is_over:
+            while self._passed is None and (ceiling := self._ceiling(most)) is not None:
                 if self._ledger.in_flight:
                     await self._settled.wait()
                 else:
-                    self._is_over = True
+                    self._passed = ceiling
                     self._settled.notify_all()
-            if self._is_over:
+            if self._passed is not None:
                 raise _OverBudget("not asked: it could pass the budget")
             self._ledger.sent(key, most)
+
+    def _ceiling(self, most: Tokens) -> tuple[float, str] | None:
+        """The budget that a call could pass, and whose it is: the endpoint's own, or one that others spend of too."""
+        if self._budget is not None and self._ledger.most_usd(most) > self._budget.usd:
+            return self._budget.usd, self._endpoint.model
+        if self._shared is not None and self._shared.most_usd + most.usd(self._budget) > self._shared.usd:
+            others = self._shared.most_usd - self._ledger.most_usd(Tokens())
+            whose = f"all judges together, of which {others:.4f} USD are spent by others than {self._endpoint.model}"
+            return self._shared.usd, whose
+        return None
 
     def _keep(self, key: str, kept: Any, tokens: Tokens) -> None:
         if (file := self._file(key)) is None:
@@ -271,124 +225,3 @@ class PaidCalls:
         with run_errors("keep a reply in", file):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, {"reply": kept, "tokens": asdict(tokens), "at": time.time()})
-
-
-class Ledger:
-    """What was sent and what it cost, a line each, read again by a run that is resumed.
-
-    A call is `sent` with the most that it may cost, and ends as `paid`, `refused` (it cost nothing) or `lost` (nobody
-    knows). Prices are not written down: tokens are, so that a corrected price corrects what was spent.
-    """
-
-    def __init__(self, file: Path | None, budget: Budget | None, *, has_replies: bool) -> None:
-        self._file, self._budget, self._has_replies = file, budget, has_replies
-        self.replies: dict[str, tuple[Any, Tokens]] = {}
-        self._open: dict[str, Tokens] = {}
-        self._paid = self._lost = Tokens()
-        self._calls = self._estimated = self._lost_calls = 0
-        if file is not None and file.exists():
-            self._read(file)
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._open)
-
-    @property
-    def spent(self) -> Spent:
-        return Spent(
-            calls=self._calls,
-            prompt_tokens=self._paid.prompt,
-            completion_tokens=self._paid.completion,
-            usd=self._paid.usd(self._budget),
-            estimated=self._estimated,
-            lost=self._lost_calls,
-            lost_usd=self._lost.usd(self._budget),
-        )
-
-    def most_usd(self, more: Tokens) -> float:
-        """What is spent at most once everything in flight is paid, and `more` too."""
-        return sum((self._paid, self._lost, *self._open.values()), start=more).usd(self._budget)
-
-    def settle_open(self, kept: Callable[[str], tuple[Any, Tokens] | None]) -> int:
-        """End what was in flight when the last process did; how many of them have no reply."""
-        lost = 0
-        for key in list(self._open):
-            row = kept(key)
-            if row is None:
-                lost += 1
-                self.unpaid(key, "lost")
-            else:
-                self.paid(key, row[1], reply=row[0])
-        return lost
-
-    def sent(self, key: str, most: Tokens) -> None:
-        self._note({"sent": key, **asdict(most)})
-
-    def paid(self, key: str, tokens: Tokens, **more: Any) -> None:
-        """`more` is the `reply`, where it can be used, and whether its tokens are `estimated`."""
-        written = {name: value for name, value in more.items() if name != "reply" or self._has_replies}
-        self._note({"paid": key, **asdict(tokens), **written})
-
-    def unpaid(self, key: str, how: Literal["refused", "lost"]) -> None:
-        self._note({how: key})
-
-    def _note(self, line: dict[str, Any]) -> None:
-        self._count(line)
-        if self._file is None:
-            return
-        with run_errors("write down what is paid in", self._file):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("ab", buffering=0) as file:
-                file.write(json.dumps(line).encode() + b"\n")
-
-    def _count(self, line: dict[str, Any]) -> None:
-        match line:
-            case {"sent": key, "prompt": prompt, "completion": completion}:
-                self._open[key] = Tokens(prompt=prompt, completion=completion)
-            case {"paid": key, "prompt": prompt, "completion": completion}:
-                self._open.pop(key, None)
-                tokens = Tokens(prompt=prompt, completion=completion)
-                self._paid, self._calls = self._paid + tokens, self._calls + 1
-                self._estimated += bool(line.get("estimated"))
-                if "reply" in line:
-                    self.replies[key] = line["reply"], tokens
-            case {"refused": key}:
-                self._open.pop(key, None)
-            case {"lost": key}:
-                self._lost += self._open.pop(key, Tokens())
-                self._lost_calls += 1
-            case _:
-                raise DataError(f"{self._file}: this is no line of a ledger: {json.dumps(line)[:120]}")
-
-    def _read(self, file: Path) -> None:
-        """All whole lines; one that a killed process did not end is cut off, because what it says was not done yet."""
-        data = file.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            with file.open("r+b") as opened:
-                opened.truncate(whole)
-        for number, line in enumerate(data[:whole].splitlines(), start=1):
-            try:
-                self._count(json.loads(line))
-            except ValueError as error:
-                raise DataError(f"{file}:{number}: this is no line of a ledger: {error}") from error
-
-
-def usage_of(reply: Any) -> Tokens | None:
-    """What a reply says of its tokens; None where it says nothing that can be believed.
-
-    >>> usage_of({"usage": {"prompt_tokens": 12, "completion_tokens": 3}})
-    Tokens(prompt=12, completion=3)
-    """
-    match reply:
-        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
-            return Tokens(prompt=prompt, completion=completion) if prompt >= 0 and completion >= 0 else None
-        case _:
-            return None
-
-
-def _expected(body: bytes, *, a_token: int = BYTES_A_TOKEN) -> Tokens:
-    """About how many tokens a request has, and the most that its reply may have."""
-    request = json.loads(body)
-    longest = int(request.get("max_tokens") or request.get("max_completion_tokens") or 0) * int(request.get("n") or 1)
-    return Tokens(prompt=-(-len(body) // a_token), completion=longest)

@@ -29,8 +29,10 @@ from kedge.rewards.judge_protocol import (
     rubric_of,
     token_at,
 )
-from kedge.rewards.paid import Estimate, PaidCalls
+from kedge.rewards.paid import PaidCalls
 from kedge.rewards.settings import PairwiseJudge
+from kedge.rewards.spending.ledger import SharedBudget
+from kedge.rewards.spending.tokens import Estimate
 
 _VARIABLES = ("prompt", "first", "second", "principle", "axes", "fence")
 _WINS = {"a": 1.0, "b": 0.0, "tie": 0.5}
@@ -77,7 +79,8 @@ class BothOrders:
 
 
 class Panelist:
-    """One judge, ready to compare. What it replies is kept in `cache`, if that is given, and what it costs in `ledger`.
+    """One judge, ready to compare. What it replies is kept in `cache`, if that is given, and what it costs in `ledger`;
+    `shared` is the budget of a panel.
 
     With `by_principle` every pair names the principle that it is compared by.
     """
@@ -89,6 +92,7 @@ class Panelist:
         *,
         cache: Path | None = None,
         ledger: Path | None = None,
+        shared: SharedBudget | None = None,
         by_principle: bool = False,
     ) -> None:
         self.name = settings.label
@@ -107,6 +111,7 @@ class Panelist:
             rate=settings.rate,
             seed=context.seed,
             ledger=ledger,
+            shared=shared,
             note=context.note,
         )
 

@@ -15,6 +15,7 @@ from kedge.core import plugins
 from kedge.core.findings import Finding
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
+from kedge.models.settings import LoraSettings
 from kedge.rollout.settings import SamplingSettings, StreamSettings
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class GeneratorUse:
     """Bits a weight of a frozen base; 16 where nothing is quantised."""
     is_mismatch_measured: bool
     """Whether the trainer computes the log-probs of the answers once more."""
+    lora: LoraSettings | None = None
+    """The adapter that the policy is; None where all of its weights learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
 from kedge.core.settings import Section
+
+_PARTIAL: Final = frozenset({"partial", "partial_rollouts", "partial_rollout", "in_flight", "in_flight_updates"})
+"""What other tools call an answer that goes on under new weights."""
 
 
 class StreamSettings(Section):
@@ -15,6 +19,17 @@ class StreamSettings(Section):
     lag: int = Field(default=0, ge=0, le=64)
     """Batches that are sampled ahead: the answers of a batch are at most so many versions of the policy old. 0 is
     strictly on-policy."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_partial_rollouts(cls, given: Any) -> Any:
+        names = sorted(_PARTIAL & given.keys()) if isinstance(given, Mapping) else []
+        if names:
+            raise ValueError(
+                f"{names[0]}: answers that go on under new weights (partial rollouts) are not there: every answer is "
+                "of one version of the weights, by which it is corrected; `lag` samples whole batches ahead"
+            )
+        return given
 
 
 def lag_of(generator: Section) -> int:

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kedge.core.errors import ConfigError, ProcessError, ProcessLost
-from kedge.core.world import Spent, share
+from kedge.core.errors import ConfigError, KedgeError, ProcessError, ProcessLost
+from kedge.core.world import Alone, Spent, World, share
 from kedge.runtime.watch import Watch
 
 T = TypeVar("T")
+Within = Literal["machine", "all"]
+"""Whose processes hold all parts of a weight together."""
 
 _BUCKET_BYTES = 256 * 2**20
 """Tensors are added together up to this size: a meeting costs more than a little memory."""
@@ -44,6 +48,7 @@ class ProcessWorld:
     def __init__(self, watch: Watch | None = None, *, timeout_s: float = 0.0, on_gpu: bool = False) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.watch = watch
+        self.mesh: Any = None
         self._timeout_s = timeout_s
         self._on_gpu = on_gpu
         self._waiting = self._communicating = 0.0
@@ -53,6 +58,11 @@ class ProcessWorld:
         """Where this process writes what it was doing, should another one hang."""
         if self.watch is not None:
             self.watch.stacks = folder
+
+    def shard_weights(self, within: Within = "machine") -> None:
+        """From here on each process holds a part of every weight: all meet, and say on which machine they are."""
+        machines = self.gather(socket.gethostname())
+        self.mesh = make_mesh(*mesh_shape(machines, within), on_gpu=self._on_gpu)
 
     def mine(self, parts: Sequence[T]) -> list[T]:
         return share(parts, self.rank, self.size)
@@ -113,15 +123,29 @@ class ProcessWorld:
         except RuntimeError as error:
             if isinstance(error, ProcessError) or self.watch is None:
                 raise
-            is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-            if (heard := self.watch.heard(wait_s=0.5 if is_late else 5.0)) is not None:
-                raise heard from error
-            if is_late:
-                raise self.watch.hang(self._timeout_s) from error
-            raise ProcessLost(f"process {self.rank} cannot reach the others any more: {error}") from error
+            raise self._why_apart(error, self.watch) from error
         finally:
             if self.watch is not None:
                 self.watch.is_waiting = False
+
+    @contextmanager
+    def explaining(self) -> Generator[None]:
+        """The same for exchanges that are no meetings: those of FSDP2."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, KedgeError) or self.watch is None or not _is_of_exchange(error):
+                raise
+            raise self._why_apart(error, self.watch) from error
+
+    def _why_apart(self, error: RuntimeError, watch: Watch) -> BaseException:
+        """The error that ended another process, who hangs, or that the others are gone."""
+        is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        if (heard := watch.heard(wait_s=0.5 if is_late else 5.0)) is not None:
+            return heard
+        if is_late:
+            return watch.hang(self._timeout_s)
+        return ProcessLost(f"process {self.rank} cannot reach the others any more: {error}")
 
     def _compare(self, purpose: int) -> None:
         own = torch.tensor([purpose])
@@ -131,6 +155,37 @@ class ProcessWorld:
             said = ", ".join(f"process {rank} {_PURPOSES[int(other)]}" for rank, other in enumerate(purposes))
             heard = self.watch.heard() if self.watch and not _is_handling() else None
             raise heard or ProcessError(f"the processes of this run have come apart: {said}")
+
+
+def mesh_shape(machines: Sequence[str], within: Within) -> tuple[int, int]:
+    """How many copies of the parts there are, and how many parts; `machines` are those of the processes, by rank.
+
+    >>> mesh_shape(["a", "a", "b", "b"], "machine"), mesh_shape(["a", "a", "b", "b"], "all")
+    ((2, 2), (1, 4))
+    """
+    if within == "all":
+        return 1, len(machines)
+    blocks = [[*ranks] for _, ranks in groupby(machines)]
+    if len({len(block) for block in blocks}) > 1 or len(blocks) != len({*machines}):
+        counts = ", ".join(f"{block[0]}: {len(block)}" for block in blocks)
+        raise ConfigError(
+            "placement.shard_within: machine needs as many processes on every machine, in the order of their numbers; "
+            f"found {counts}. Start as many on each, or set placement.shard_within: all"
+        )
+    return len(blocks), len(blocks[0])
+
+
+def make_mesh(copies: int, parts: int, *, on_gpu: bool) -> Any:
+    """The processes of the group that has been joined, for sharded weights."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape, names = ((parts,), ("shard",)) if copies == 1 else ((copies, parts), ("replicate", "shard"))
+    return init_device_mesh("cuda" if on_gpu else "cpu", shape, mesh_dim_names=names)
+
+
+def _is_of_exchange(error: RuntimeError) -> bool:
+    """Whether torch's backends of exchange say it: gloo has no error of its own."""
+    return isinstance(error, cast(Any, dist).DistError) or any(name in str(error) for name in ("gloo", "NCCL"))
 
 
 def _is_handling() -> bool:
@@ -234,9 +289,12 @@ def joined(place: Place, *, on_gpu: bool, timeout_s: float) -> Generator[Process
     try:
         store, rank, size = next(cast(Any, dist).rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(
-            backend, store=cast(Any, dist).PrefixStore("group", store), rank=rank, world_size=size, timeout=timeout
+            _backend(on_gpu),
+            store=cast(Any, dist).PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
         )
     except (RuntimeError, ValueError) as error:
         raise ProcessLost(
@@ -251,3 +309,18 @@ def joined(place: Place, *, on_gpu: bool, timeout_s: float) -> Generator[Process
         raise
     watch.close()
     dist.destroy_process_group()
+
+
+@contextmanager
+def sharding_alone(*, on_gpu: bool) -> Generator[World]:
+    """Within, this process is a group of one, which computes with sharded weights as several would."""
+    store = cast(Any, dist).TCPStore("127.0.0.1", 0, 1, is_master=True)
+    dist.init_process_group(_backend(on_gpu), store=store, rank=0, world_size=1)
+    try:
+        yield Alone(make_mesh(1, 1, on_gpu=on_gpu))
+    finally:
+        dist.destroy_process_group()
+
+
+def _backend(on_gpu: bool) -> str:
+    return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"

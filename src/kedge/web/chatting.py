@@ -179,7 +179,8 @@ def _drawn(site: Site, project: Project, models: Sequence[ChatModel]) -> list[st
 
 
 def talk(site: Site, project: Project, chat: Chat | None) -> str:
-    """The conversation as a part of the page; the names of models only once it has ended."""
+    """The conversation as a part of the page, with the votes that the project accepts; the names of models only once it
+    has ended."""
     names = votes_by_model(site.store, chat) if chat is not None and chat.ended else []
-    can_edit = "edit" in project.questions
-    return fragment("talk.html.j2", chat=chat, names=names, steps=STEPS, can_edit=can_edit)
+    asks, can_edit = project.questions.get("pair") or {}, "edit" in project.questions
+    return fragment("talk.html.j2", chat=chat, names=names, steps=STEPS, asks=asks, can_edit=can_edit)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import pytest
 import torch
@@ -30,6 +31,8 @@ from kedge.models.training.objectives import imitation
 from kedge.models.training.passes import WHOLE_STEP, Cut
 from kedge.models.training.train_step import learning_rate, trained_weights
 from kedge.runs.state import load_state, save_state
+
+T = TypeVar("T")
 
 
 def batches(seed: int, *, rows: int = 2) -> Cut[Batch]:
@@ -77,6 +80,9 @@ class NoBackbone:
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def computing(self, compute: Callable[[], T]) -> T:
+        return compute()
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         raise NotImplementedError

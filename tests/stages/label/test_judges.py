@@ -20,6 +20,8 @@ from kedge.models.loading.tiny import make_tiny
 from kedge.rewards.judge_protocol import COMPARISON
 from kedge.testing.stub_judge import StubJudge
 
+RUBRICS = (("first", COMPARISON), ("second", COMPARISON + " "))
+"""Two judges of one server whose requests differ."""
 WITHOUT = {"without": "a test of the stage, not of the judge"}
 TRUSTED: dict[str, Any] = {
     "items": 300,
@@ -210,6 +212,88 @@ def test_the_budget_stops_with_everything_kept_and_a_larger_one_goes_on(
     told = numbers(runs / "loop/ai")["judges"][0]["spent"]
     assert told["calls"] == 60
     assert told["usd"] == pytest.approx(spent(), rel=0.1)
+
+
+def test_a_panel_has_one_budget_that_a_crash_does_not_renew(
+    tiny: Path, kedge: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = {"usd": 0.3, "input": 10.0, "output": 100.0}
+    with StubJudge(crash_at=17) as stub:
+        by = [judge(stub, name=name, max_tokens=30, retries=0, workers=1, rubric=rubric) for name, rubric in RUBRICS]
+        tasks = [task(number) for number in range(12)]
+        file, runs = write_recipe(tmp_path, tiny, tasks, by, budget=budget), tmp_path / "runs"
+        ledgers = runs / "loop/ai/calls"
+
+        def spent() -> dict[str, float]:
+            """By judge, as the ledgers have it: calls that were lost count with the most that they may cost."""
+            usd: dict[str, float] = {}
+            for ledger in sorted(ledgers.glob("*.jsonl")):
+                sent, costs = {}, []
+                for line in lines(ledger):
+                    sent |= {line["sent"]: line} if "sent" in line else {}
+                    costs += [line] if "paid" in line else [sent[line["lost"]]] if "lost" in line else []
+                usd[ledger.stem] = sum(cost["prompt"] * 10e-6 + cost["completion"] * 100e-6 for cost in costs)
+            return usd
+
+        assert kedge("run", file, "--runs", runs, "--no-check") == 1
+        before = spent()
+        assert set(before) == {"0-first"}
+        stub.revive()
+        assert kedge("run", file, "--runs", runs, "--no-check", "--resume") == 3
+        words = " ".join(capsys.readouterr().err.split())
+        assert "budget of 0.3 USD for all judges together, of which" in words
+        assert "USD are spent by others than stub" in words
+        after = spent()
+        assert after["1-second"] > 0
+        assert before["0-first"] < after["0-first"]
+        assert 0.25 < sum(after.values()) <= 0.3
+        resume = ("run", file, "--runs", runs, "--no-check", "--resume")
+        assert kedge(*resume) == 3  # nothing more fits
+        assert spent() == after
+        assert kedge(*resume, "--set", "stages.ai.budget.usd=9") == 0
+        told = numbers(runs / "loop/ai")
+        assert [row["spent"]["calls"] for row in told["judges"]] == [24, 24]
+        assert told["usd"] == sum(row["spent"]["usd"] for row in told["judges"])
+        assert told["budget"]["usd"] == 9
+        assert set(stub.paid.values()) == {1}
+
+
+def people_say(row: dict[str, Any], better: int, **more: Any) -> dict[str, Any]:
+    """A pair as people's labels are exported, of a task of two answers."""
+    texts = [answer["text"] for answer in row["answers"]]
+    return {"prompt": row["prompt"], "chosen": texts[better], "rejected": texts[1 - better], **more}
+
+
+def test_judges_are_measured_beside_people_on_what_both_labelled(
+    stub: StubJudge, tiny: Path, kedge: Callable[..., int], tmp_path: Path
+) -> None:
+    """The judge says what the worths say: first, second, first, … People agree on ten of twelve, and tie on one."""
+    tasks = [task(number, (3, 1) if number % 2 == 0 else (1, 3)) for number in range(30)]
+    right = [people_say(row, number % 2) for number, row in enumerate(tasks[:10])]
+    others = [people_say(tasks[10], 1), people_say(tasks[11], 0, certainty=0.5), people_say(task(99), 0)]
+    (tmp_path / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*right, *others]))
+    file = write_recipe(tmp_path, tiny, tasks, judge(stub), beside="people.jsonl")
+    assert kedge("run", file, "--runs", tmp_path / "runs") == 0
+    told = numbers(tmp_path / "runs/loop/ai")
+    # Of 12, 10 agree. Judge: 6 first, 6 second; people: 5 first, 6 second, 1 tie. Chance: (6·5 + 6·6) / 144.
+    expected = 66 / 144
+    assert told["kappa"]["value"] == pytest.approx((10 / 12 - expected) / (1 - expected))
+    assert told["kappa"]["low"] < told["kappa"]["value"] < told["kappa"]["high"]
+    assert told["kappa"]["count"] == 12
+    assert told["people_agreement"]["value"] == pytest.approx(10 / 12)
+    assert told["judges"][0]["kappa"] == told["kappa"]
+    page = (tmp_path / "runs/loop/ai/label-report.html").read_text()
+    assert "on the 12 comparisons that both labelled" in page
+
+
+def test_people_who_labelled_other_tasks_are_refused_before_anything_is_paid(
+    stub: StubJudge, tiny: Path, kedge: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "people.jsonl").write_text(json.dumps(people_say(task(99), 0)) + "\n")
+    file = write_recipe(tmp_path, tiny, [task(0)], judge(stub), beside="people.jsonl")
+    assert kedge("run", file, "--runs", tmp_path / "runs", "--no-check") == 2
+    assert "none of its 1 pairs is about two answers of these tasks" in " ".join(capsys.readouterr().err.split())
+    assert stub.calls == 0
 
 
 BIASES: dict[str, Any] = {"position": 0.2, "length": 1.0, "strength": 1.0, "garbage": 0.05, "too_many": 0.05}
@@ -429,6 +513,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "weighted": ({}, {"settle": "weighted"}, "which judges are not asked"),
     "people too": ({}, {"by": [{"kind": "people", "project": "x"}, {"kind": "judge"}]}, "make two stages `label`"),
+    "budget of people": (
+        {},
+        {"by": {"kind": "people", "project": "x"}, "budget": {"usd": 4, "input": 1, "output": 1}},
+        "budget is for judges",
+    ),
     "alpha alone": ({}, {"need": {"alpha": 0.3}}, "no task is labelled by two judges"),
     "questions": ({}, {"questions": ["thumb"]}, "questions is for people"),
     "a key in the open": ({"url": "http://judge.example/v1", "key_variable": "K"}, {}, "unencrypted"),

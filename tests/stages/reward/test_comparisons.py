@@ -65,7 +65,7 @@ def test_pairs_and_rankings_become_comparisons_with_their_own_facts(write: Write
     tied = {"prompt": "question 4", "answers": ["a", "b", "c"], "rank": [1, 1, 1]}
     harmless = write("harmless.jsonl", jsonl(ranking, tied))
 
-    found = read_comparisons([str(helpful), str(harmless)], encoder(), use_margin=True)
+    found = read_comparisons([str(helpful), str(harmless)], encoder(), use_margin=True, objectives=2)
     assert [one.ranked.objective for one in found] == [0, 0, 1]  # everything ties in the last ranking: left out
     assert [one.ranked.rank for one in found] == [(1, 2), (1, 2), (2, 1, 2)]
     assert [one.ranked.margin for one in found] == [0.5, 0.0, 0.0]
@@ -74,6 +74,10 @@ def test_pairs_and_rankings_become_comparisons_with_their_own_facts(write: Write
     assert [one.where for one in found] == [f"{helpful}:1", f"{helpful}:2", f"{harmless}:1"]
     assert found[2].answer_texts == ("assistant: a", "assistant: bb", "assistant: ccc")
     assert [bytes(answer[-4:-1]) for answer in found[2].ranked.answers] == [b"t\na", b"\nbb", b"ccc"]
+
+    of_one = read_comparisons([str(helpful), str(harmless)], encoder(), use_margin=True)
+    assert [item.ranked.objective for item in of_one] == [0, 0, 0]
+    assert [item.where for item in of_one] == [item.where for item in found]
 
     unasked = read_comparisons([str(helpful)], encoder(), use_margin=False)
     assert [one.ranked.margin for one in unasked] == [0.0, 0.0]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kedge.core.errors import ContractStop, DataError, ModelError
+from kedge.core.errors import ConfigError, ContractStop, DataError, ModelError
 from kedge.core.files import hash_folder
 from kedge.models.loading.tiny import make_tiny
 from kedge.models.reward.ensemble import load_ensemble
@@ -120,6 +120,28 @@ def test_two_objectives_pairs_for_one_and_rankings_for_the_other(run: Run) -> No
     scores_BK = reward.score_tokens(batch["input_ids"], batch["attention_mask"].bool())
     torch.testing.assert_close(scores_BK.mean(dim=0), torch.zeros(2), rtol=0, atol=1e-5)
     assert reward.facts.normaliser.std == (1.0, 1.0)
+
+
+def test_a_list_of_files_is_learnt_as_one_objective(run: Run) -> None:
+    folder = run(
+        "data: [p.jsonl, k.jsonl], heldout: [ph.jsonl, kh.jsonl]",
+        p=toy.pairs(40, 1),
+        k=rankings(40, 5),
+        ph=toy.pairs(20, 2),
+        kh=rankings(20, 6),
+    )
+    assert len(metrics(folder)) == 10
+    assert_plain_transformers_agrees(folder / "model", ("reward",))
+
+
+def test_a_run_that_was_not_checked_refuses_files_that_no_objective_has(run: Run) -> None:
+    with pytest.raises(
+        ConfigError, match=r"stages\.reward\.data: 3 file\(s\) of `data` for 2 objectives \(helpful, brief"
+    ):
+        run(
+            "data: [p.jsonl, q.jsonl, r.jsonl], objectives: [helpful, brief]",
+            **{name: toy.pairs(40, 1) for name in "pqr"},
+        )
 
 
 def test_lora_members_share_a_base_that_stays_as_it_was(run: Run, tmp_path: Path) -> None:

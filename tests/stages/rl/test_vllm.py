@@ -19,7 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "rollout"))
 
 from fake_vllm import interpreter
 
+from kedge.core.errors import GeneratorError
 from kedge.rollout.vllm import generator as vllm
+from kedge.rollout.vllm.http import Api
+from kedge.rollout.vllm.shared import GPUMemory
 from kedge.runs.folder import Run, status_of
 from kedge.stages.ppo.settings import STAGE, PPOSettings
 from kedge.stages.rl import run as rl_run
@@ -149,6 +152,71 @@ def without_mismatch(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name != "policy/mismatch"}
 
 
+def test_a_run_sends_its_adapter_alone(
+    ppo_recipe: Recipe, kedge: Kedge, records: Records, generator: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {"roles": "lora", "memory": {"lora": {"rank": 2, "targets": ["q_proj", "down_proj"]}}}
+    recipe = ppo_recipe(tmp_path, generator={**generator, "sync": "adapter"}, kl={"limit": 100.0}, **settings)
+    assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 0
+    stage = tmp_path / "runs/short/ppo"
+    lines = records(stage / "metrics.jsonl")
+    assert max(line["policy/mismatch"] for line in lines) < 1e-5
+    log = (stage / "vllm/server-0.log").read_text()
+    assert '"--enable-lora": "", "--max-lora-rank": "8"' in log
+    names = [line.split()[1] for line in log.splitlines() if line.startswith("adapter")]
+    assert names == ["kedge-trial-down_proj", "kedge-trial-q_proj", "kedge-0-1", "kedge-1-2", "kedge-2-3"]
+    assert not (stage / "vllm/weights").exists()
+
+
+@pytest.mark.parametrize("is_compared", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_on_shared_gpus_that_vllm_does_not_free_goes_on_later_and_gives_the_numbers_of_other_gpus(
+    is_compared: bool,
+    ppo_recipe: Recipe,
+    kedge: Kedge,
+    records: Records,
+    generator: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(vllm, "gpu_memory", lambda device: GPUMemory(free=60 << 30, total=80 << 30))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    recipe = ppo_recipe(tmp_path, generator={**generator, "gpus": "shared"})
+    sleep, calls = Api.sleep, list[int]()
+
+    def insomnia(api: Api, level: int) -> None:
+        calls.append(level)
+        if len(calls) == 3:  # after the start, the first batch, the second
+            raise GeneratorError("HTTP 500: Worker failed: no sleep")
+        sleep(api, level)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Api, "sleep", insomnia)
+        assert kedge("run", recipe, "--runs", tmp_path / "runs", "--no-check") == 1
+    told = "".join(capsys.readouterr())
+    assert "vLLM does not sleep, and what learns needs its memory (HTTP 500: Worker failed: no sleep)" in told
+    assert "asleep level=2" in told  # the end of its log
+    stage = tmp_path / "runs/short/ppo"
+    assert Run.open(stage, for_writing=False).checkpoints.steps() == [0, 1]
+    assert kedge("run", recipe, "--runs", tmp_path / "runs", "--resume") == 0
+    lines = records(stage / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert max(line["policy/mismatch"] for line in lines) < 1e-5
+    if is_compared:
+        undisturbed = ppo_recipe(tmp_path / "undisturbed", generator=generator)
+        assert kedge("run", undisturbed, "--runs", tmp_path / "undisturbed/runs", "--no-check") == 0
+        expected = records(tmp_path / "undisturbed/runs/short/ppo/metrics.jsonl")
+        assert [without_mismatch(line) for line in lines] == [without_mismatch(line) for line in expected]
+
+
+def test_sharing_gpus_is_refused_where_a_recipe_learns_on_the_cpu(
+    ppo_recipe: Recipe, kedge: Kedge, generator: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kedge("check", ppo_recipe(tmp_path, generator={**generator, "gpus": "shared"})) == 2
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "generator.gpus is shared, and this recipe learns on the CPU here: vLLM sleeps on NVIDIA GPUs alone" in told
+
+
 @pytest.mark.slow
 def test_a_run_of_two_processes_that_loses_its_server_gives_the_numbers_of_one(
     ppo_recipe: Recipe, records: Records, tmp_path: Path
@@ -192,10 +260,24 @@ def test_greedy_answers_of_a_baseline_come_from_the_same_server(
     assert max(line["policy/mismatch"] for line in lines) < 1e-5
 
 
+ADAPTER: dict[str, Any] = {"roles": "lora", "generator": {"sync": "adapter"}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "neither": ({"generator": {"kind": "vllm"}}, "needs `python`"),
     "both": ({"generator": {"python": "python", "servers": ["http://a:1"]}}, "both are given"),
-    "shared": ({"generator": {"python": "python", "gpus": "shared"}}, "not built"),
+    "no share": ({"generator": {"gpus": "shard"}}, "from 0 to 1024, or shared (those that learn); found 'shard'"),
+    "shared lag": ({"generator": {"gpus": "shared", "lag": 1}}, "nothing is sampled ahead: lag must be 0, found 1"),
+    "shared given": ({"generator": {"servers": ["http://a:1"], "gpus": "shared"}}, "for servers that Kedge starts"),
+    "shared memory": ({"generator": {"gpus": "shared", "extra": {"gpu_memory_utilization": 0.3}}}, "is that share"),
+    "much": ({"generator": {"gpus": "shared", "memory_share": 1.5}}, "share of each GPU between 0 and 1 (0.4)"),
+    "memory": ({"generator": {"memory_share": 0.5}}, "memory_share is for gpus: shared"),
+    "sleep": ({"generator": {"extra": {"enable-sleep-mode": True}}}, "set by Kedge itself"),
+    "no adapter": ({**ADAPTER, "roles": "separate"}, "generator.sync is adapter, and this policy has none"),
+    "adapter": ({"generator": {"sync": "delta"}}, "'merged' or 'adapter'"),
+    "rank": ({**ADAPTER, "memory": {"lora": {"rank": 600}}}, "rank is 600, and vLLM takes adapters of up to 512"),
+    "adapter bits": ({**ADAPTER, "memory": {"lora": {"base_bits": 4}}}, "adapter on the base as it is on disk"),
+    "dora": ({**ADAPTER, "memory": {"lora": {"use_dora": True}}}, "DoRA is not computed here"),
+    "partial": ({"generator": {"partial_rollouts": True}}, "partial_rollouts: answers that go on under new weights"),
+    "in flight": ({"generator": {"in_flight_updates": True}}, "every answer is of one version of the weights"),
     "cut": ({"generator": {"python": "python", "gpus": 3, "tensor_parallel": 2}}, "3 GPUs cannot be cut"),
     "reserved": ({"generator": {"python": "python", "extra": {"max_model_len": 3}}}, "set by Kedge itself"),
     "no URL": ({"generator": {"servers": ["localhost:8000"]}}, "expected http://HOST"),
@@ -229,6 +311,8 @@ def refusals(settings: dict[str, Any], case: str, generator: dict[str, Any]) -> 
 def test_a_sound_recipe_is_not_refused(generator: dict[str, Any]) -> None:
     assert refusals({"sampling": {"temperature": 0.7}}, "", generator) == []
     assert refusals({"sampling": {"top_p": 0.9, "top_k": 5, "min_new_tokens": 3}}, "", generator) == []
+    assert refusals({**ADAPTER, "memory": {"lora": {"rank": 512}}}, "", generator) == []
+    assert refusals({"generator": {"gpus": "shared", "memory_share": 0.4}}, "", generator) == []
 
 
 def test_check_and_run_refuse_before_anything_is_started(

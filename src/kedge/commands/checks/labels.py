@@ -19,7 +19,7 @@ from kedge.data.sources import rows
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Plan
 from kedge.rewards.context import RewardContext
-from kedge.rewards.paid import BYTES_A_TOKEN, Tokens
+from kedge.rewards.spending.tokens import BYTES_A_TOKEN, Tokens
 from kedge.stages.label.judging import Ready, open_judge, pairs_of, read_tasks
 from kedge.stages.label.settings import Judge, LabelSettings, People
 from kedge.stages.shared.people import open_people

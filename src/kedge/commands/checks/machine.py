@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedge.commands.checks.sharding import shard_findings
 from kedge.core.files import free_bytes, readable_bytes
 from kedge.core.findings import Finding
 from kedge.core.plugin_sections import kind_of
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from kedge.models.roles.memory import RoleMemory
     from kedge.recipe.schema import Recipe
 
-_WEIGHT_BYTES, _ADAM_BYTES = 4, 8
-"""A learning weight is kept in float32, with two moments of Adam."""
+_WEIGHT_BYTES, _NARROW_BYTES, _ADAM_BYTES = 4, 2, 8
+"""A learning weight is kept in float32, with two moments of Adam; a GPU computes with two bytes."""
 _VLLM_CPU_HEAD = 32
 """The narrowest attention head that vLLM computes on a CPU."""
 _ADAPTED_MATRICES = 7
@@ -51,19 +52,41 @@ def gpus_of(device: str) -> int | None:
 
 def num_sampling(recipe: Recipe) -> int:
     """The most GPUs that a stage gives to servers of vLLM: they do not learn."""
-    generators: list[Any] = [getattr(settings, "generator", None) for settings in recipe.stages.values()]
-    started = [generator for generator in generators if kind_of(generator) == "vllm" and generator.python]
-    return max((generator.gpus for generator in started), default=0)
+    return max((generator.num_gpus for _, generator in _started_servers(recipe)), default=0)
+
+
+def _started_servers(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Stages for which Kedge starts servers of vLLM, and the settings of those."""
+    for name, settings in recipe.stages.items():
+        generator: Any = getattr(settings, "generator", None)
+        if kind_of(generator) == "vllm" and generator.python:
+            yield name, generator
 
 
 def placement_findings(recipe: Recipe) -> Iterator[Finding]:
-    """A fatal finding where the recipe asks for more processes than this machine can run."""
-    processes = recipe.settings.placement.processes
+    """Fatal findings where the recipe asks for more processes than this machine can run, for GPUs to share where it has
+    none, or shards what cannot be."""
+    processes, num_gpus = recipe.settings.placement.processes, gpus_of(recipe.settings.device)
+    for name, generator in _started_servers(recipe):
+        if generator.is_shared and num_gpus is None:
+            yield Finding(
+                level="fatal",
+                code="machine.shared",
+                message="generator.gpus is shared, and this recipe learns on the CPU here: vLLM sleeps on NVIDIA GPUs "
+                "alone",
+                where=f"stages.{name}.generator.gpus",
+                fix="set gpus: 0 for vLLM on the CPU, or sample with generator: local",
+            )
     if processes == "auto":
+        yield from shard_findings(recipe, _num_processes(recipe, num_gpus))
         return
-    num_gpus = gpus_of(recipe.settings.device)
     if problem := too_many(processes, num_gpus=num_gpus, num_sampling=num_sampling(recipe)):
         yield Finding(level="fatal", code="machine.processes", message=problem, where="placement.processes")
+    yield from shard_findings(recipe, processes)
+
+
+def _num_processes(recipe: Recipe, num_gpus: int | None) -> int:
+    return num_processes(recipe.settings.placement, num_gpus=num_gpus, num_sampling=num_sampling(recipe))
 
 
 def placement_lines(
@@ -75,13 +98,13 @@ def placement_lines(
     """
     num_gpus, processes = gpus_of(recipe.settings.device), recipe.settings.placement.processes
     if processes == "auto":
-        processes = num_processes(recipe.settings.placement, num_gpus=num_gpus, num_sampling=num_sampling(recipe))
-    if processes == 1:
+        processes = _num_processes(recipe, num_gpus)
+    is_sharded = recipe.settings.placement.weights == "shard"
+    if processes == 1 and not is_sharded:
         if (num_gpus or 1) - num_sampling(recipe) > 1:
             yield f"one process on cuda:0; torch finds {num_gpus} GPUs here: placement.processes: auto takes them all"
         return
-    devices = f"cuda:0 to cuda:{processes - 1}" if num_gpus else "the CPU"
-    yield f"{processes} processes on {devices}, each with all weights; process 0 also writes the run folder"
+    yield _who_holds_what(processes, on_gpu=bool(num_gpus), is_sharded=is_sharded)
     room = f" of {readable_bytes(_gpu_bytes())}" if num_gpus else ""
     for name, settings in recipe.stages.items():
         values: Any = settings
@@ -92,12 +115,28 @@ def placement_lines(
             roles = _role_rows(values, facts[name], reward_members.get(name, 0))
             held = sum(role.own_bytes + role.learning_bytes for role in roles)
             names = ", ".join(role.role for role in roles) or "all roles"
-            parts.insert(0, f"each holds {names}" + (f", about {readable_bytes(held)}{room}" if roles else ""))
             added = readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)
-            parts.append(f"{added} of gradients added up a step")
+            if is_sharded:
+                held = -(-held // processes)
+                names = f"1 of {processes} parts of {names}"
+            parts.insert(0, f"each holds {names}" + (f", about {readable_bytes(held)}{room}" if roles else ""))
+            if is_sharded and hasattr(values, "sampling"):
+                copy = facts[name].parameters * (_NARROW_BYTES if num_gpus else _WEIGHT_BYTES)
+                parts.insert(1, f"and a whole copy of the policy to sample from, {readable_bytes(copy)}")
+            parts.append(f"{added} of gradients added up a {'pass' if is_sharded else 'step'}")
         if kind_of(getattr(values, "generator", None)) == "vllm":
-            parts.append("vLLM is asked by process 0, for all")
+            shared = ", on the same GPUs, asleep while it is learnt" if values.generator.is_shared else ""
+            parts.append(f"vLLM is asked by process 0, for all{shared}")
         yield f"{name}: {'; '.join(parts)}"
+
+
+def _who_holds_what(processes: int, *, on_gpu: bool, is_sharded: bool) -> str:
+    if processes == 1:
+        device = "cuda:0" if on_gpu else "the CPU"
+        return f"one process on {device} with sharded weights: it holds all parts, and computes as one of several would"
+    devices = f"cuda:0 to cuda:{processes - 1}" if on_gpu else "the CPU"
+    weights = "a part of every weight that learns or is frozen beside it" if is_sharded else "all weights"
+    return f"{processes} processes on {devices}, each with {weights}; process 0 also writes the run folder"
 
 
 def _work(values: Any, processes: int) -> Iterator[str]:

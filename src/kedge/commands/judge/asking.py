@@ -22,8 +22,8 @@ from kedge.feedback.judge_figures import Replies
 from kedge.feedback.trust import deciding_fields, judge_identity
 from kedge.rewards.context import RewardContext
 from kedge.rewards.judge_protocol import rubric_of
-from kedge.rewards.paid import Estimate, Spent
 from kedge.rewards.pairwise import BothOrders, Panelist, TwoAnswers, refuse_failures
+from kedge.rewards.spending.tokens import Estimate, Spent
 
 MAX_FAILED = 0.1
 """Of the comparisons: with more, the figures would say more of the network than of the judge."""

@@ -7,7 +7,7 @@ each. Shape letters: B sequences, T token positions, N tokens of packed rows, R 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -18,10 +18,12 @@ from transformers import PreTrainedModel
 
 from kedge.core.errors import ModelError
 from kedge.core.records import Experience, Rollouts, ValueTargets, cut, send, take, trimmed
+from kedge.models.forward import sharding
 from kedge.models.forward.lora import has_adapters, required_adapters
 from kedge.models.forward.packing import lay_out
 from kedge.models.forward.reader import Reader, reader_of, view
 
+T = TypeVar("T")
 _PROBE_LENGTH = 8
 
 
@@ -34,6 +36,10 @@ class Backbone(Protocol):
 
     def active(self) -> AbstractContextManager[None]: ...
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor: ...
+    def computing(self, compute: Callable[[], T]) -> T:
+        """What `compute` gives; the weights of the model outside of its layers, such as its head, are whole within."""
+        ...
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]: ...
 
 
@@ -42,14 +48,17 @@ class FullBackbone:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._reader = reader_of(model.get_decoder())
+        self._reader = _reader_of(model)
 
     def active(self) -> AbstractContextManager[None]:
         return self._reader.active()
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
         del attention_mask_BT  # causal: nothing after the last position that is read matters
-        return _read(self._reader, tokens_BT, read_BT)
+        return self.computing(lambda: _read(self._reader, tokens_BT, read_BT))
+
+    def computing(self, compute: Callable[[], T]) -> T:
+        return sharding.computing(self.model, compute)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return _trainable(self.model)
@@ -63,7 +72,7 @@ class LoraBackbone:
         self.adapter = adapter
         self._adapters = required_adapters(model)
         self._active = self._adapters.stack(adapter)
-        self._reader = reader_of(model.get_decoder())
+        self._reader = _reader_of(model)
 
     @contextmanager
     def active(self) -> Generator[None]:
@@ -77,7 +86,10 @@ class LoraBackbone:
 
     def hidden(self, tokens_BT: Tensor, attention_mask_BT: Tensor, read_BT: Tensor) -> Tensor:
         del attention_mask_BT  # causal: nothing after the last position that is read matters
-        return _read(self._reader, tokens_BT, read_BT)
+        return self.computing(lambda: _read(self._reader, tokens_BT, read_BT))
+
+    def computing(self, compute: Callable[[], T]) -> T:
+        return sharding.computing(self.model, compute)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """The factors of the adapter; a score head is no part of the backbone."""
@@ -104,6 +116,9 @@ class TrunkBackbone:
         rows = zip(self._shared_trunk.hidden(tokens_BT, attention_mask_BT), layout.lengths, strict=True)
         return self._reader(torch.cat([hidden_TD[:length] for hidden_TD, length in rows]), layout)
 
+    def computing(self, compute: Callable[[], T]) -> T:
+        return compute()  # a trunk is never sharded
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         return _trainable(self._owner)
 
@@ -118,6 +133,11 @@ def backbone_of(model: PreTrainedModel, adapter: str | None = None) -> Backbone:
 def base_backbone_of(model: PreTrainedModel) -> Backbone:
     """The same without its adapters."""
     return LoraBackbone(model, None) if has_adapters(model) else FullBackbone(model)
+
+
+@torch.no_grad()
+def _reader_of(model: PreTrainedModel) -> Reader:
+    return sharding.computing(model, lambda: reader_of(model.get_decoder()))
 
 
 def _read(reader: Reader, tokens_BT: Tensor, read_BT: Tensor) -> Tensor:

@@ -203,20 +203,28 @@ class LanguageModel:
     ) -> Tensor:
         """`logp_BT` of the tokens in `only_BT` in float32, 0 elsewhere, on the device of the model."""
         tokens_BT = send(tokens_BT, self.device)
-        hidden_ND, predicted = self.hidden(tokens_BT, attention_mask_BT, only_BT)
-        return token_logprobs(
-            self.head(), hidden_ND, tokens_BT, predicted, temperature=temperature, compiled=self.compiled
-        )
+
+        def compute() -> Tensor:
+            hidden_ND, predicted = self.hidden(tokens_BT, attention_mask_BT, only_BT)
+            return token_logprobs(
+                self.head(), hidden_ND, tokens_BT, predicted, temperature=temperature, compiled=self.compiled
+            )
+
+        return self.backbone.computing(compute)
 
     def logprobs_and_entropy(
         self, tokens_BT: Tensor, attention_mask_BT: Tensor, only_BT: Tensor, *, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """`logprobs`, and the entropy of the distribution that each of these tokens was drawn from."""
         tokens_BT = send(tokens_BT, self.device)
-        hidden_ND, predicted = self.hidden(tokens_BT, attention_mask_BT, only_BT)
-        return logprobs_and_entropy(
-            self.head(), hidden_ND, tokens_BT, predicted, temperature=temperature, compiled=self.compiled
-        )
+
+        def compute() -> tuple[Tensor, Tensor]:
+            hidden_ND, predicted = self.hidden(tokens_BT, attention_mask_BT, only_BT)
+            return logprobs_and_entropy(
+                self.head(), hidden_ND, tokens_BT, predicted, temperature=temperature, compiled=self.compiled
+            )
+
+        return self.backbone.computing(compute)
 
 
 def language_model(model: PreTrainedModel, *, compiled: bool = False) -> LanguageModel:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from kedge.models.forward.lora import LoraLinear
 from kedge.models.forward.low_rank import Product, products
 from kedge.models.forward.packing import Layout, packed_attention
+from kedge.models.forward.sharding import through
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers have these parts."""
@@ -67,17 +68,26 @@ class PackedLayer(nn.Module):
         super().__init__()
         self.layer = layer
         self._operations, self._tails = operations, tails
+        self._through = through(layer)
+
+    @property
+    def is_sharded(self) -> bool:
+        return self._through is not None
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], layout: Layout, **_: Any
     ) -> Tensor:
         """(1, N, D) to (1, N, D), or to (1, M, D) with tails."""
+        run = self._keep_or_recompute if self._through is None else partial(self._through, self._keep_or_recompute)
+        return run(hidden_states, *position_embeddings, layout)[None]
+
+    def _keep_or_recompute(self, hidden_1ND: Tensor, cos_1NE: Tensor, sin_1NE: Tensor, layout: Layout) -> Tensor:
         layer: Any = self.layer
         # A partial last layer keeps its activations: the backward pass begins with them.
         if layer.training and getattr(layer, "gradient_checkpointing", False) and not self._tails:
             run = cast(Callable[..., Tensor], checkpoint)
-            return run(self._run, hidden_states, *position_embeddings, layout, use_reentrant=False)
-        return self._run(hidden_states, *position_embeddings, layout)
+            return run(self._run, hidden_1ND, cos_1NE, sin_1NE, layout, use_reentrant=False)
+        return self._run(hidden_1ND, cos_1NE, sin_1NE, layout)
 
     def _run(self, hidden_1ND: Tensor, cos_1NE: Tensor, sin_1NE: Tensor, layout: Layout) -> Tensor:
         layer, operations = cast(Any, self.layer), self._operations
@@ -89,7 +99,7 @@ class PackedLayer(nn.Module):
             stream_ND = stream_ND.index_select(0, layout.tail_M)
         stream_ND, normed_ND = operations.add_norm(stream_ND, attended_ND, layer.post_attention_layernorm)
         gate_NF, up_NF = _products(normed_ND, (layer.mlp.gate_proj, layer.mlp.up_proj))
-        return (stream_ND + layer.mlp.down_proj(operations.gate(layer.mlp, gate_NF, up_NF)))[None]
+        return stream_ND + layer.mlp.down_proj(operations.gate(layer.mlp, gate_NF, up_NF))
 
     def _attention(self, attention: Any, normed_ND: Tensor, cos_NE: Tensor, sin_NE: Tensor, layout: Layout) -> Tensor:
         heads = (-1, attention.head_dim)

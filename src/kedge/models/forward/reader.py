@@ -95,6 +95,8 @@ def _with_graphs(reader: Reader) -> Reader:
     lower = list(getattr(decoder, "layers", ()))[:-1]
     if not lower or not isinstance(lower[0], PackedLayer) or lower[0].layer._compiled_call_impl is None:
         return reader
+    if lower[0].is_sharded:  # a graph would read weights where they no longer are
+        return reader
     last = decoder.layers[-1]
     return replace(reader, decoder=view(decoder, [CapturedLayers(lower), last], norm=decoder.norm))
 

@@ -28,6 +28,7 @@ from kedge.models.forward.lora import (
     with_lora,
 )
 from kedge.models.forward.reader import compile_layers
+from kedge.models.forward.sharding import blocks_of
 from kedge.models.loading.adapters import BASE, CONFIG, base_record, find_base, load_adapter, save_adapter
 from kedge.models.loading.hashing import folder_hash
 from kedge.models.loading.load import DTypeName, dtype_for, load_causal, no_bars
@@ -143,15 +144,6 @@ def freeze_lowest(model: PreTrainedModel, count: int) -> None:
     embeddings = [child for child in decoder.children() if isinstance(child, nn.Embedding)]
     for module in (*embeddings, *blocks[:count]):
         module.requires_grad_(False)
-
-
-def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
-    """The transformer blocks, lowest first."""
-    decoder, count = cast(nn.Module, model.get_decoder()), model.config.get_text_config().num_hidden_layers
-    for child in decoder.children():
-        if isinstance(child, nn.ModuleList) and len(child) == count:
-            return child
-    raise ModelError(f"{type(decoder).__name__}: no list of its {count} transformer blocks was found in it")
 
 
 def save_causal(

@@ -26,6 +26,7 @@ from kedge.core.world import ALONE, World
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import Backbone, Part, RecordT, micro_batches
 from kedge.models.forward.heads import LanguageModel
+from kedge.models.forward.sharding import is_sharded, whole_copy
 from kedge.models.reward.ensemble import Member
 from kedge.models.reward.reward_model import RewardFacts
 from kedge.models.roles.memory import RoleMemory
@@ -260,6 +261,12 @@ class RoleSet:
     """Hash of the reference's weights: a run is resumed with the same reference, or not at all."""
     forget: Callable[[], None] = field(default=lambda: None)
     """To be called after each batch of rollouts: frees what was cached for it."""
+
+    def published(self) -> Mapping[str, Tensor]:
+        """The policy's weights for a generator. Where they are sharded there are none to hand over: the whole copy that
+        it samples from is filled with them."""
+        whole_copy(self.model)
+        return {} if is_sharded(self.model) else self.policy.weights()
 
     def state(self) -> dict[str, Any]:
         return {

@@ -20,6 +20,7 @@ from kedge.core.world import ALONE, World
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.heads import Head, LanguageModel
 from kedge.models.forward.lora import has_adapters, merge
+from kedge.models.forward.sharding import shard_model
 from kedge.models.loading.load import DTypeName, dtype_for
 from kedge.models.loading.start import prepare_layers, without_dropout
 from kedge.models.reward.ensemble import Ensemble, load_reward
@@ -87,7 +88,14 @@ class RoleSpec:
 def narrowed(spec: RoleSpec, model: PreTrainedModel) -> Masters:
     """Weights that were read in float32, from here on in the type that the role computes in; what they were of those
     that learn. A backbone is made after that."""
+    shard(spec, model)
     return trained_weights(model, dtype=dtype_for(spec.dtype, spec.device)).masters
+
+
+def shard(spec: RoleSpec, model: PreTrainedModel) -> None:
+    """Leave this process its part of a model whose weights are prepared, where the processes hold parts."""
+    if spec.world.mesh is not None:
+        shard_model(model, spec.world.mesh, dtype=dtype_for(spec.dtype, spec.device))
 
 
 def make_policy(spec: RoleSpec, backbone: Backbone, head: Head, masters: Masters | None = None) -> Policy:

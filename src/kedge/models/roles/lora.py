@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from kedge.core.seeds import seed_for
 from kedge.models.forward.backbones import LoraBackbone
 from kedge.models.forward.heads import output_head
-from kedge.models.forward.lora import activate, with_lora
+from kedge.models.forward.lora import activate, required_adapters, with_lora
 from kedge.models.loading.hashing import folder_hash, module_hash
 from kedge.models.loading.resolve import resolve
 from kedge.models.loading.start import load_base
@@ -31,7 +31,7 @@ from kedge.models.roles.actor_critic import (
     head_from_scores,
     value_head,
 )
-from kedge.models.roles.build import RoleSpec, make_critic, make_policy, make_reference, prepare, width_of
+from kedge.models.roles.build import RoleSpec, make_critic, make_policy, make_reference, prepare, shard, width_of
 from kedge.models.roles.memory import RoleMemory, of_role
 from kedge.models.training.train_step import TrainStep
 
@@ -46,10 +46,13 @@ def lora(spec: RoleSpec) -> RoleSet:
     _add_members(model, members)
     activate(model, POLICY)  # the one that samples
     prepare(spec, model, learns=False, recomputes=True)
+    base_hash = module_hash(model)
+    _mark_trainable(model, POLICY, *([CRITIC] if critic_head else []))
+    shard(spec, model)
     judge = _judge(spec, model, members)  # from here on: who reads the layers looks whether they are prepared
-    policy = make_policy(spec, _trainable(model, POLICY), output_head(base))
+    policy = make_policy(spec, LoraBackbone(model, POLICY), output_head(base))
     critic = (
-        make_critic(spec, spec.critic, _trainable(model, CRITIC), critic_head)
+        make_critic(spec, spec.critic, LoraBackbone(model, CRITIC), critic_head)
         if spec.critic and critic_head
         else NoCritic()
     )
@@ -61,7 +64,7 @@ def lora(spec: RoleSpec) -> RoleSet:
         shared_judge=judge,
         memory=_memory(model, policy, critic, judge),
         notes=[] if judge or not spec.reward else [_NOTE.format(spec.reward)],
-        reference_hash=module_hash(model),
+        reference_hash=base_hash,
     )
 
 
@@ -87,11 +90,11 @@ def _add_critic(spec: RoleSpec, model: PreTrainedModel, members: SharedMembers |
     return head_from_scores(load_head(folder).to(spec.device), facts, spec.objective)
 
 
-def _trainable(model: PreTrainedModel, adapter: str) -> LoraBackbone:
-    backbone = LoraBackbone(model, adapter)
-    for _, parameter in backbone.trainable():
-        parameter.requires_grad_(True)
-    return backbone
+def _mark_trainable(model: PreTrainedModel, *names: str) -> None:
+    """The factors of these adapters learn."""
+    for name in names:
+        for _, parameter in required_adapters(model).parameters(name):
+            parameter.requires_grad_(True)
 
 
 def _add_members(model: PreTrainedModel, members: SharedMembers | None) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from kedge.models.forward.sharding import local
 from kedge.models.training.train_step import TrainStep
 
 _GRADIENT_BYTES = 4
@@ -34,20 +35,21 @@ def of_role(
     weights = list(train_step.weights().values()) if train_step else []
     copies = train_step.copy_bytes() if train_step else 0
     learns = sum(weight.numel() for weight in weights)
+    held = sum(local(weight).numel() for weight in weights)
     moments = train_step.moment_bytes if train_step else 0
     return RoleMemory(
         role=role,
         shared_bytes=num_bytes(shared),
         own_bytes=num_bytes(own),
-        learning_bytes=learns * (moments + _GRADIENT_BYTES) + copies,
+        learning_bytes=held * (moments + _GRADIENT_BYTES) + copies,
         learns=learns,
     )
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """The size of all tensors, each counted once however often it occurs."""
+    """The size of what this process has of all tensors, each counted once however often it occurs."""
     by_id = {id(tensor): tensor for tensor in tensors}
-    return sum(tensor.nbytes for tensor in by_id.values())
+    return sum(local(tensor).nbytes for tensor in by_id.values())
 
 
 def table(rows: Sequence[RoleMemory]) -> list[str]:

@@ -17,6 +17,7 @@ from kedge.models.roles.build import (
     narrowed,
     plain,
     prepare,
+    shard,
     width_of,
 )
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
@@ -29,6 +30,8 @@ def separate(spec: RoleSpec) -> RoleSet:
     policy = make_policy(spec, FullBackbone(model), output_head(model), masters)
     reference_model = load_causal(spec.base, dtype=spec.dtype, device=spec.device)
     prepare(spec, reference_model, learns=False)
+    reference_hash = module_hash(reference_model)
+    shard(spec, reference_model)
     critic, critic_memory = _critic(spec, width_of(model))
     return RoleSet(
         model=model,
@@ -42,7 +45,7 @@ def separate(spec: RoleSpec) -> RoleSet:
             of_role("reference", own=parameters_of(reference_model)),
         ],
         notes=[],
-        reference_hash=module_hash(reference_model),
+        reference_hash=reference_hash,
     )
 
 

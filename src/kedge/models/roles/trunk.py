@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kedge.core.errors import ConfigError
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import SharedTrunk, TrunkBackbone, own_top, same_trunk, top_of, trunk_modules
 from kedge.models.forward.heads import output_head
@@ -41,6 +42,11 @@ _NOTE = (
 
 
 def trunk(spec: RoleSpec) -> RoleSet:
+    if spec.world.mesh is not None:
+        raise ConfigError(
+            "roles: trunk keeps hidden states of rows in each process, which placement.weights: shard does not allow: "
+            "use roles: lora or separate, or weights: replicate"
+        )
     model = load_causal(spec.base, dtype="float32", device=spec.device)
     prepare(spec, model, learns=True, recomputes=True)
     layers = spec.trunk_layers or max(1, model.config.get_text_config().num_hidden_layers // 2)

@@ -3,6 +3,7 @@
 A weight in float32 is its own master. There are two backends: torch's own kernels and, on a GPU, one of ours that reads
 the gradients in their own type and writes moments, masters and weights in a single pass. Both keep their state in
 torch's optimiser, so that a run can be resumed with the other one. AdamW in 8 bits is that of bitsandbytes or torchao.
+Weights that several processes hold in parts are in `sharded_adamw`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class AdamWBackend(Protocol):
     def clear(self) -> None: ...
     def add(self, loss: Tensor) -> None:
         """Add the gradients of `loss`."""
+        ...
+
+    def take(self, gradients: Sequence[Tensor | None]) -> None:
+        """Have these as the sums, in the order of the weights, instead of `add`."""
         ...
 
     def gradients(self) -> list[Tensor | None]:
@@ -171,6 +176,10 @@ class TorchAdamW:
                 master.grad = torch.zeros_like(master) if master.grad is None else master.grad
             _torch._foreach_add_([master.grad for master, _ in part], [gradient for _, gradient in part])
 
+    def take(self, gradients: Sequence[Tensor | None]) -> None:
+        for master, gradient in zip(self._masters, gradients, strict=True):
+            master.grad = gradient
+
     def gradients(self) -> list[Tensor | None]:
         return [master.grad for master in self._masters]
 
@@ -181,17 +190,17 @@ class TorchAdamW:
         for master, is_reached in zip(self._masters, reached, strict=True):
             if is_reached and master.grad is None:
                 master.grad = torch.zeros_like(master)
-        world.add(*_present(self.gradients()))
+        world.add(*present(self.gradients()))
 
     def norm(self) -> Tensor:
-        return nn.utils.get_total_norm(_present(self.gradients()))
+        return nn.utils.get_total_norm(present(self.gradients()))
 
     def step(self, *, rate: float, scale: Tensor) -> None:
         factor = scale.item()
         if math.isnan(factor):
             return
         if factor != 1:
-            _torch._foreach_mul_(_present(self.gradients()), factor)
+            _torch._foreach_mul_(present(self.gradients()), factor)
         for group in self._optimiser.param_groups:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self._optimiser.step()
@@ -238,6 +247,9 @@ class FusedAdamW:
         for index in range(len(gradients)):  # each is freed as soon as it is added
             self._sums[index], gradients[index] = _sum(self._sums[index], gradients[index]), None
 
+    def take(self, gradients: Sequence[Tensor | None]) -> None:
+        self._sums = list(gradients)
+
     def gradients(self) -> list[Tensor | None]:
         return self._sums
 
@@ -249,10 +261,10 @@ class FusedAdamW:
         for index, is_reached in enumerate(reached):
             if is_reached and self._sums[index] is None:
                 self._sums[index] = torch.zeros_like(self._weights[index], dtype=torch.float32)
-        world.add(*_present(self._sums))
+        world.add(*present(self._sums))
 
     def norm(self) -> Tensor:
-        gradients = _present(self._sums)
+        gradients = present(self._sums)
         by_type = [
             [gradient for gradient in gradients if gradient.dtype == dtype]
             for dtype in {gradient.dtype for gradient in gradients}
@@ -335,7 +347,8 @@ def _gradients(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor | None]:
     return list(cast(Sequence[Tensor | None], torch.autograd.grad(loss, list(weights), allow_unused=True)))
 
 
-def _present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+def present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Those that are there."""
     return [gradient for gradient in gradients if gradient is not None]
 
 

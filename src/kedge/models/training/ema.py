@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.models.forward.sharding import local, part_of
+
 
 class EMA:
     """ema <- decay ema + (1 - decay) weights after every step, in float32; it starts at the initial weights."""
@@ -19,7 +21,7 @@ class EMA:
     @torch.no_grad()
     def update(self, weights: Mapping[str, Tensor]) -> None:
         for name, weight in weights.items():
-            self._weights[name].lerp_(weight.detach(), 1 - self._decay)
+            local(self._weights[name]).lerp_(local(weight.detach()), 1 - self._decay)
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._weights
@@ -30,4 +32,4 @@ class EMA:
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         for name, averaged in self._weights.items():
-            averaged.copy_(state[name])
+            local(averaged).copy_(part_of(state[name], averaged))

@@ -6,26 +6,27 @@ decides what is computed. A pass that does not fit is an event and not the end o
 passes of half the size, with the same random numbers.
 
 Several processes (`kedge.core.world`) share the passes of a step. They meet at the end of an attempt, never within one:
-where it did not fit on one of them, all do it again in smaller passes.
+where it did not fit on one of them, all do it again in smaller passes. Where weights are sharded they meet within every
+pass: one that does not fit then ends the run.
 """
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from kedge.core.errors import ModelError
 from kedge.core.records import cut, send
 from kedge.core.seeds import seed_for
-from kedge.core.world import ALONE, World, together
+from kedge.core.world import ALONE, World, passes_of, together
 from kedge.models.forward.capture import release_graphs
+from kedge.models.training.gauge import Gauge, gauge_of
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT")
@@ -89,43 +90,6 @@ Cut = Callable[[PassSize], Sequence[T]]
 """What a step is cut into, for any size of its passes."""
 
 
-class Gauge(Protocol):
-    """What trial passes are measured with."""
-
-    def seconds(self) -> float:
-        """A clock that has waited for the device."""
-        ...
-
-    def free_bytes(self) -> int:
-        """Memory of the device that nobody holds."""
-        ...
-
-    def release(self) -> None:
-        """Give cached memory back to the device."""
-        ...
-
-
-class CudaGauge:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def seconds(self) -> float:
-        torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    def free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self._device)[0]
-
-    def release(self) -> None:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-
-
-def gauge_of(device: torch.device) -> Gauge | None:
-    """None where a constant is taken instead of a measurement."""
-    return CudaGauge(device) if device.type == "cuda" else None
-
-
 class Passes:
     """The size of one learner's passes. `size` is None until `auto` is decided, at the first step."""
 
@@ -160,7 +124,8 @@ class Passes:
             self._report("info", "micro_batch.chosen", f"{self._owner}{self.size}")
             return
         whole = -(-step_tokens() // self.world.size)
-        trials = list(_trials(gauge, whole, trial, reserved_bytes, on_full=partial(_release, device)))
+        on_full = partial(_release, device)
+        trials = list(_trials(gauge, whole, trial, reserved_bytes, on_full=on_full, world=self.world))
         if trials:
             best = max(trial.rate for trial in trials)
             chosen = next(trial for trial in trials if trial.rate >= GOOD_ENOUGH * best)
@@ -182,16 +147,16 @@ class Passes:
         processes, by rank.
         """
         with own_random_numbers(self.world, device):
-            random_state = _random_state(device)
+            numbers = random_state(device)
             while True:
                 size = replace(self._decided(), shares=self.world.size)
-                results = together(self.world, partial(_unless_full, partial(attempt, size)))
+                results = _attempted(self.world, partial(attempt, size))
                 fitting = [result for result in results if result is not None]
                 if len(fitting) == self.world.size:
                     return fitting
                 self.size = self._smaller(self._decided(), cut)
                 _release(device)
-                _restore(random_state, device)
+                restore(numbers, device)
 
     def _decided(self) -> PassSize:
         assert self.size is not None
@@ -236,7 +201,7 @@ class InferenceSize:
         memory at a time. What the processes computed is for the caller to bring together."""
         while True:
             results = list[ResultT]()
-            if all(together(self.world, partial(self._fits, cut, compute, results))):
+            if all(_attempted(self.world, partial(self._compute, cut, compute, results))):
                 return results
             smaller = next_smaller(self.size, cut, shares=self.world.size)
             if smaller is None:
@@ -244,13 +209,13 @@ class InferenceSize:
             self.size = smaller
             _release(self._device)
 
-    def _fits(self, cut: Cut[T], compute: Callable[[T], ResultT], results: list[ResultT]) -> bool:
-        """Compute this process's share into `results`; False where memory runs out."""
+    def _compute(self, cut: Cut[T], compute: Callable[[T], ResultT], results: list[ResultT]) -> bool:
+        """Compute this process's share into `results`."""
         parts = cut(replace(self.size, shares=self.world.size))
-        try:
-            results += [compute(parts[place]) for place in self.world.mine(range(len(parts)))]
-        except torch.OutOfMemoryError:
-            return False
+        for place, counts in passes_of(self.world, range(len(parts))):
+            result = compute(parts[place])
+            if counts:
+                results.append(result)
         return True
 
     def by_length(self, lengths: Sequence[int], compute: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
@@ -274,6 +239,25 @@ class InferenceSize:
         results = torch.cat([result for _, result in parts])
         order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
         return results.index_select(0, send(order, results.device))
+
+
+def _attempted(world: World, attempt: Callable[[], ResultT]) -> list[ResultT | None]:
+    """What `attempt` gives on each process; None where memory runs out."""
+    if world.mesh is None:
+        return together(world, partial(_unless_full, attempt))
+    try:
+        result = attempt()
+    except torch.OutOfMemoryError as error:
+        raise _too_large_for_shards() from error
+    return [*world.gather(result)]
+
+
+def _too_large_for_shards() -> ModelError:
+    """The others wait for this process in the middle of a pass: nothing can be done again."""
+    return ModelError(
+        "out of memory in a pass through sharded weights, which cannot be done again in smaller ones: set a smaller "
+        "micro_batch (rows at once in a process), memory.recompute: true, or more processes; --resume goes on"
+    )
 
 
 def _unless_full(attempt: Callable[[], ResultT]) -> ResultT | None:
@@ -313,6 +297,7 @@ def _trials(
     reserved_bytes: int,
     *,
     on_full: Callable[[], None],
+    world: World,
 ) -> Iterator[_Trial]:
     """Passes of twice as many tokens each time, while that pays and fits; `on_full` is called where one does not."""
     gauge.release()
@@ -325,11 +310,15 @@ def _trials(
             start = gauge.seconds()
             num_tokens = trial(PassSize(tokens=tokens))
             seconds = gauge.seconds() - start
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            if world.mesh is not None:
+                raise _too_large_for_shards() from error
             is_full = True
             break
         rate = num_tokens / max(seconds, 1e-9)
         most_tokens = int(room * num_tokens / max(free - gauge.free_bytes(), 1))
+        if world.mesh is not None:  # all go on together, or none
+            rate, most_tokens = (min(numbers) for numbers in zip(*world.gather((rate, most_tokens)), strict=True))
         yield _Trial(tokens=tokens, rate=rate, most_tokens=most_tokens)
         larger = min(2 * tokens, step_tokens)
         if tokens >= step_tokens or rate <= WORTHWHILE * last_rate or larger > most_tokens:
@@ -356,19 +345,19 @@ def own_random_numbers(world: World, device: torch.device) -> Generator[None]:
 @contextmanager
 def same_random_numbers(device: torch.device) -> Generator[None]:
     """After the block the generators are as they were before it."""
-    random_state = _random_state(device)
+    before = random_state(device)
     try:
         yield
     finally:
-        _restore(random_state, device)
+        restore(before, device)
 
 
-def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+def random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return torch.get_rng_state(), of_device
 
 
-def _restore(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
+def restore(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)

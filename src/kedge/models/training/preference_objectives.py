@@ -24,6 +24,7 @@ from kedge.models.forward import heads
 from kedge.models.forward.heads import LanguageModel, base_language_model, language_model
 from kedge.models.forward.lora import has_adapters
 from kedge.models.forward.reader import evaluating
+from kedge.models.forward.sharding import frozen_copy, gathered, is_sharded
 from kedge.models.training.learner import Objective, Sums
 from kedge.models.training.passes import Cut, InferenceSize
 from kedge.models.training.preference_methods import (
@@ -116,7 +117,8 @@ def reference_for(policy: PreTrainedModel) -> Reference:
     """The policy as it is now, as the reference of its training: its base without adapters, or else a frozen copy."""
     if has_adapters(policy):
         return adapters_off(policy)
-    return as_it_is(copy.deepcopy(policy).requires_grad_(False).eval())
+    frozen = frozen_copy(policy) if is_sharded(policy) else copy.deepcopy(policy).requires_grad_(False).eval()
+    return as_it_is(frozen)
 
 
 @contextmanager
@@ -133,15 +135,21 @@ def _sums(
     ref_logp_S, is_good_S, count_S, anchor = (
         send(x, device) for x in (batch.ref_logp_S, batch.is_good_S, batch.counted_BT.sum(dim=1).float(), batch.anchor)
     )
-    ref_hidden = _reference_hidden(reference, batch) if isinstance(method, TDPO) and reference else None
-    hidden_ND, targets = policy.hidden(tokens_BT, batch.attention_mask_BT, batch.counted_BT)
-    head_VD = policy.head()
-    logp_S = heads.token_logprobs(head_VD, hidden_ND, tokens_BT, targets, compiled=policy.compiled).sum(dim=1)
+
+    def compute() -> tuple[Tensor, Tensor | None]:
+        ref_hidden = _reference_hidden(reference, batch) if isinstance(method, TDPO) and reference else None
+        hidden_ND, targets = policy.hidden(tokens_BT, batch.attention_mask_BT, batch.counted_BT)
+        head_VD = policy.head()
+        logp_BT = heads.token_logprobs(head_VD, hidden_ND, tokens_BT, targets, compiled=policy.compiled)
+        kl_BT = heads.token_kl(head_VD, hidden_ND, *ref_hidden, targets) if ref_hidden else None
+        return logp_BT.sum(dim=1), None if kl_BT is None else kl_BT.sum(dim=1)
+
+    logp_S, kl_S = policy.backbone.computing(compute)
     scale_S = count_S if is_averaged(method) else torch.ones_like(count_S)
     answers = _Answers(
         logp_S=logp_S / scale_S,
         ref_logp_S=ref_logp_S.to(logp_S.dtype) / scale_S,
-        kl_S=heads.token_kl(head_VD, hidden_ND, *ref_hidden, targets).sum(dim=1) if ref_hidden else None,
+        kl_S=kl_S,
         is_good_S=is_good_S,
         anchor=anchor,
     )
@@ -228,4 +236,4 @@ def _reference_hidden(reference: Reference, batch: AnswerBatch) -> tuple[Tensor,
     with torch.no_grad(), reference() as opened:
         model = opened.language_model
         hidden_ND, _ = model.hidden(batch.tokens_BT, batch.attention_mask_BT, batch.counted_BT)
-        return model.head(), hidden_ND
+        return gathered(model.head()), hidden_ND

@@ -18,10 +18,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kedge.core.errors import CheckpointError, ModelError, NumericsError
+from kedge.core.errors import CheckpointError, ConfigError, ModelError, NumericsError
 from kedge.core.optimiser import OptimiserSettings
-from kedge.models.training.adamw import adamw_backend, load_state_of, make_adamw, state_of
+from kedge.core.world import passes_of
+from kedge.models.forward.sharding import is_part, is_sharded, local, part_of
+from kedge.models.training.adamw import AdamWBackend, adamw_backend, load_state_of, make_adamw, state_of
 from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
+from kedge.models.training.sharded_adamw import ShardedAdamW, as_parts, own_parts, own_parts_of
 from kedge.models.training.totals import HOST, Share, Sums, Totals, added, read
 
 BatchT = TypeVar("BatchT")
@@ -73,6 +76,8 @@ def trained_weights(
 
     The frozen weights of the model are converted too. `head`, a part of the model, stays in float32.
     """
+    if is_sharded(model):
+        dtype = None  # parts are in the types that they learn in, and are gathered in that of computation
     of_head = {id(parameter) for parameter in head.parameters()} if head else set[int]()
     named: list[tuple[str, nn.Parameter]] = []
     masters: list[nn.Parameter] = []
@@ -104,7 +109,7 @@ def _load_weights(named: Named, masters: Sequence[nn.Parameter], weights: Mappin
             "this checkpoint is of other trainable weights than the model has; was the recipe changed?"
         )
     for (_, parameter), master, weight in zip(named, masters, weights.values(), strict=True):
-        master.copy_(weight)
+        local(master).copy_(part_of(weight, master))
         if parameter is not master:
             parameter.copy_(master)
 
@@ -137,8 +142,16 @@ class TrainStep:
         self.inference = InferenceSize(device, world=self.passes.world)
         parameters = [parameter for _, parameter in self.named]
         self._masters = list(masters or (_master(parameter, parameter.dtype) for parameter in parameters))
-        self._optimiser = make_adamw(self._masters, settings, device)
-        self._backend = adamw_backend(parameters, self._masters, self._optimiser)
+        self._is_sharded = any(map(is_part, parameters))
+        if self._is_sharded:
+            _refuse_blocks(settings)
+            own = own_parts_of(self._masters)
+            self._optimiser = make_adamw(own, settings, device)
+            backend = adamw_backend(own, own, self._optimiser)
+            self._backend: AdamWBackend = ShardedAdamW(self._masters, backend, self.passes.world)
+        else:
+            self._optimiser = make_adamw(self._masters, settings, device)
+            self._backend = adamw_backend(parameters, self._masters, self._optimiser)
 
     def learn(self, *terms: Term[Any]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
@@ -172,7 +185,7 @@ class TrainStep:
         try:
             self._backend.allocate()
         except torch.OutOfMemoryError as error:
-            num_bytes = self.moment_bytes * sum(master.numel() for master in self._masters)
+            num_bytes = self.moment_bytes * sum(local(master).numel() for master in self._masters)
             raise ModelError(
                 f"out of memory for the moments of the {self._owner}optimiser ({num_bytes / 2**30:.2f} GiB): train "
                 "adapters (lora) or fewer layers, or set the optimiser's name to adamw_8bit"
@@ -195,10 +208,10 @@ class TrainStep:
         self._backend.clear()
         cut = [list(term.batches(size)) for term in terms]  # they are read twice
         weights = [self._weight(term, batches) for term, batches in zip(terms, cut, strict=True)]
-        own = world.mine([(number, batch) for number, batches in enumerate(cut) for batch in batches])
+        own = passes_of(world, [(number, batch) for number, batches in enumerate(cut) for batch in batches])
         totals = [
-            self._accumulate(term, [batch for place, batch in own if place == number], weights[number])
-            for number, term in enumerate(terms)
+            self._accumulate(term, [(batch, counts) for (place, batch), counts in own if place == number], weight)
+            for number, (term, weight) in enumerate(zip(terms, weights, strict=True))
         ]
         if world.size == 1:
             return Share(totals=totals, norm=self._backend.norm())
@@ -231,12 +244,12 @@ class TrainStep:
             largest = [(term, term.batches(size)[:1]) for term in terms]
             with same_random_numbers(self._device):
                 for term, batches in largest:
-                    self._accumulate(term, batches, 1.0)
+                    self._accumulate(term, [(batch, True) for batch in batches], 1.0)
             self._backend.clear()
             return sum(batch.num_tokens for _, batches in largest for batch in batches)
 
         is_fresh = not self._optimiser.state
-        num_weights = sum(master.numel() for master in self._masters)
+        num_weights = sum(local(master).numel() for master in self._masters)
         self.passes.choose(
             self._device,
             step_tokens=lambda: sum(batch.num_tokens for batch in _all(terms, WHOLE_STEP)),
@@ -245,13 +258,14 @@ class TrainStep:
             reserved_bytes=num_weights * (self.moment_bytes * is_fresh + _GRADIENT_BYTES),
         )
 
-    def _accumulate(self, term: Term[Any], batches: Sequence[Any], weight: float) -> Totals:
-        """Add the gradients of these batches of a term; `weight` is that of the whole step."""
+    def _accumulate(self, term: Term[Any], batches: Sequence[tuple[Any, bool]], weight: float) -> Totals:
+        """Add the gradients of these batches of a term, of those that count; `weight` is that of the whole step."""
         totals = Totals(weight=weight)
-        for batch in batches:
+        for batch, counts in batches:
             sums = term.objective.sums(batch)
-            self._backend.add(sums.loss * (term.coef / weight))
-            totals.add(sums)
+            self._backend.add(sums.loss * (term.coef / weight if counts else 0.0))
+            if counts:
+                totals.add(sums)
         return totals
 
     def measure(self, objective: Objective[BatchT], batches: Cut[BatchT]) -> dict[str, float]:
@@ -281,19 +295,28 @@ class TrainStep:
         return sum(master.nbytes for (_, parameter), master in pairs if parameter is not master)
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs: trained weights, optimiser, step, size of the passes."""
+        """All that a resumed run needs: trained weights, optimiser, step, size of the passes.
+
+        Of sharded weights it has tensors of which this process holds a part.
+        """
+        optimiser = state_of(self._optimiser)
         return {
             "step": self.step,
             "weights": self.weights(),
-            "optimiser": state_of(self._optimiser),
+            "optimiser": as_parts(optimiser, self._in_groups()) if self._is_sharded else optimiser,
             "passes": self.passes.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         _load_weights(self.named, self._masters, state["weights"])
-        load_state_of(self._optimiser, state["optimiser"])
+        optimiser = own_parts(state["optimiser"], self._in_groups()) if self._is_sharded else state["optimiser"]
+        load_state_of(self._optimiser, optimiser)
         self.passes.load(state["passes"])
         self.step = int(state["step"])
+
+    def _in_groups(self) -> list[nn.Parameter]:
+        """The masters in the order of the optimiser's groups."""
+        return [master for is_matrix in (True, False) for master in self._masters if (master.ndim >= 2) == is_matrix]
 
     def _non_finite(self, loss: Tensor) -> str:
         """What is not finite, in words: the loss, the first such gradient by name, or their norm."""
@@ -301,9 +324,20 @@ class TrainStep:
             return f"the {self._owner}loss is {loss.item()}"
         gradients = zip(self.named, self._backend.gradients(), strict=True)
         names = [name for (name, _), grad in gradients if grad is not None and not torch.isfinite(grad).all()]
+        if self._is_sharded:  # each process knows of its parts
+            seen = {name for own in self.passes.world.gather(names) for name in own}
+            names = [name for name, _ in self.named if name in seen]
         if not names:
             return f"the norm of the {self._owner}gradient is not finite"
         return f"the gradient of {self._owner}{names[0]} is not finite"
+
+
+def _refuse_blocks(settings: OptimiserSettings) -> None:
+    if settings.name == "adamw_8bit":
+        raise ConfigError(
+            "adamw_8bit keeps moments in blocks that cannot be cut by the rows of a weight: with placement.weights: "
+            "shard, set the optimiser's name to adamw"
+        )
 
 
 def _all(terms: Sequence[Term[Any]], size: PassSize) -> list[Any]:

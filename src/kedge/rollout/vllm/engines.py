@@ -1,7 +1,8 @@
 """The servers of a run: started or given, kept alive, all with the same weights.
 
 A server that dies is started again, gets the last weights, and the rows that it took along are asked again with the
-same seeds. One that was given cannot be started: the others answer for it.
+same seeds. One that was given cannot be started: the others answer for it. On GPUs that learn, servers are awake only
+while a batch is sampled: they wake, get the weights, answer, and sleep.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
-from kedge.core.errors import GeneratorError, SyncError
+from kedge.core.errors import GeneratorError
 from kedge.core.urls import redacted
 from kedge.rollout.generators import Report
-from kedge.rollout.vllm.http import Answer, Api, Question, ServerFailed, ServerLost, ask_all
+from kedge.rollout.vllm.handover import Handover, deliver
+from kedge.rollout.vllm.http import MODEL, Answer, Api, Question, ServerFailed, ServerHangs, ServerLost, ask_all
 from kedge.rollout.vllm.settings import VllmSettings, refused_version
-from kedge.rollout.vllm.weights import refuse_other_weights
 
 
 class Server(Protocol):
@@ -29,6 +29,10 @@ class Server(Protocol):
     def can_start(self) -> bool: ...
     def start(self) -> None: ...
     def wait(self) -> None: ...
+    def tail(self) -> str:
+        """The last lines of its log."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -42,22 +46,33 @@ class GivenServer:
 
     def start(self) -> None: ...
     def wait(self) -> None: ...
+    def tail(self) -> str:
+        return ""
+
     def close(self) -> None: ...
 
 
 class Engines:
-    def __init__(self, servers: Sequence[Server], settings: VllmSettings, report: Report) -> None:
+    def __init__(
+        self, servers: Sequence[Server], settings: VllmSettings, report: Report, *, trials: Sequence[Handover] = ()
+    ) -> None:
+        """`trials` go to every server that is started, before its first weights, to prove that those arrive."""
         self._settings, self._report = settings, report
         self._servers = list(servers)
         self._restarts = 0
-        self._weights: tuple[Path, int, Sequence[float]] | None = None
-        self._probe: Sequence[int] = ()
+        self._trials = trials
+        self._handover: Handover | None = None
+        self._adapters: dict[str, str] = {}
+        """The adapter that a server has, by its address; a server that is started again has another."""
+        self._asleep = set[str]()
+        """Addresses of servers that sleep."""
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self.is_closed = False
         try:
             for server in self._servers:
                 server.wait()
             self._check_versions()
+            self._sleep()
         except BaseException:
             self.close()
             raise
@@ -76,11 +91,14 @@ class Engines:
 
     # Weights
 
-    def load_weights(self, folder: Path, version: int, *, probe: Sequence[int], scores: Sequence[float]) -> None:
-        """Every server has the weights in `folder`, or an error says which one has not. `scores` are the trainer's of
-        the text `probe` with these weights."""
-        self._weights, self._probe = (folder, version, scores), probe
-        for server in list(self._servers):
+    def load_weights(self, handover: Handover) -> None:
+        """Every server has these weights, or an error says which one has not. One that sleeps gets them when it wakes
+        up."""
+        self._handover = handover
+        self._send_to([server for server in self._servers if server.url not in self._asleep])
+
+    def _send_to(self, servers: Sequence[Server]) -> None:
+        for server in servers:
             try:
                 self._send(server)
             except ServerLost as lost:
@@ -88,22 +106,63 @@ class Engines:
         self._refuse_none_left("none of them could be given weights")
 
     def _send(self, server: Server) -> None:
-        if self._weights is None:
+        """This server is awake and has the weights of the run, which is proven. A new one proves first that it takes
+        adapters."""
+        if self._handover is None:
             return
-        folder, version, scores = self._weights
-        api = self._api(server)
+        url, api = server.url, self._api(server)
+        trials = () if url in self._adapters else self._trials
+        for handover in (*trials, self._handover):
+            deliver(api, handover, is_asleep=url in self._asleep)
+            self._asleep.discard(url)
+            if handover.adapter is not None:
+                self._unload(api, self._adapters.get(url), but=handover.adapter)
+                self._adapters[url] = handover.adapter
+
+    def _unload(self, api: Api, old: str | None, *, but: str) -> None:
+        """A server forgets the adapter before this one. That it cannot is no reason to end a run, but worth knowing."""
+        if old is None or old == but:
+            return
         try:
-            api.load_weights(str(folder.resolve()), version)
-        except SyncError:
-            raise
+            api.unload_adapter(old)
         except GeneratorError as error:
-            raise SyncError(f"weights of version {version} could not be handed over: {error}") from error
-        refuse_other_weights(scores, api.score(self._probe), limit=self._settings.mismatch, url=redacted(server.url))
+            self._report("warning", "vllm.unload", f"the adapter {old!r} was not unloaded: {error}")
+
+    # Sleep, on GPUs that learn
+
+    def _wake(self) -> None:
+        """Every server is awake, with the weights of the run."""
+        if not self._settings.is_shared:
+            return
+        if self._handover is None:
+            raise GeneratorError("vLLM sleeps, and no weights were handed over for it to wake up with")
+        self._send_to([server for server in self._servers if server.url in self._asleep])
+
+    def _sleep(self) -> None:
+        """Every server has given up its memory, or the run ends: nothing could be learnt beside it. One that died has
+        given it up too, and is started again for the next batch."""
+        if not self._settings.is_shared:
+            return
+        for server in self._servers:
+            try:
+                # The base of an adapter stays what it is, and waits in the host's memory; other weights come anew.
+                self._api(server).sleep(1 if self._settings.sends_adapters else 2)
+            except (ServerHangs, GeneratorError) as error:
+                raise GeneratorError(
+                    f"vLLM does not sleep, and what learns needs its memory ({error}). Everything is saved; its log "
+                    f"ends with:\n{server.tail()}"
+                ) from error
+            except ServerLost:
+                server.close()  # what is left of it may hold memory
+            self._asleep.add(server.url)
 
     # Answers
 
     def ask(self, bodies: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """An answer to each request, in their order; those of servers that died are asked again."""
+        self._wake()
+        model = MODEL if self._handover is None else self._handover.model
+        bodies = [{**body, "model": model} for body in bodies]
         answers: dict[int, Answer] = {}
         while left := [row for row in range(len(bodies)) if row not in answers]:
             urls = [server.url for server in self._servers]
@@ -119,6 +178,7 @@ class Engines:
                 self._replace(server, losses[server.url])
             self._refuse_none_left("; ".join(map(str, losses.values())))
         self._restarts = 0
+        self._sleep()
         return [answers[row] for row in range(len(bodies))]
 
     def _ask_all(self, questions: Sequence[Question]) -> list[Answer | ServerLost]:

@@ -26,11 +26,14 @@ from kedge.models.loading.resolve import resolve
 from kedge.rollout.generators import GeneratorParts, Report
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.steps import row_keys
+from kedge.rollout.vllm.adapter import base_of, lora_options, write_adapter, write_trials
 from kedge.rollout.vllm.engines import Engines, GivenServer, Server
+from kedge.rollout.vllm.handover import Handover
 from kedge.rollout.vllm.http import MODEL, Answer
 from kedge.rollout.vllm.processes import first_process
 from kedge.rollout.vllm.server import ServerSpec, StartedServer
 from kedge.rollout.vllm.settings import VllmSettings, logprobs_mode, too_few_gpus
+from kedge.rollout.vllm.shared import GPUMemory, gpu_memory, release_memory, share_of, shared_devices, weight_bytes
 from kedge.rollout.vllm.weights import probe_tokens, remove_weights, score, weights_of, write_weights
 
 T = TypeVar("T")
@@ -70,14 +73,16 @@ class Queue:
 
 
 class VllmGenerator:
-    def __init__(self, queue: Queue, parts: GeneratorParts, sampling: SamplingSettings, *, max_mismatch: float) -> None:
-        self._queue, self._parts, self._sampling = queue, parts, sampling
-        self._probe = probe_tokens(parts.probe, len(heads.lm_head(parts.model)))
+    def __init__(self, queue: Queue, parts: GeneratorParts, sampling: SamplingSettings, settings: VllmSettings) -> None:
+        self._queue, self._parts, self._sampling, self._settings = queue, parts, sampling, settings
+        self._probe = probe_of(parts)
         self._sent: Path | None = None
-        self.max_mismatch = max_mismatch
+        self.max_mismatch = settings.mismatch
         """Nats a token above which the weights did not arrive."""
 
     def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:
+        if self._settings.is_shared:
+            release_memory()
         bodies = requests_of(prompts, seed, self._sampling, sorted(self._parts.stop_ids))
         return self._queue.submit(lambda: self._rollouts(prompts, bodies))
 
@@ -86,25 +91,36 @@ class VllmGenerator:
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Hand over the weights as they are now; batches that are submitted from here on are sampled with them."""
-        folder = self._parts.folder / "vllm" / "weights" / self._queue.next_name(version)
-        write_weights(folder, weights_of(self._parts.model, weights))
-        scores = score(self._parts.model, self._probe)
-        self._queue.submit(lambda: self._load(folder, version, scores))
+        name = self._queue.next_name(version)
+        folder = weights_folder(self._parts) / name
+        if self._settings.sends_adapters:
+            write_adapter(folder, self._parts.model, weights)
+        else:
+            write_weights(folder, weights_of(self._parts.model, weights))
+        handover = Handover(
+            folder=folder,
+            version=version,
+            probe=self._probe,
+            scores=score(self._parts.model, self._probe),
+            limit=self._settings.mismatch,
+            adapter=f"{MODEL}-{name}" if self._settings.sends_adapters else None,
+        )
+        self._queue.submit(lambda: self._load(handover))
 
     def with_sampling(self, sampling: SamplingSettings) -> VllmGenerator:
         """The same servers and weights, sampling in another way."""
-        return VllmGenerator(self._queue, self._parts, sampling, max_mismatch=self.max_mismatch)
+        return VllmGenerator(self._queue, self._parts, sampling, self._settings)
 
     def close(self) -> None:
         self._queue.close()
-        remove_weights(self._parts.folder / "vllm" / "weights")
+        remove_weights(weights_folder(self._parts))
 
-    def _load(self, folder: Path, version: int, scores: Sequence[float]) -> None:
-        self._queue.engines.load_weights(folder, version, probe=self._probe, scores=scores)
-        self._queue.version = version
+    def _load(self, handover: Handover) -> None:
+        self._queue.engines.load_weights(handover)
+        self._queue.version = handover.version
         if self._sent is not None:  # until here: a server that dies gets the last ones
             remove_weights(self._sent)
-        self._sent = folder
+        self._sent = handover.folder
 
     def _rollouts(self, prompts: Prompts, bodies: Sequence[Mapping[str, Any]]) -> Rollouts:
         answers = self._queue.engines.ask(bodies)
@@ -112,13 +128,21 @@ class VllmGenerator:
         return to_device(rollouts, self._parts.model.device)
 
 
+def weights_folder(parts: GeneratorParts) -> Path:
+    return parts.folder / "vllm" / "weights"
+
+
+def probe_of(parts: GeneratorParts) -> tuple[int, ...]:
+    return probe_tokens(parts.probe, len(heads.lm_head(parts.model)))
+
+
 def requests_of(
     prompts: Prompts, seed: int, sampling: SamplingSettings, stop_ids: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The body of each row's request. Everything that changes what is sampled is said, so that no default is."""
+    """The body of each row's request, but for the model that is asked. Everything that changes what is sampled is said,
+    so that no default is."""
     keys = row_keys(seed, torch.tensor(prompts.group), torch.tensor(prompts.answer)).tolist()
     common: dict[str, Any] = {
-        "model": MODEL,
         "max_tokens": sampling.max_new_tokens,
         "min_tokens": sampling.min_new_tokens,
         "temperature": sampling.temperature,
@@ -171,42 +195,78 @@ def make(settings: VllmSettings, parts: GeneratorParts) -> Generator:
     """The generator of a recipe: its servers are started, or asked whether they are there. Of several processes the
     first one speaks to them, and tells the others."""
     world = parts.world
+    own = gpu_memory(parts.model.device) if settings.is_shared else None
     if world is None or world.size == 1:
-        return open_vllm(settings, parts)
+        return open_vllm(settings, parts, [own])
     own_host = socket.gethostname()
-    num_here = world.gather(own_host).count(own_host)
+    here = [memory for host, memory in world.gather((own_host, own)) if host == own_host]
     return first_process(
         world,
-        lambda: open_vllm(settings, parts, num_processes=num_here),
+        lambda: open_vllm(settings, parts, here),
         device=parts.model.device,
         max_mismatch=settings.mismatch,
+        before=release_memory if settings.is_shared else None,
     )
 
 
-def open_vllm(settings: VllmSettings, parts: GeneratorParts, *, num_processes: int = 1) -> VllmGenerator:
-    """`num_processes` of this machine learn, each on a GPU of its own where the policy is on one."""
+def open_vllm(settings: VllmSettings, parts: GeneratorParts, learning: Sequence[GPUMemory | None]) -> VllmGenerator:
+    """`learning` are the processes of this machine, each on a GPU of its own where the policy is on one; for shared
+    GPUs with the memory that they have there."""
     report = _silent if parts.report is None else parts.report
+    trials = trials_of(settings, parts, report)
     if settings.python:
-        servers = _started(settings, parts, report, num_learning=num_processes)
+        servers = _started(settings, parts, report, learning)
     else:
         servers = [GivenServer(url) for url in settings.servers]
-    queue = Queue(Engines(servers, settings, report))
-    return VllmGenerator(queue, parts, parts.sampling, max_mismatch=settings.mismatch)
+    queue = Queue(Engines(servers, settings, report, trials=trials))
+    return VllmGenerator(queue, parts, parts.sampling, settings)
+
+
+def trials_of(settings: VllmSettings, parts: GeneratorParts, report: Report) -> list[Handover]:
+    """What a server gets before its first adapter, where it gets adapters; what they would not prove is told."""
+    if not settings.sends_adapters:
+        return []
+    probe = probe_of(parts)
+    trials = write_trials(weights_folder(parts) / "trials", parts.model, probe, mismatch=settings.mismatch)
+    if hidden := [trial for trial in trials if not trial.can_be_seen(settings.mismatch)]:
+        kinds = ", ".join(f"{trial.kind} ({trial.effect:.2g})" for trial in hidden)
+        report(
+            "warning",
+            "vllm.trials",
+            f"whether vLLM computes adapters of {kinds} cannot be seen: random ones change the scores of a text by so "
+            f"many nats a token, and generator.mismatch allows {settings.mismatch:g}; set it lower",
+        )
+    return [
+        Handover(
+            folder=trial.folder,
+            version=0,
+            probe=probe,
+            scores=trial.scores,
+            limit=trial.limit(settings.mismatch),
+            adapter=f"{MODEL}-trial-{trial.kind}",
+            what=f"a trial adapter, of random numbers on every {trial.kind},",
+        )
+        for trial in trials
+        if trial.can_be_seen(settings.mismatch)
+    ]
 
 
 def _silent(level: Any, code: str, message: str, **evidence: Any) -> None:
     del level, code, message, evidence
 
 
-def _started(settings: VllmSettings, parts: GeneratorParts, report: Report, *, num_learning: int) -> Sequence[Server]:
+def _started(
+    settings: VllmSettings, parts: GeneratorParts, report: Report, learning: Sequence[GPUMemory | None]
+) -> Sequence[Server]:
     """All of them at once: a start takes a minute."""
-    devices = devices_of(settings, num_learning if parts.model.device.type == "cuda" else 0)
+    devices = devices_of(settings, len(learning) if parts.model.device.type == "cuda" or settings.is_shared else 0)
+    options = _options(settings, parts, report, learning)
     logs = [parts.folder / "vllm" / f"server-{number}.log" for number in range(len(devices))]
     report("info", "vllm.start", f"starting {len(devices)} vLLM server(s); their logs are in {logs[0].parent}")
     servers: list[Server] = []
     try:
         for log, names in zip(logs, devices, strict=True):
-            servers.append(StartedServer(_spec(settings, parts, log, names)))
+            servers.append(StartedServer(server_spec(settings, parts, log, names, options)))
     except BaseException:
         for server in servers:
             server.close()
@@ -214,18 +274,38 @@ def _started(settings: VllmSettings, parts: GeneratorParts, report: Report, *, n
     return servers
 
 
-def _spec(settings: VllmSettings, parts: GeneratorParts, log: Path, devices: Sequence[str]) -> ServerSpec:
+def _options(
+    settings: VllmSettings, parts: GeneratorParts, report: Report, learning: Sequence[GPUMemory | None]
+) -> dict[str, str | int | float | bool]:
+    """What servers must be able to do: take adapters, and sleep on GPUs of which they get a share."""
+    options = lora_options(parts.model) if settings.sends_adapters else {}
+    if settings.is_shared:
+        gpus = [memory for memory in learning if memory is not None]
+        memory = share_of(settings, gpus, weights=weight_bytes(parts.model))
+        report("info", "vllm.memory", memory.words, share=memory.share)
+        options |= {"enable-sleep-mode": True, "gpu-memory-utilization": memory.share}
+    return options
+
+
+def server_spec(
+    settings: VllmSettings,
+    parts: GeneratorParts,
+    log: Path,
+    devices: Sequence[str],
+    options: Mapping[str, str | int | float | bool],
+) -> ServerSpec:
     assert settings.python is not None
     window = window_of(parts.model.config)
     longest = max(parts.longest, 2 * len(parts.probe), 64) if parts.longest else None
     return ServerSpec(
         python=settings.python,
-        model=str(resolve(parts.source)),
+        model=base_of(parts.model, parts.source) if settings.sends_adapters else str(resolve(parts.source)),
         dtype=str(parts.model.dtype).removeprefix("torch."),
         max_tokens=min(longest, window) if longest and window else longest,
         logprobs_mode=logprobs_mode(parts.sampling),
         tensor_parallel=settings.tensor_parallel,
         devices=tuple(devices),
+        options=options,
         extra=settings.extra,
         log=log,
         start_s=settings.start_s,
@@ -234,12 +314,15 @@ def _spec(settings: VllmSettings, parts: GeneratorParts, log: Path, devices: Seq
 
 
 def devices_of(settings: VllmSettings, num_learning: int) -> list[tuple[str, ...]]:
-    """The GPUs of each server, by their names in CUDA_VISIBLE_DEVICES: the last ones that this process can see."""
+    """The GPUs of each server, by their names in CUDA_VISIBLE_DEVICES: the last ones that this process can see, or, on
+    shared ones, the first, which learn."""
     if not settings.gpus:
         return [()]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    if settings.is_shared:
+        return shared_devices(settings, names, num_learning=num_learning)
     if problem := too_few_gpus(settings, len(names), num_learning=num_learning):
         raise ConfigError(problem)
-    own, size = names[len(names) - settings.gpus :], settings.tensor_parallel
+    own, size = names[len(names) - settings.num_gpus :], settings.tensor_parallel
     return [tuple(own[at : at + size]) for at in range(0, len(own), size)]

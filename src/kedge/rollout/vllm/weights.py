@@ -66,21 +66,32 @@ def probe_tokens(text: Sequence[int], vocabulary: int) -> tuple[int, ...]:
     return tokens if len(tokens) > 1 else tuple((31 * at + 7) % vocabulary for at in range(24))
 
 
-@torch.no_grad()
 def score(model: PreTrainedModel, tokens: Sequence[int]) -> list[float]:
     """The log-prob of each token but the first, as the trainer computes it, at temperature 1."""
+    return scores_by(heads.language_model(model), tokens)
+
+
+@torch.no_grad()
+def scores_by(language_model: heads.LanguageModel, tokens: Sequence[int]) -> list[float]:
+    """As `score`, by a model that is prepared to be asked again."""
     tokens_BT = torch.tensor([list(tokens)])
     mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-    language_model = heads.language_model(model)
     with language_model.active():
         return language_model.logprobs(tokens_BT, mask_BT, mask_BT)[0, 1:].tolist()
 
 
-def refuse_other_weights(ours: Sequence[float], theirs: Sequence[float], *, limit: float, url: str) -> None:
+def gap_of(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How far the scores of a text are apart, in nats a token."""
+    return sum(abs(own - other) for own, other in zip(ours, theirs, strict=True)) / len(ours)
+
+
+def refuse_other_weights(
+    ours: Sequence[float], theirs: Sequence[float], *, limit: float, url: str, what: str = "the weights"
+) -> None:
     """A SyncError where the scores of the probe say that a server has other weights than the trainer."""
-    gap = sum(abs(own - other) for own, other in zip(ours, theirs, strict=True)) / len(ours)
+    gap = gap_of(ours, theirs)
     if not gap <= limit:
         raise SyncError(
-            f"the weights did not arrive at {url}: the same text scores {gap:.3g} nats a token apart on server and "
+            f"{what} did not arrive at {url}: the same text scores {gap:.3g} nats a token apart on server and "
             f"trainer, and generator.mismatch allows {limit:g}. {_LOOK_AT}"
         )

@@ -92,6 +92,7 @@ def train_bond(
     prompts_of_steps = sampler.dataset.batches(learner.step, steps)
     with interruptible(context.stop, context.say):
         for number, prompts in loop.steps(enumerate(prompts_of_steps, start=learner.step)):
+            sampler.refresh()
             rollouts = sampler.generator.generate(prompts, seed_for(context.seed, "own", number))
             answers = _score(sampler, to_device(rollouts, "cpu"))
             rows = [*_best_rows(sampler, method, anchors, answers), *_own_rows(sampler, method, anchors, answers)]

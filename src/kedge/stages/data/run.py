@@ -20,7 +20,7 @@ def run(context: Context, settings: DataSettings) -> Mapping[str, Path]:
             decontaminate=context.inputs("decontaminate"),
             balance=settings.balance,
             max_broken=settings.max_broken,
-            seed=context.seed,
+            seed=context.split_seed,
             report=context.event,
         )
     )

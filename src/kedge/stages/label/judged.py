@@ -16,9 +16,11 @@ from kedge.data.converting import to_fields
 from kedge.data.examples import Origin, Pair, Ranking
 from kedge.data.writing import encode, row_writer
 from kedge.feedback.agreement import AgreementInterval
+from kedge.feedback.alt_test import Choice
 from kedge.label.incoming import Draft
 from kedge.label.settle import Settled
 from kedge.report.pages import render_page
+from kedge.stages.label.beside import PeopleOf, beside_people, people_of
 from kedge.stages.label.deciding import fit_panel, panel_agreement, ranks_of, settle
 from kedge.stages.label.figures import by_principle, judge_figures, prompt_numbers
 from kedge.stages.label.judging import Comparison, Judged, ask, open_judges, read_tasks
@@ -51,6 +53,8 @@ class Labelled:
     panel: Sequence[Judged]
     settled: Sequence[Settled | None]
     agreement: AgreementInterval | None
+    people: PeopleOf = field(default_factory=dict[int, Mapping[str, Choice]])
+    """What people said of the same comparisons."""
     files: dict[str, Written] = field(default_factory=dict[str, Written])
 
     @property
@@ -60,12 +64,13 @@ class Labelled:
 
 def label_by_judges(context: Context, settings: LabelSettings) -> Mapping[str, Path]:
     """Ask every judge about every comparison, settle, write."""
-    judges = open_judges(settings.judges, context)
+    judges = open_judges(settings, context)
     for judge in judges:
         if reason := judge.trust.get("without"):
             message = f"{judge.panelist.name} labels without a trust report: {reason}"
             context.event("warning", "label.untrusted", message)
     drafts, comparisons = read_tasks(context.input("data"))
+    people = people_of(context.input("beside"), drafts, comparisons) if context.inputs("beside") else {}
     panel = [ask(context, judge, drafts, comparisons) for judge in judges]
     verdicts = [judged.verdicts for judged in panel]
     clamp = any(judged.judge.settings.is_clamped for judged in panel)
@@ -75,6 +80,7 @@ def label_by_judges(context: Context, settings: LabelSettings) -> Mapping[str, P
         panel=panel,
         settled=settle(verdicts, settings.settle, clamp=clamp),
         agreement=panel_agreement(verdicts, [prompt_numbers(drafts)[one.task] for one in comparisons]),
+        people=people,
     )
     _write_files(context.folder, settings, labelled)
     numbers = _numbers(settings, labelled)
@@ -198,6 +204,11 @@ def _preference(label: Settled) -> float:
     return 0.5 if label.better is None else 1.0 - label.better
 
 
+def _preferences(labelled: Labelled) -> list[float | None]:
+    """What is settled on each comparison, of its first answer."""
+    return [None if label is None else _preference(label) for label in labelled.settled]
+
+
 def _judgements(labelled: Labelled) -> list[dict[str, Any]]:
     """Every vote of every judge on every comparison, of the first answer: 1, ½ or 0 in each order."""
     return [
@@ -234,6 +245,7 @@ def _numbers(settings: LabelSettings, labelled: Labelled) -> dict[str, Any]:
                 "estimate": asdict(judged.estimate),
                 "spent": asdict(judge.panelist.calls.spent),
                 "accuracy": share,
+                **_beside(labelled, [verdict.preference for verdict in judged.verdicts]),
                 **judge_figures(judged, labelled.drafts, labelled.comparisons),
             }
         )
@@ -246,12 +258,22 @@ def _numbers(settings: LabelSettings, labelled: Labelled) -> dict[str, Any]:
         "comparisons": len(labelled.comparisons),
         "labels": labelled.labels,
         "agreement": {"panel": asdict(labelled.agreement)} if labelled.agreement else {},
+        **_beside(labelled, _preferences(labelled)),
         "judges": judges,
         "usd": sum(judge["spent"]["usd"] for judge in judges),
+        "budget": settings.budget and settings.budget.model_dump(),
         "principles": by_principle(panel, labelled.drafts, labelled.comparisons, labelled.settled),
         "exports": {name: asdict(written) for name, written in labelled.files.items()},
         "need": settings.need.model_dump(),
     }
+
+
+def _beside(labelled: Labelled, preferences: Sequence[float | None]) -> dict[str, Any]:
+    """κ and agreement with people; None where they labelled none of the same comparisons."""
+    if not labelled.people:
+        return {"kappa": None, "people_agreement": None}
+    figures = beside_people(labelled.people, preferences, labelled.drafts, labelled.comparisons)
+    return {"kappa": figures["kappa"], "people_agreement": figures["agreement"]}
 
 
 def _tell(context: Context, labelled: Labelled) -> None:
@@ -260,6 +282,9 @@ def _tell(context: Context, labelled: Labelled) -> None:
     if labelled.agreement:
         alpha = labelled.agreement
         context.say(f"  agreement of the judges: α {alpha.value:.2f} [{alpha.low:.2f}, {alpha.high:.2f}]")
+    if kappa := _beside(labelled, _preferences(labelled)).get("kappa"):
+        interval = f"[{kappa['low']:.2f}, {kappa['high']:.2f}]"
+        context.say(f"  κ with people on {kappa['count']:,} comparisons: {kappa['value']:.2f} {interval}")
     made = ", ".join(f"{written.rows:,} {name}" for name, written in labelled.files.items() if written.rows)
     left_out = ", ".join(f"{count:,} {reason}" for reason, count in labelled.files["pairs"].left_out.items())
     context.event("info", "label.judged", f"{made or 'nothing'}{f' (left out: {left_out})' if left_out else ''}")

@@ -17,10 +17,11 @@ from kedge.feedback.constitution import Principle, draw, fingerprint, read_const
 from kedge.feedback.trust import deciding_fields, judge_identity, read_trust
 from kedge.label.incoming import Draft, read_items
 from kedge.rewards.context import RewardContext
-from kedge.rewards.paid import Estimate
 from kedge.rewards.pairwise import BothOrders, Panelist, TwoAnswers, ledger_of, refuse_failures
+from kedge.rewards.spending.ledger import SharedBudget
+from kedge.rewards.spending.tokens import Estimate
 from kedge.stages.label.deciding import Verdict, verdict_of
-from kedge.stages.label.settings import Judge, WithoutTrust
+from kedge.stages.label.settings import Judge, LabelSettings, WithoutTrust
 from kedge.stages.shared.context import Context
 
 _CHUNK = 64
@@ -76,28 +77,39 @@ def read_tasks(source: str) -> tuple[list[Draft], list[Comparison]]:
                 "two answers or more. People can do it (by: people), or make tasks with ask: pair or rank"
             )
     comparisons = [
-        Comparison(task=task, first=first, second=second, key=_key(draft, first, second))
+        Comparison(task=task, first=first, second=second, key=key_of(draft.prompt, [left.text, right.text]))
         for task, draft in enumerate(drafts)
-        for first, second in combinations(range(len(draft.answers)), 2)
+        for (first, left), (second, right) in combinations(enumerate(draft.answers), 2)
     ]
     if not comparisons:
         raise DataError(f"{source}: there is nothing to compare in it")
     return drafts, comparisons
 
 
-def open_judges(judges: Sequence[Judge], context: Context) -> list[Ready]:
-    """The judges of a stage: rubrics, keys, constitutions and trust are looked at before anything is asked."""
+def open_judges(settings: LabelSettings, context: Context) -> list[Ready]:
+    """The judges of a stage: rubrics, keys, constitutions and trust are looked at before anything is asked. All of them
+    spend of the stage's budget, where it has one."""
+    shared = SharedBudget(settings.budget.usd) if settings.budget else None
     known = RewardContext(folder=context.recipe_folder, seed=context.seed, note=partial(context.event, "warning"))
     return [
-        open_judge(judge, known, cache=cache_root() / "judge", ledger=ledger_of(context.folder, judge, number))
-        for number, judge in enumerate(judges)
+        open_judge(
+            judge, known, cache=cache_root() / "judge", ledger=ledger_of(context.folder, judge, number), shared=shared
+        )
+        for number, judge in enumerate(settings.judges)
     ]
 
 
-def open_judge(judge: Judge, known: RewardContext, *, cache: Path | None = None, ledger: Path | None = None) -> Ready:
+def open_judge(
+    judge: Judge,
+    known: RewardContext,
+    *,
+    cache: Path | None = None,
+    ledger: Path | None = None,
+    shared: SharedBudget | None = None,
+) -> Ready:
     """A judge, once it may label; else a ConfigError that says why not."""
     principles = read_constitution(known.folder / judge.constitution) if judge.constitution else ()
-    panelist = Panelist(judge, known, cache=cache, ledger=ledger, by_principle=bool(principles))
+    panelist = Panelist(judge, known, cache=cache, ledger=ledger, shared=shared, by_principle=bool(principles))
     fields = judge.model_dump(include={"model", "temperature", "max_tokens"}) | {
         "url": judge.url,
         "rubric": panelist.rubric,
@@ -192,6 +204,6 @@ def text_of(answer: Messages) -> str:
     return "\n".join(f"{message.role}: {message.content}" for message in answer)
 
 
-def _key(draft: Draft, first: int, second: int) -> str:
-    answers = sorted(text_of(draft.answers[place].text) for place in (first, second))
-    return hash_json([[message.role, message.content] for message in draft.prompt] + answers)
+def key_of(prompt: Messages, answers: Sequence[Messages]) -> str:
+    """Of a prompt and answers, in whichever order they stand."""
+    return hash_json([[message.role, message.content] for message in prompt] + sorted(map(text_of, answers)))

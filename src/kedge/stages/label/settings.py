@@ -15,7 +15,7 @@ from kedge.core.suggest import did_you_mean
 from kedge.feedback.steps import Margins
 from kedge.label.questions import parse_questions
 from kedge.label.settle import SettleKind
-from kedge.rewards.settings import PairwiseJudge
+from kedge.rewards.settings import Budget, PairwiseJudge
 from kedge.stages.shared.people import PeopleProject
 
 _WAYS = ("people", "judge")
@@ -171,6 +171,12 @@ class LabelSettings(Section):
     """The share of the wanted labels from which on the run goes on."""
     need: Need = Need()
     """What the labels must reach."""
+    beside: Annotated[str | None, Input("pairs")] = None
+    """Pairs that people labelled of the same tasks (a stage `label` of theirs, whose `enough` may be a small share): κ
+    of the judges beside them, round by round where there are rounds. People's ties count with their `ties: half`."""
+    budget: Annotated[Budget | None, MayChange()] = None
+    """What all judges together may cost: `{usd: 40, input: 0.15, output: 0.6}`. The prices are those of judges without
+    a `budget` of their own; one that has it keeps its own prices and its own ceiling besides."""
 
     @property
     def people(self) -> People | None:
@@ -178,7 +184,9 @@ class LabelSettings(Section):
 
     @property
     def judges(self) -> tuple[Judge, ...]:
-        return tuple(self.by) if isinstance(self.by, list) else () if isinstance(self.by, People) else (self.by,)
+        """Who labels, with the prices of the stage's budget where they have none of their own."""
+        judges = self.by if isinstance(self.by, list) else [] if isinstance(self.by, People) else [self.by]
+        return tuple(judge if judge.budget else judge.model_copy(update={"budget": self.budget}) for judge in judges)
 
 
 def explain(settings: LabelSettings) -> list[str]:
@@ -191,14 +199,17 @@ def explain(settings: LabelSettings) -> list[str]:
             f"settled by {settings.settle}; the run waits for them with exit code 4, and --resume goes on",
         ]
     for judge in settings.judges:
+        own_budget = judge.budget if judge.budget != settings.budget else None
         lines.append(
             f"judge {judge.label}: {2 * judge.votes} calls a comparison, both orders"
             + (f" × {judge.votes} votes" if judge.votes > 1 else "")
-            + (f", at most {judge.budget.usd:g} USD (exit code 3)" if judge.budget else "")
+            + (f", at most {own_budget.usd:g} USD (exit code 3)" if own_budget else "")
             + (f"; without trust: {judge.trust.without}" if isinstance(judge.trust, WithoutTrust) else "")
         )
     if len(settings.judges) > 1:
         lines.append(f"a panel of {len(settings.judges)}, settled by {settings.settle}")
+    if settings.budget:
+        lines.append(f"all judges together at most {settings.budget.usd:g} USD (exit code 3)")
     needs = [f"α of at least {need.alpha}"] if need.alpha is not None else []
     needs += [f"{need.labels:,} labels"] if need.labels is not None else []
     return [*lines, *([f"stops with exit code 3 below {' or '.join(needs)}"] if needs else [])]
@@ -214,6 +225,9 @@ def check(settings: LabelSettings) -> Iterator[Finding]:
             f"need.alpha asks for agreement, and no task is labelled by two {'people' if by else 'judges'}",
             f"{fix}, or leave need.alpha out",
         )
+    for name in ("budget", "beside"):
+        if getattr(settings, name) is not None and by is not None:
+            yield _fatal(name, f"{name} is for judges, and people label here", "leave it out")
     if settings.judges:
         yield from _check_judges(settings)
 

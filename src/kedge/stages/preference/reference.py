@@ -23,6 +23,7 @@ from kedge.core.files import atomic_open, hash_bytes, hash_json
 from kedge.core.world import World
 from kedge.data.batching import TokenSequence, token_batch
 from kedge.models.forward.heads import LanguageModel
+from kedge.models.forward.sharding import compute_dtype
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.hashing import module_hash
 from kedge.models.training.passes import InferenceSize
@@ -85,7 +86,7 @@ def _key(reference: PreTrainedModel, sequences: Sequence[TokenSequence], *, has_
         "format": _FORMAT,
         "weights": module_hash(reference, with_adapters=has_adapters),
         "tokens": tokens_hash(sequences),
-        "computed": f"{reference.device.type} {reference.dtype}",
+        "computed": f"{reference.device.type} {compute_dtype(reference)}",
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kedge.rewards.context import RewardContext
-from kedge.rewards.paid import Spent
 from kedge.rewards.pairwise import Panelist, TwoAnswers, refuse_failures
 from kedge.rewards.settings import PairwiseJudge
+from kedge.rewards.spending.tokens import Spent
 from kedge.stages.revise.chains import Chain
 from kedge.stages.revise.writers import CALLS
 from kedge.stages.shared.context import Context

@@ -16,7 +16,7 @@ from kedge.data.examples import Messages, Prompt, text_of
 from kedge.data.writing import row_writer
 from kedge.feedback.constitution import Principle, fingerprint, read_constitution
 from kedge.report.pages import render_page
-from kedge.rewards.paid import Spent
+from kedge.rewards.spending.tokens import Spent
 from kedge.stages.revise.chains import PIECE, Chain, revised
 from kedge.stages.revise.judging import RevisionJudge
 from kedge.stages.revise.settings import ReviseSettings

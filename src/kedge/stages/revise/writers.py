@@ -18,8 +18,9 @@ from kedge.data.template import encode_prompt
 from kedge.models.loading.load import load_causal
 from kedge.rewards.client import Call, CallFailed
 from kedge.rewards.judge_protocol import chat_body, content_of
-from kedge.rewards.paid import PaidCalls, Spent
+from kedge.rewards.paid import PaidCalls
 from kedge.rewards.settings import FailureSettings, JudgeEndpoint
+from kedge.rewards.spending.tokens import Spent
 from kedge.rollout.settings import SamplingSettings
 from kedge.stages.revise.settings import ReviseSettings
 from kedge.stages.rl.answering import Answered, sample_answers

@@ -63,6 +63,7 @@ def read_comparisons(
     encoder: Encoder,
     *,
     use_margin: bool,
+    objectives: int = 1,
     labels: Labels = "hard",
     ties: Ties = "drop",
     weights: str | None = None,
@@ -70,9 +71,9 @@ def read_comparisons(
     report: Callable[[int], None] = lambda _: None,
     report_ties: Callable[[int], None] = lambda _: None,
 ) -> LazyRows[EncodedComparison]:
-    """All comparisons, one file for each objective. Rankings of three and more in which everything ties prefer nothing,
-    and are left out; those of two, and pairs of certainty ½, as `ties` says. `weights` names the field of the records
-    that says how much a comparison counts.
+    """All comparisons: of one objective, whatever the number of files, or one file for each of several. Rankings of
+    three and more in which everything ties prefer nothing, and are left out; those of two, and pairs of certainty ½, as
+    `ties` says. `weights` names the field of the records that says how much a comparison counts.
 
     `report` is told how many have an answer that is too long, which is cut or left out with its comparison, and
     `report_ties` how many were left out because they prefer nothing.
@@ -83,7 +84,9 @@ def read_comparisons(
     columns = {name: np.concatenate([table.column(name) for table in tables]) for name in (PROMPT_KEY, _GAP)}
     parts = [
         LazyRows(partial(_comparison, table, source, objective, use_margin, labels), range(len(table)))
-        for objective, (table, source) in enumerate(zip(tables, sources, strict=True))
+        for objective, table, source in zip(
+            [0] * len(sources) if objectives == 1 else range(objectives), tables, sources, strict=True
+        )
     ]
     items = joined(parts)
     if num_long and not len(items):

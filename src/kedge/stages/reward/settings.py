@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -45,9 +45,10 @@ class RewardSettings(Section):
     base: Annotated[str | None, Input("model")] = Field(default=None, alias="from")
     """The model to start from; the recipe's `model` when absent."""
     data: Annotated[ReadData, Input("pairs", "rankings", several=True)]
-    """Preference pairs or K-wise rankings; one file for each objective."""
+    """Preference pairs or K-wise rankings. Several files are all learnt where there is one objective; with several
+    objectives it is one file for each."""
     heldout: Annotated[ReadData | None, Input("pairs", "rankings", several=True)] = None
-    """Preferences that the report is made on, one file for each objective; without it, a share of `data`."""
+    """Preferences that the report is made on, files as in `data`; without it, a share of `data`."""
     heldout_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the prompts of `data` that is held out where no file is given for it."""
     demonstrations: Annotated[str | None, Input("demonstrations")] = None
@@ -99,6 +100,21 @@ class RewardSettings(Section):
     """What to do when the report says that the model is not fit to optimise against."""
 
 
+_ONE_FILE_EACH = "give one file for each objective, in the same order"
+
+
+def wrong_number_of_files(field: str, count: int, objectives: Sequence[str]) -> str | None:
+    """What is wrong with so many files of a field; nothing where each objective has one, or one objective has all.
+
+    >>> wrong_number_of_files("data", 3, ["reward"])
+    >>> wrong_number_of_files("data", 3, ["helpful", "brief"])
+    '3 file(s) of `data` for 2 objectives (helpful, brief)'
+    """
+    if len(objectives) in (1, count):
+        return None
+    return f"{count} file(s) of `{field}` for {len(objectives)} objectives ({', '.join(objectives)})"
+
+
 def explain(settings: RewardSettings) -> list[str]:
     lines = batch_arithmetic.supervised(
         settings.batch, settings.micro_batch, settings.epochs, "comparison", max_steps=settings.max_steps
@@ -109,16 +125,11 @@ def explain(settings: RewardSettings) -> list[str]:
 
 
 def check(settings: RewardSettings) -> Iterator[Finding]:
-    files = len(settings.data) if isinstance(settings.data, list) else 1
-    if files != len(settings.objectives):
-        yield Finding(
-            level="fatal",
-            code="reward.objectives",
-            message=f"{files} data file(s) for {len(settings.objectives)} objective(s) "
-            f"({', '.join(settings.objectives)})",
-            where="objectives",
-            fix="give one file for each objective, in the same order",
-        )
+    for field, files in (("data", settings.data), ("heldout", settings.heldout)):
+        count = len(files) if isinstance(files, list) else 1
+        wrong = None if files is None else wrong_number_of_files(field, count, settings.objectives)
+        if wrong:
+            yield Finding(level="fatal", code="reward.objectives", message=wrong, where=field, fix=_ONE_FILE_EACH)
     if settings.loss.length_control == "residual" and (settings.labels == "soft" or settings.ties == "half"):
         asked = "labels: soft" if settings.labels == "soft" else "ties: half"
         yield Finding(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.batches import Comparisons
-from kedge.core.errors import ContractStop
+from kedge.core.errors import ConfigError, ContractStop
 from kedge.core.files import write_json, write_text
 from kedge.core.seeds import seed_for
 from kedge.core.world import World
@@ -27,6 +27,7 @@ from kedge.data.examples import Demonstration
 from kedge.data.reading import read
 from kedge.data.template import template_hash
 from kedge.data.tokenizer import padding_id
+from kedge.models.forward.sharding import gathered_state, is_sharded, on_host
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import freeze_lowest, prepare_layers, whole_folder
 from kedge.models.reward.ensemble import Ensemble, lora_members, save_ensemble
@@ -46,7 +47,7 @@ from kedge.stages.reward.comparisons import (
     read_comparisons,
 )
 from kedge.stages.reward.scoring import report_on, report_out_of_fold
-from kedge.stages.reward.settings import RewardSettings
+from kedge.stages.reward.settings import RewardSettings, wrong_number_of_files
 from kedge.stages.rl.scoring import score_sequences
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import CostMeter, pick_device
@@ -54,7 +55,7 @@ from kedge.stages.shared.encoding import Encoder, report_long, truncation
 from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, stop_if_asked
-from kedge.stages.shared.policy import tell_rounding
+from kedge.stages.shared.policy import shard, tell_rounding
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 MOST_DEMONSTRATIONS = 1000
@@ -86,13 +87,23 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     others = [list(answer) for item in data[:MOST_DEMONSTRATIONS] for answer in item.ranked.answers]
     members = [_normalised(member, demonstrations, others, about, context.world) for member in members]
     folder = context.folder / "model"
-    weights, dtype = [weights_of_member.weights() for weights_of_member in trained], settings.memory.save_dtype
-    for member, weights_of_member in zip(members, weights, strict=True):
+    weights = [gathered_state(weights_of_member.weights()) for weights_of_member in trained]
+    whole_members = _on_host(members)
+    for member, weights_of_member in zip(whole_members, weights, strict=True):
         member.activate()
-        tell_rounding(context, member.model, weights_of_member, dtype)
-    context.once(lambda: _save(members, folder, weights, settings))
+        tell_rounding(context, member.model, weights_of_member, settings.memory.save_dtype)
+    context.once(lambda: _save(whole_members, folder, weights, settings))
     _report(context, settings, members, data, held_out, groups, cost)
     return {"model": folder}
+
+
+def _on_host(members: Sequence[RewardModel]) -> list[RewardModel]:
+    """The members with all their weights, where each process has a part of them; they may share a model."""
+    models = {id(member.model): member.model for member in members}
+    whole = {key: on_host(model) for key, model in models.items()}
+    return [
+        replace(member, model=whole[id(member.model)]) if is_sharded(member.model) else member for member in members
+    ]
 
 
 def _save(
@@ -130,10 +141,17 @@ def _read(context: Context, settings: RewardSettings, encoder: Encoder, field: s
         if count:
             context.event("info", "reward.ties", f"{count:,} comparisons of `{field}` prefer nothing: left out")
 
+    sources = context.inputs(field)
+    wrong = wrong_number_of_files(field, len(sources), settings.objectives)
+    if wrong:
+        raise ConfigError(
+            f"stages.{context.name}.{field}: {wrong}; give one file for each objective, in the same order"
+        )
     return read_comparisons(
-        context.inputs(field),
+        sources,
         encoder,
         use_margin=settings.loss.margin,
+        objectives=len(settings.objectives),
         labels=settings.labels,
         ties=settings.ties,
         weights=settings.weights if field == "data" else None,
@@ -174,8 +192,12 @@ def _built(context: Context, settings: RewardSettings, chat_template: str, index
 def _trained_weights(context: Context, settings: RewardSettings, member: RewardModel) -> TrainedWeights:
     """The weights of a member that learn; heads, also those of other members on the same base, stay in float32."""
     member.activate()
-    dtype = dtype_for(settings.memory.dtype, pick_device(context.device))
-    return trained_weights(member.model, dtype=dtype, head=cast(Any, member.model).score)
+    device, score = pick_device(context.device), cast(Any, member.model).score
+    dtype = dtype_for(settings.memory.dtype, device)
+    if not is_sharded(member.model):
+        compiled = settings.memory.compiles_on(device)
+        shard(context, member.model, dtype, compiled=compiled, whole=list(score.parameters()))
+    return trained_weights(member.model, dtype=dtype, head=score)
 
 
 def _train_member(
@@ -227,7 +249,7 @@ def _train_member(
             metrics |= held_out_metrics(learner, _batches(held_out, pad))
         loop.finish(metrics)
     loop.take_best()
-    done = {"weights": trained.weights(), "last_step": loop.step, "passes": passes.state()}
+    done = {"weights": gathered_state(trained.weights()), "last_step": loop.step, "passes": passes.state()}
     context.once(lambda: _save_finished(finished, done))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -70,6 +70,8 @@ class AnswerSampler:
     dataset: PromptDataset
     tokenizer: PreTrainedTokenizerBase
     generator: SharedGenerator
+    refresh: Callable[[], object]
+    """Brings the weights as they are now to the generator where it has a copy of them."""
     rows: int
     """Answers that a process samples at once."""
     reward: Reward
@@ -82,6 +84,7 @@ class AnswerSampler:
         num_prompts = len(self.dataset.prompts)
         size = max(1, self.rows * self.context.world.size * _ROUNDS // answers)
         scored: list[ScoredAnswer] = []
+        self.refresh()
         for at in range(0, num_prompts, size):
             groups = range(at, min(at + size, num_prompts))
             rollouts = self.generator.generate(self.dataset.prompts_of(groups, answers=answers), seed)

@@ -10,6 +10,7 @@ from kedge.core.protocols import Generator, Metrics
 from kedge.core.world import acting_alone
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
+from kedge.models.forward.sharding import whole_copy
 from kedge.rollout.generators import GeneratorParts, open_generator
 from kedge.rollout.rows import rows_at_once
 from kedge.rollout.settings import SamplingSettings
@@ -37,6 +38,7 @@ def make_generator(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Generator:
     """The generator that the recipe names, sampling from this policy."""
+    policy = whole_copy(policy)
     longest = max(map(len, prompts.tokens)) + sampling.max_new_tokens
     parts = GeneratorParts(
         model=policy,

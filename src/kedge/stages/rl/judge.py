@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from kedge.core.errors import ConfigError, ModelError
 from kedge.core.findings import Finding
 from kedge.data.template import template_hash
+from kedge.models.forward.backbones import backbone_of
+from kedge.models.forward.sharding import is_sharded, shard_model
 from kedge.models.loading.resolve import is_model, model_of_stage
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
-from kedge.models.reward.reward_model import RewardFacts, RewardModel, reward_role
+from kedge.models.reward.reward_model import RewardFacts, RewardModel, RewardRole, reward_role
 from kedge.models.settings import Combine, MeanOfMembers
 from kedge.stages.shared.device import checked_device
 from kedge.stages.shared.encoding import Encoder
@@ -62,6 +64,27 @@ def load_standing(reward: str, *, device: str, compiled: bool = False) -> Judge:
         reward_role(one, compiled=compiled) if isinstance(one, RewardModel) else one for one in judge.members
     )
     return replace(judge, members=members)
+
+
+def sharded(judge: Judge, mesh: Any) -> Judge:
+    """The same judge, of whose weights this process holds a part; those that it shares with the policy are cut."""
+    members: list[Member] = []
+    for member in judge.members:
+        assert isinstance(member, RewardRole)
+        backbone: Any = member.backbone
+        if not is_sharded(backbone.model):
+            shard_model(backbone.model, mesh)
+        members.append(replace(member, backbone=backbone_of(backbone.model, getattr(backbone, "adapter", None))))
+    return replace(judge, members=tuple(members))
+
+
+def is_cut(judge: Judge) -> bool:
+    """Whether its weights are sharded."""
+    return any(is_sharded(model) for member in judge.members if (model := _model_of(member)) is not None)
+
+
+def _model_of(member: Member) -> PreTrainedModel | None:
+    return getattr(getattr(member, "backbone", None), "model", None)
 
 
 def judge_of(place: str, members: tuple[Member, ...], combine: Combine, *, base: PreTrainedModel) -> Judge:

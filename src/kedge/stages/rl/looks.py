@@ -22,6 +22,7 @@ from kedge.core.files import write_json
 from kedge.core.protocols import Metrics
 from kedge.core.records import repeated
 from kedge.core.seeds import seed_for
+from kedge.core.world import replicated
 from kedge.data.encoding.pieces import TextTokenizer
 from kedge.data.examples import Messages, Prompt
 from kedge.data.long_prompts import fit_prompts
@@ -36,6 +37,7 @@ from kedge.exams.exam import Exam
 from kedge.exams.rows import ItemRow, read_rows, write_rows
 from kedge.exams.sitting import item_rows, sit
 from kedge.models.forward.heads import LanguageModel, language_model
+from kedge.models.forward.sharding import whole_copy
 from kedge.models.loading.cache import cache_root
 from kedge.models.loading.describe import window_of
 from kedge.rewards.context import RewardContext
@@ -137,6 +139,7 @@ class Looks:
         if step not in self.steps:
             return {}
         with _without_a_trace():
+            whole_copy(self.model)  # as it is now
             metrics: dict[str, float] = {}
             for what, look in (("exams", self._take_exams), ("judge", self._compare)):
                 try:
@@ -196,7 +199,7 @@ class Looks:
 
     @cached_property
     def _language_model(self) -> LanguageModel:
-        return language_model(self.model)
+        return language_model(whole_copy(self.model))
 
     @cached_property
     def _speaker(self) -> Speaker:
@@ -209,7 +212,7 @@ class Looks:
             window=window_of(self.model.config),
             model=lambda: self._language_model,
             write=self._write,
-            world=self.context.world,
+            world=replicated(self.context.world),
         )
 
     def _write(self, prompts: Sequence[Messages], sampling: SamplingSettings, answers: int) -> Answered:
@@ -218,7 +221,8 @@ class Looks:
             [encode_prompt(self.tokenizer, prompt) for prompt in prompts], ids=range(len(prompts)), answers=answers
         )
         seed = seed_for(self.context.seed, "exam")
-        rollouts = sample_answers(self.model, self.tokenizer, rows, sampling, seed=seed, world=self.context.world)
+        model, world = whole_copy(self.model), self.context.world
+        rollouts = sample_answers(model, self.tokenizer, rows, sampling, seed=seed, world=world)
         return Answered(rollouts=rollouts, tokenizer=self.tokenizer, is_cached=False)
 
     # The judge

@@ -32,7 +32,7 @@ from kedge.rewards.failures import CountedSource, FailureCounter, Reward
 from kedge.rewards.model import OnTokens, objective_index, on_text
 from kedge.rewards.rollouts import FromText, PromptRecord, answers_of
 from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings
-from kedge.stages.rl.judge import Judge, combining, load_standing, template_findings
+from kedge.stages.rl.judge import Judge, combining, is_cut, load_standing, sharded, template_findings
 from kedge.stages.shared.context import Context
 
 if TYPE_CHECKING:
@@ -71,7 +71,13 @@ def open_reward(
             context.event("warning", "reward.template", f"{counter.source}: {finding.message}", **finding.evidence)
         obstacle = _obstacle(judge, tokenizer, max_tokens)
         if obstacle is None:
+            judge = judge if context.world.mesh is None else sharded(judge, context.world.mesh)
             return ModelOnTokens(judge, source, counter, ends=stop_ids(tokenizer), world=context.world)
+        if is_cut(judge):
+            raise ConfigError(
+                f"{counter.source}: {judge.place} shares the weights of the policy, and cannot read its tokens as they "
+                f"are ({obstacle}): with placement.weights: shard, use roles: separate, or weights: replicate"
+            )
         context.event(
             "info", "reward.on_text", f"{counter.source}: {judge.place} reads the answers as text: {obstacle}"
         )

@@ -26,6 +26,7 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import encode_demonstrations
 from kedge.stages.shared.loop import batches_of
+from kedge.stages.shared.policy import tell_sharding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +75,8 @@ def build_roles(
         seed=context.seed,
     )
     roles: RoleSet = plugins.find("roles", settings.roles)(spec)
+    if context.world.mesh is not None:
+        tell_sharding(context, on_gpu=roles.model.device.type == "cuda", compiled=spec.compile)
     for line in table(roles.memory):
         context.say(f"  {line}")
     for note in roles.notes:

@@ -19,6 +19,7 @@ from kedge.core.seeds import seed_for
 from kedge.data.template import stop_ids
 from kedge.data.tokenizer import padding_id
 from kedge.models.forward.lora import has_adapters
+from kedge.models.forward.sharding import compute_dtype, gathered_state, shard_model, whole_copy
 from kedge.models.loading.load import DTypeName, load_causal
 from kedge.models.loading.start import whole_folder
 from kedge.models.training.learner import Learner
@@ -90,17 +91,18 @@ def open_sampler(
         too_long=settings.too_long,
         report=partial(report_long_prompts, context, settings.too_long),
     )
+    policy = whole_copy(model)
     answers = max(settings.answers * len(dataset.prompts), settings.step_answers * settings.batch)
     longest_prompt = max(map(len, dataset.tokens))
     rows = rows_at_once(
-        model,
+        policy,
         settings.rows,
         longest=longest_prompt + settings.sampling.max_new_tokens,
         total=-(-answers // context.world.size),
     )
     pad = padding_id(tokenizer)
     generator = LocalGenerator(
-        model,
+        policy,
         settings.sampling,
         stop_ids=stop_ids(tokenizer),
         pad=pad,
@@ -115,6 +117,7 @@ def open_sampler(
         dataset=dataset,
         tokenizer=tokenizer,
         generator=SharedGenerator(generator, context.world, pad=pad, device=model.device),
+        refresh=lambda: whole_copy(model),
         rows=rows,
         reward=source(settings.reward, f"{under}reward"),
         gold=source(settings.gold, f"{under}gold") if settings.gold else None,
@@ -130,11 +133,14 @@ def starting_model(context: Context, model: PreTrainedModel, *, device: str, is_
     """
     if is_asked_often or has_adapters(model):
         return reference_for(model)
-    dtype: DTypeName = "bfloat16" if model.dtype.itemsize == 2 else "float32"
+    dtype: DTypeName = "bfloat16" if compute_dtype(model).itemsize == 2 else "float32"
 
     @contextmanager
     def read_again() -> Generator[OpenReference]:
-        with as_it_is(load_causal(context.input("from"), dtype=dtype, device=device))() as opened:
+        start = load_causal(context.input("from"), dtype=dtype, device=device)
+        if context.world.mesh is not None:
+            shard_model(start.requires_grad_(False), context.world.mesh)
+        with as_it_is(start)() as opened:
             yield opened
 
     return read_again
@@ -183,7 +189,11 @@ def log_round(sampler: AnswerSampler, drawn: Round, step: int, metrics: Mapping[
 def save_round(context: Context, learner: Learner[Any], number: int, *, step: int) -> None:
     """Keep the weights of a round that is done, which ended at `step`."""
     finished = context.folder / "finished"
-    state = {"weights": learner.weights(), "last_step": step, "passes": learner.train_step.passes.state()}
+    state = {
+        "weights": gathered_state(learner.weights()),
+        "last_step": step,
+        "passes": learner.train_step.passes.state(),
+    }
 
     def save() -> None:
         with whole_folder(finished / f"round-{number}") as beside:

@@ -21,6 +21,7 @@ from kedge.core.protocols import Generator as AnswerGenerator
 from kedge.core.protocols import Metrics
 from kedge.core.records import Rollouts
 from kedge.core.seeds import seed_for
+from kedge.models.forward.sharding import compute_dtype, gathered_state
 from kedge.models.roles.actor_critic import RoleSet
 from kedge.monitor.overoptimisation import passed_peak
 from kedge.rewards.failures import Reward, refuse_never_scored
@@ -159,7 +160,7 @@ class RLRun:
             prompts=self.prompts,
             tokenizer=self.tokenizer,
             clock=self.clock,
-            precision=str(self.roles.model.dtype).removeprefix("torch."),
+            precision=str(compute_dtype(self.roles.model)).removeprefix("torch."),
             looks=open_looks(self.context, self.settings, self.roles.model, self.tokenizer),
         )
         self.generator = self._make_generator(self.settings.sampling)  # last: it may start what has to be ended
@@ -290,7 +291,7 @@ class RLRun:
         """A checkpoint of everything as it was at `step`."""
         state = {
             "step": self.step,
-            "roles": self.roles.state(),
+            "roles": gathered_state(self.roles.state()),
             "kl": self.kl.state(),
             "shaper": self.shaper.state(),
             "rollbacks": self.rollbacks,
@@ -358,7 +359,7 @@ class RLRun:
     def _publish_weights(self) -> None:
         """The generator samples with the weights as they are now; rollouts carry their version."""
         if self.published != self.step:
-            self.generator.load_weights(self.roles.policy.weights(), version=self.step)
+            self.generator.load_weights(self.roles.published(), version=self.step)
             self.published = self.step
 
     # Ends

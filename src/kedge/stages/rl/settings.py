@@ -261,6 +261,7 @@ def _check_generator(settings: RLSettings, *, is_mismatch_measured: bool) -> Ite
         sampling=settings.sampling,
         base_bits=settings.memory.lora.base_bits if settings.roles == "lora" else 16,
         is_mismatch_measured=is_mismatch_measured,
+        lora=settings.memory.lora if settings.roles == "lora" else None,
     )
     return check_generator(settings.generator, use)
 

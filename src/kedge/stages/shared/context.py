@@ -25,6 +25,8 @@ class Context:
 
     name: str
     seed: int
+    split_seed: int = 0
+    """Of what is split by prompt: the seed of round 1 in every round, so that a prompt stays on its side."""
     run: Run
     tracker: Tracker
     device: str

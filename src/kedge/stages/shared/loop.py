@@ -24,6 +24,7 @@ from kedge.core.batches import Batch
 from kedge.core.errors import NumericsError
 from kedge.core.protocols import Metrics
 from kedge.data.batching import TokenSequence, padded_batches
+from kedge.models.forward.sharding import gathered_state
 from kedge.models.settings import AutoSize
 from kedge.models.training.passes import Cut, Passes, PassSize
 from kedge.runs.checkpoints import CheckpointSettings
@@ -191,6 +192,7 @@ class TrainLoop(Generic[BatchT]):
             "refused": self._num_refused,
             "rng": capture_rng(),
         }
+        state = gathered_state(state)
         pin = "best" if is_best else None
         self._context.run.save_checkpoint(self.step, lambda folder: save_state(folder, state), pin=pin)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from kedge.models.forward.heads import LanguageModel, language_model
+from kedge.models.forward.sharding import gathered_state, num_copies, num_parts, on_host, shard_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import rounded_away, save_causal, start_causal
 from kedge.models.settings import LoraSettings, SaveDType, TrainingMemory
@@ -36,8 +38,34 @@ def start_policy(
         keeps_dropout=keeps_dropout,
         memory=memory,
     )
-    trained = trained_weights(model, dtype=dtype_for(memory.dtype, device))
+    dtype = dtype_for(memory.dtype, device)
+    shard(context, model, dtype, compiled=memory.compiles_on(device))
+    trained = trained_weights(model, dtype=dtype)
     return model, trained, language_model(model, compiled=memory.compiles_on(device))
+
+
+def shard(
+    context: Context,
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    *,
+    compiled: bool,
+    whole: Collection[nn.Parameter] = (),
+) -> None:
+    """Leave this process its part of the model that learns, where the recipe says so; `whole` is not cut."""
+    if context.world.mesh is not None:
+        shard_model(model, context.world.mesh, dtype=dtype, whole=whole)
+        tell_sharding(context, on_gpu=model.device.type == "cuda", compiled=compiled)
+
+
+def tell_sharding(context: Context, *, on_gpu: bool, compiled: bool) -> None:
+    """An event that says how the weights are cut, and what that leaves out."""
+    mesh = context.world.mesh
+    parts, copies = num_parts(mesh), num_copies(mesh)
+    message = f"weights that learn are held in {parts} part{'' if parts == 1 else 's'}"
+    message += f", each by {copies} processes" if copies > 1 else ""
+    message += "; layers run without CUDA graphs" if on_gpu and compiled else ""
+    context.event("info", "placement.shard", message)
 
 
 def save_policy(
@@ -52,6 +80,7 @@ def save_policy(
 
     `weights` are the float32 masters of trained weights by the names of their parameters.
     """
+    model, weights = on_host(model), gathered_state(weights)
     tell_rounding(context, model, weights, dtype)
     folder = context.folder / "model"
     return context.once(lambda: save_causal(model, tokenizer, folder, weights=weights, dtype=dtype))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kedge.data.tokenizer import padding_id, special_ids
 from kedge.models.forward.greedy import greedy
+from kedge.models.forward.sharding import drop_copy, whole_copy
 from kedge.stages.shared.context import Context
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def write_samples(
     if len(written) == len(prompts):
         return
     stop = special_ids(tokenizer)
-    answers = greedy(model, prompts, max_new_tokens=max_new_tokens, stop=stop, pad=padding_id(tokenizer))
+    answers = greedy(whole_copy(model), prompts, max_new_tokens=max_new_tokens, stop=stop, pad=padding_id(tokenizer))
+    drop_copy(model)
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         texts = {"prompt": str(tokenizer.decode(list(prompt))), "answer": str(tokenizer.decode(answer))}
         if number not in written:

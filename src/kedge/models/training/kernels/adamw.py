@@ -46,6 +46,8 @@ def apply_updates(
     addresses = [[x.data_ptr() for x in tensors] for tensors in (weights, masters, gradients, means, squares)]
     addresses_5K = send(torch.tensor(addresses), device)
     sizes_K, which_P, first_P = _programs(tuple(master.numel() for master in masters), device)
+    if not len(which_P):  # parts of weights may be empty
+        return
     beta1, beta2 = settings["betas"]
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton launches on the current one
         _adamw[(len(which_P),)](

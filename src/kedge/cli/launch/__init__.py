@@ -1,0 +1,1 @@
+"""`kedge launch`: a recipe on a cluster."""

@@ -1,0 +1,57 @@
+"""What sharded weights (`placement.weights: shard`) cannot do, found before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kedge.core.findings import Finding
+
+if TYPE_CHECKING:
+    from kedge.recipe.schema import Recipe
+
+
+def shard_findings(recipe: Recipe, processes: int) -> Iterator[Finding]:
+    """A fatal finding for each setting of a stage that learns which does not go with sharded weights."""
+    if recipe.settings.placement.weights != "shard":
+        return
+    for name, settings in recipe.stages.items():
+        values: Any = settings
+        if hasattr(values, "micro_batch"):
+            yield from _stage_findings(f"stages.{name}", values, processes)
+
+
+def _stage_findings(where: str, values: Any, processes: int) -> Iterator[Finding]:
+    roles = getattr(values, "roles", None)
+    if roles == "trunk":
+        yield _refused(
+            f"{where}.roles",
+            "roles: trunk keeps hidden states of rows in each process, which sharded weights do not allow",
+            "use roles: lora or separate, or placement.weights: replicate",
+        )
+    lora = values.memory.lora if roles == "lora" else getattr(values, "lora", None)
+    if lora is not None and lora.base_bits != 16:
+        yield _refused(
+            f"{where}.{'memory.' if roles else ''}lora.base_bits",
+            f"a base of {lora.base_bits} bits cannot be sharded",
+            "set base_bits: 16, of which each process holds a part, or placement.weights: replicate",
+        )
+    for field in ("optimiser", "actor", "critic"):
+        if getattr(getattr(values, field, None), "name", None) == "adamw_8bit":
+            yield _refused(
+                f"{where}.{field}.name",
+                "moments in 8 bits are kept in blocks that cannot be cut by the rows of a weight",
+                "set name: adamw, whose moments are sharded, or placement.weights: replicate",
+            )
+    rows = max(values.batch * getattr(values, "answers", 1) // getattr(values, "minibatches", 1), 1)
+    if rows < processes:
+        yield _refused(
+            f"{where}.batch",
+            f"an optimiser step has {rows} row{'' if rows == 1 else 's'}, and {processes} processes share them: with "
+            "sharded weights those without a row compute one for nothing",
+            f"use at most {rows} processes, a larger batch, or fewer minibatches",
+        )
+
+
+def _refused(where: str, message: str, fix: str) -> Finding:
+    return Finding(level="fatal", code="placement.shard", message=message, where=where, fix=fix)

@@ -1,0 +1,1 @@
+"""What calls cost: tokens, dollars, the ledger of a run, and budgets that several share."""
