@@ -31,9 +31,9 @@ EXPECTED: Final[dict[str, dict[str, Any]]] = {
         "taken": ("model_name_or_path dataset_name beta learning_rate num_train_epochs eval_steps report_to optim "),
         "changed": (
             "dataset_train_split run_name loss_type loss_weights per_device_train_batch_size "
-            "gradient_accumulation_steps num_processes max_length eval_strategy "
+            "gradient_accumulation_steps num_processes max_length eval_strategy deepspeed "
         ),
-        "not needed": ("output_dir label_smoothing precompute_ref_log_probs push_to_hub deepspeed "),
+        "not needed": ("output_dir label_smoothing precompute_ref_log_probs push_to_hub "),
         "refused": ("hub_token "),
         "stage": {
             "kind": "preference",
@@ -78,11 +78,11 @@ EXPECTED: Final[dict[str, dict[str, Any]]] = {
             "prompt_max_len generate_max_len actor_learning_rate critic_learning_rate init_kl_coef "
             "kl_estimator eps_clip_low_high normalize_reward reward_clip_range gradient_checkpointing "
         ),
-        "changed": ("save_path input_key label_key train_batch_size num_episodes use_wandb "),
+        "changed": ("save_path input_key label_key train_batch_size num_episodes zero_stage use_wandb "),
         "not needed": (
             "(launcher) ref_num_nodes ref_num_gpus_per_node actor_num_nodes actor_num_gpus_per_node "
             "vllm_num_engines colocate_all_models apply_chat_template micro_rollout_batch_size "
-            "micro_train_batch_size zero_stage bf16 "
+            "micro_train_batch_size bf16 "
         ),
         "stage": {
             "kind": "ppo",
@@ -107,10 +107,8 @@ EXPECTED: Final[dict[str, dict[str, Any]]] = {
         "taken": (
             "train_batch_size pretrain max_epochs learning_rate beta label_smoothing dataset lora_rank lora_alpha "
         ),
-        "changed": ("save_path max_len chosen_key rejected_key "),
-        "not needed": (
-            "(launcher) save_steps logging_steps eval_steps micro_train_batch_size bf16 zero_stage flash_attn "
-        ),
+        "changed": ("save_path max_len zero_stage chosen_key rejected_key "),
+        "not needed": ("(launcher) save_steps logging_steps eval_steps micro_train_batch_size bf16 flash_attn "),
         "stage": {
             "kind": "preference",
             "batch": 4,
@@ -173,9 +171,9 @@ EXPECTED: Final[dict[str, dict[str, Any]]] = {
         ),
         "changed": (
             "stage simpo_gamma dataset template cutoff_len output_dir per_device_train_batch_size "
-            "gradient_accumulation_steps eval_strategy "
+            "gradient_accumulation_steps deepspeed eval_strategy "
         ),
-        "not needed": ("do_train finetuning_type deepspeed quantization_bit "),
+        "not needed": ("do_train finetuning_type quantization_bit "),
         "refused": ("hf_hub_token "),
         "stage": {
             "kind": "preference",
@@ -252,9 +250,9 @@ EXPECTED: Final[dict[str, dict[str, Any]]] = {
         ),
         "changed": (
             "rl trl.reward_funcs trl.scale_rewards datasets[0].split micro_batch_size "
-            "gradient_accumulation_steps num_epochs output_dir "
+            "gradient_accumulation_steps num_epochs output_dir fsdp_config "
         ),
-        "not needed": ("trl.use_vllm datasets[0].type adapter fsdp_version fsdp_config "),
+        "not needed": ("trl.use_vllm datasets[0].type adapter fsdp_version "),
         "stage": {
             "kind": "group",
             "batch": 2,

@@ -138,6 +138,13 @@ def test_processes_make_the_batch(tmp_path: Path) -> None:
     assert four["placement"] == {"processes": 4}
 
 
+def test_weights_in_parts_stay_in_parts(tmp_path: Path) -> None:
+    parts = {"processes": "auto", "weights": "shard"}
+    assert imported_into(tmp_path / "a", "openrlhf-ppo.sh").recipe["placement"] == parts  # ZeRO-3
+    assert imported_into(tmp_path / "b", "axolotl-grpo.yaml").recipe["placement"] == parts  # FSDP
+    assert imported_into(tmp_path / "c", "openrlhf-dpo.sh").recipe["placement"] == {"processes": "auto"}  # ZeRO-2
+
+
 def test_files_are_named_from_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "sft.yaml").write_text("model_name_or_path: tiny\ndataset_name: rows.jsonl\npacking: false\n")

@@ -167,6 +167,8 @@ def engines(value: Any, source: Source) -> Outcome:
     if engines == 0:
         return unneeded("Kedge's own engine samples")
     gpus = engines * whole(source.get("vllm_tensor_parallel_size", 1))
+    if flag(source.get("colocate_all_models", False)) and not flag(source.get("async_train", False)):
+        return rollouts.vllm("on the GPUs that learn, in turn with it (docs/vllm.md)", gpus="shared")
     return rollouts.vllm("on GPUs of its own, in an environment of its own (docs/vllm.md)", gpus=gpus)
 
 

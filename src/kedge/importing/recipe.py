@@ -35,7 +35,7 @@ def recipe_values(imported: Imported, source: Source) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{source.file}: does not say what a recipe needs: {', '.join(missing)}")
     if source.processes > 1:
-        values["placement"] = {"processes": source.processes}
+        values["placement"] = {**values.get("placement", {}), "processes": source.processes}
     method = stage.get("method")
     method_name: Any = (
         cast("dict[str, Any]", method).get("kind", source.trainer) if isinstance(method, dict) else method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -51,10 +52,11 @@ TRACKERS: Final = ("wandb", "tensorboard", "mlflow")
 FILES: Final = "the run folder has them, by its own rules"
 EVERY_STEP: Final = "every step is written"
 SHARDED: Final = (
-    "`placement: {processes: auto}` uses all GPUs of a machine, and each holds all weights; where they "
-    "do not fit: lora "
-    "with base_bits, memory.recompute"
+    "of several processes: `placement: {processes: auto}` uses all GPUs, `weights: shard` gives each a part"
 )
+SHARD: Final = {"placement.processes": "auto", "placement.weights": "shard"}
+_PARTS: Final = re.compile(r"z(ero)?[-_]?(stage)?[-_]?3|stage[-_]?3|full_shard|'stage': 3", re.IGNORECASE)
+"""How files, words and settings say that each process holds a part of the weights."""
 
 
 def batch(value: Any, source: Source) -> Outcome:
@@ -256,6 +258,20 @@ def model_revision(value: Any, source: Source) -> Outcome:
     return refused("a model of the hub is taken as it is now: download that revision, and name the folder as --model")
 
 
+def sharded(value: Any, source: Source) -> Outcome:
+    """DeepSpeed, FSDP: weights in parts where the other tool has them so."""
+    if not value or str(value).lower() in ("false", "none"):
+        return unneeded("it asks for nothing")
+    if _PARTS.search(str(value)):
+        return Outcome(verdict="changed", sets=SHARD, why="each process holds a part of the weights (FSDP2)")
+    why = "each process holds all weights; `placement.weights: shard` gives it a part"
+    return Outcome(verdict="changed", sets={"placement.processes": "auto"}, why=why)
+
+
+def fully_sharded(value: Any, source: Source) -> Outcome:
+    return sharded("full_shard" if value else value, source)
+
+
 def seed(value: Any, source: Source) -> Outcome:
     return taken("seed", max(whole(value), 0), source)
 
@@ -310,8 +326,10 @@ TABLE: Final = table(
         "label_smoothing_factor": refuse("labels are not smoothed here"),
         "optim_args": refuse("the optimiser has settings of its own: beta1, beta2, eps, weight_decay"),
         "neftune_noise_alpha": refuse("noise on embeddings (NEFTune) is not there; leave it out"),
-        "deepspeed": skip(SHARDED),
-        "fsdp": skip(SHARDED),
+        "deepspeed": sharded,
+        "fsdp": fully_sharded,
+        "fsdp_config": fully_sharded,
+        "accelerate_config": sharded,
         "use_liger_kernel": skip("layers run as CUDA graphs with kernels of Kedge's own"),
         "auto_find_batch_size": skip("`micro_batch: auto` finds it, and halves it when memory runs out"),
         "group_by_length": skip("rows are packed without padding"),
@@ -342,8 +360,8 @@ TABLE: Final = table(
             "data are read and tokenised by Kedge's own"
         ),
         "ddp_timeout ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_backend ddp_static_graph "
-        "local_rank fsdp_config fsdp_transformer_layer_cls_to_wrap parallelism_config average_tokens_across_devices "
-        "accelerate_config num_machines machine_rank main_process_ip main_process_port": skip(SHARDED),
+        "local_rank fsdp_transformer_layer_cls_to_wrap parallelism_config average_tokens_across_devices "
+        "num_machines machine_rank main_process_ip main_process_port": skip(SHARDED),
         "per_device_eval_batch_size eval_accumulation_steps eval_on_start eval_delay prediction_loss_only "
         "do_train do_eval "
         "do_predict eval_do_concat_batches batch_eval_metrics include_for_metrics eval_use_gather_object": skip(

@@ -233,7 +233,11 @@ def vllm(value: Any, source: Source) -> Outcome:
             if has_secret(str(url))
             else rollouts.vllm(why, servers=[str(url)])
         )
-    return rollouts.vllm(why)
+    if source.get("vllm_mode", "colocate") == "server":
+        return rollouts.vllm(why)
+    return rollouts.vllm(
+        "on the GPUs that learn, in turn with it, in an environment of its own (docs/vllm.md)", gpus="shared"
+    )
 
 
 def clip_range(value: Any, source: Source) -> Outcome:
