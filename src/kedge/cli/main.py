@@ -31,6 +31,7 @@ from kedge.cli import (
 from kedge.cli.chat.app import chat
 from kedge.cli.export.app import export
 from kedge.cli.flags import show_flags
+from kedge.cli.importing.app import import_
 from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
 from kedge.cli.launch import app as launch
@@ -51,6 +52,7 @@ START, WORK, DECIDE, PARTS = "Start here", "A run", "May it go out?", "Data, mod
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(new.new)
 app.command(rich_help_panel=START)(studio.studio)
+app.command("import", rich_help_panel=START)(import_)
 app.command(rich_help_panel=WORK)(check.check)
 app.command(rich_help_panel=WORK)(run.run)
 app.add_typer(launch.app, rich_help_panel=WORK)

@@ -1,0 +1,1 @@
+"""`kedge import` on the command line."""

@@ -1,0 +1,1 @@
+"""`kedge import`: a recipe from the configuration of another tool."""
