@@ -10,11 +10,12 @@ import math
 import sys
 from typing import Any
 
-import llama_cpp
 import numpy as np
 
 
 def main() -> None:
+    import llama_cpp
+
     asked: dict[str, Any] = json.load(sys.stdin)
     model = llama_cpp.Llama(sys.argv[1], n_ctx=512, n_threads=1, logits_all=True, verbose=False, seed=0)
     answer = {
@@ -27,7 +28,7 @@ def main() -> None:
     json.dump(answer, sys.stdout)
 
 
-def greedy(model: llama_cpp.Llama, prompt: list[int], new: int) -> list[int]:
+def greedy(model: Any, prompt: list[int], new: int) -> list[int]:
     model.reset()
     model.eval(prompt)
     answer: list[int] = []
@@ -38,7 +39,7 @@ def greedy(model: llama_cpp.Llama, prompt: list[int], new: int) -> list[int]:
     return answer
 
 
-def logprobs(model: llama_cpp.Llama, row: list[int]) -> list[float]:
+def logprobs(model: Any, row: list[int]) -> list[float]:
     """Of the row's tokens but the first."""
     model.reset()
     model.eval(row)

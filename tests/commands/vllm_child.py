@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import sys
 
-from vllm import LLM, SamplingParams
-
 
 def main() -> None:
+    from vllm import LLM, SamplingParams
+
     asked = json.load(sys.stdin)
     model = LLM(sys.argv[1], enforce_eager=True, max_model_len=256, gpu_memory_utilization=0.2)
     sampling = SamplingParams(temperature=0.0, max_tokens=asked["new"], ignore_eos=True)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kedge.core.world import ALONE
 from kedge.models.loading.load import load_causal
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
@@ -96,7 +97,8 @@ def test_what_is_saved_is_the_file_and_what_was_learnt(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_start_is_read_again_in_the_type_of_the_policy(dtype: torch.dtype, ppo_home: Path) -> None:
     """Else the distance between the two would have the rounding of one of them in it."""
-    context: Any = SimpleNamespace(input=lambda name: str(ppo_home / "tiny"))  # pyright: ignore[reportUnknownLambdaType]
+    place = str(ppo_home / "tiny")
+    context: Any = SimpleNamespace(input=lambda name: place, world=ALONE)  # pyright: ignore[reportUnknownLambdaType]
     model = load_causal(ppo_home / "tiny").to(dtype)  # pyright: ignore[reportArgumentType]
     with starting_model(context, model, device="cpu", is_asked_often=False)() as start:
         assert start.model.dtype == dtype

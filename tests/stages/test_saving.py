@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from kedge.core.world import ALONE
 from kedge.models.forward.lora import required_adapters
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import make_tiny, tiny_tokenizer
@@ -24,6 +25,7 @@ def test_the_share_that_is_lost_is_an_event(tmp_path: Path, dtype: SaveDType, si
     masters = {name: torch.full_like(weight, size) for name, weight in required_adapters(model).parameters("policy")}
     events: list[tuple[Any, ...]] = []
     context = SimpleNamespace(
+        world=ALONE,
         folder=tmp_path / "sft",
         event=lambda *told, **evidence: events.append((*told, evidence)),
         once=lambda action: action(),

@@ -49,7 +49,7 @@ def parse_chat_model(words: str, key: str | None) -> ChatModel:
     """`NAME=URL`, where the key goes over TLS or stays on this machine.
 
     >>> parse_chat_model("policy=http://127.0.0.1:8000/v1/", None)
-    ChatModel(name='policy', url='http://127.0.0.1:8000/v1')
+    ChatModel(name='policy', url='http://127.0.0.1:8000/v1', max_tokens=1024)
     """
     name, separator, url = words.partition("=")
     if not separator or not name:
