@@ -13,7 +13,7 @@ from typing import Any
 from team_site import HOST, ORIGIN, Clock, TeamSite, make_site, new_shop, new_store, pair, step
 
 from kedge.label.status import status
-from kedge.web.guard import MOST_BYTES
+from kedge.web.shell import MOST_BYTES
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import secrets
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.web.entrance import COOKIE, Entrance, Visitor
 from kedge.web.roles import PUBLIC, roles_for
-from kedge.web.shell import CSRF_HEADER, MOST_BYTES, TOKEN_HEADER, limited_body, refusal_of, replayed, safe_headers
+from kedge.web.shell import CSRF_HEADER, TOKEN_HEADER, answer_guarded, refusal_of
 
 _READS = ("GET", "HEAD")
 
@@ -26,32 +25,8 @@ class Guard:
         self._app, self._entrance = app, entrance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
-        nonce = secrets.token_urlsafe(16)
-        headers = safe_headers(nonce, is_https=self._entrance.origin.startswith("https://"))
-
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                given = MutableHeaders(scope=message)
-                for name, value in headers.items():
-                    given.setdefault(name, value)
-            await send(message)
-
-        request = Request(scope, receive)
-        request.state.nonce = nonce
-        refusal = await self._refusal(request)
-        if refusal is not None:
-            await refusal(scope, receive, send_safely)
-            return
-        body = await limited_body(request, MOST_BYTES)
-        if body is None:
-            await refusal_of(413, f"more than {MOST_BYTES:,} bytes; send less")(scope, receive, send_safely)
-            return
-        await self._app(scope, replayed(body, receive), send_safely)
+        is_https = self._entrance.origin.startswith("https://")
+        await answer_guarded(self._app, scope, receive, send, refusal=self._refusal, is_https=is_https)
 
     async def _refusal(self, request: Request) -> Response | None:
         """Why a request is not answered; None where it is, and `request.state` then knows the visitor."""

@@ -6,12 +6,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kedge.web.shell import MOST_BYTES, TOKEN_HEADER, limited_body, refusal_of, replayed, safe_headers
+from kedge.web.shell import MOST_BYTES, TOKEN_HEADER, answer_guarded, refusal_of
 
 UPLOAD = "/upload"
 _READS = ("GET", "HEAD")
@@ -37,37 +36,11 @@ class StudioGuard:
         self._app, self._door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
-        nonce = secrets.token_urlsafe(16)
-        headers = safe_headers(nonce, is_https=False)
+        is_upload = scope.get("path") == UPLOAD  # read piece by piece, with a limit of its own
+        most = None if is_upload else _EDITOR_BYTES
+        await answer_guarded(self._app, scope, receive, send, refusal=self._refusal, is_https=False, most_bytes=most)
 
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                given = MutableHeaders(scope=message)
-                for name, value in headers.items():
-                    given.setdefault(name, value)
-            await send(message)
-
-        request = Request(scope, receive)
-        request.state.nonce = nonce
-        if (refusal := self._refusal(request)) is not None:
-            await refusal(scope, receive, send_safely)
-            return
-        if request.url.path == UPLOAD:  # read piece by piece, with a limit of its own
-            await self._app(scope, receive, send_safely)
-            return
-        body = await limited_body(request, _EDITOR_BYTES)
-        if body is None:
-            refusal = refusal_of(413, f"more than {_EDITOR_BYTES:,} bytes; send less")
-            await refusal(scope, receive, send_safely)
-            return
-        await self._app(scope, replayed(body, receive), send_safely)
-
-    def _refusal(self, request: Request) -> Response | None:
+    async def _refusal(self, request: Request) -> Response | None:
         """Why a request is not answered, not even with "not found"; None where it is."""
         door, method, headers = self._door, request.method, request.headers
         if headers.get("host", "") not in door.hosts:
