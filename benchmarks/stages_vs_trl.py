@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,8 @@ def main() -> None:
             write_inputs(Path(home), args.pairs, args.tokenizer, shape, with_reward="ppo" in args.stages)
             for way in args.ways:
                 compare([case_of(args, home, shape, stage, way) for stage in args.stages], rates, args.who)
+            if args.journals:
+                keep_journals(Path(home) / "runs", args.journals / shape)
 
 
 def case_of(args: argparse.Namespace, home: str, shape: str, stage: StageName, way: Way) -> StageCase:
@@ -138,6 +141,14 @@ def kedge_side(cases: Sequence[StageCase]) -> dict[StageName, StageMeasured]:
         print(f"kedge failed on {name}:\n{child.stdout[-1500:]}{child.stderr[-1500:]}", flush=True)
     folders = {case: runs / name / case.stage for case in cases}
     return {case.stage: _measured(case, folder) for case, folder in folders.items() if _is_done(folder)}
+
+
+def keep_journals(runs: Path, target: Path) -> None:
+    """What Kedge wrote down of its stages, without models and checkpoints."""
+    for path in runs.glob("*/*/*.json*"):
+        place = target / path.relative_to(runs)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
 
 
 def _is_done(folder: Path) -> bool:
@@ -252,6 +263,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-length", type=int, default=768)
     parser.add_argument("--trl-rows", type=int, default=64, help="micro-batch of TRL, halved where it does not fit")
     parser.add_argument("--base-bits", type=int, choices=[16, 8, 4], default=16, help="of Kedge's base, with lora")
+    parser.add_argument("--journals", type=Path, help="a folder for the journals of Kedge's stages")
     parser.add_argument("--recompute", action="store_true", help="activations, on Kedge's side")
     args = parser.parse_args()
     for skipped, of in ((args.skipped, args.steps), (args.skipped_iterations, args.iterations)):

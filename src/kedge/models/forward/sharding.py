@@ -12,7 +12,8 @@ weights on the host, other dimensions than the first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Final, TypeVar, cast
@@ -29,6 +30,8 @@ _RECORD: Final = "kedge_sharding"
 """The attribute of a model that holds its `_Sharding`."""
 _UNREAD: Final = "kedge_unread"
 """The attribute of a model on `meta` that holds its `_Unread`."""
+_OWNER: Final = "kedge_owner"
+"""The attribute of a parameter of a sharded model that leads to the model."""
 _CALL: Final = "kedge_call"
 """The method of a sharded module that is a forward pass to FSDP2."""
 _torch: Any = torch
@@ -94,6 +97,8 @@ def shard_model(
         unread.fill(model, _give_memory(model, mesh))
         record.note = unread.note
     setattr(model, _RECORD, record)
+    for parameter in model.parameters():
+        setattr(parameter, _OWNER, weakref.ref(model))
 
 
 def fill_when_sharded(model: PreTrainedModel, fill: Fill, *, note: str = "") -> None:
@@ -232,6 +237,39 @@ def _units(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if hasattr(module, _CALL))
 
 
+def sharded_models(weights: Iterable[Tensor]) -> list[nn.Module]:
+    """The models that these weights are parts of, each once."""
+    owners = (getattr(weight, _OWNER, None) for weight in weights)
+    models = {id(model): model for owner in owners if owner is not None and (model := owner()) is not None}
+    return list(models.values())
+
+
+def until_last_pass(model: nn.Module, *, is_last: bool) -> None:
+    """Before the backward pass of one of several passes of a step: where a part is the whole, weights stay gathered and
+    gradients are not cut until the last of them. Elsewhere that would take the memory that cutting saves."""
+    record = _record(model)
+    if record is not None and num_parts(record.mesh) == 1:
+        root: Any = model
+        root.set_requires_gradient_sync(is_last)
+        root.set_reshard_after_backward(is_last)
+
+
+def forget_sums(model: nn.Module) -> None:
+    """Drop the gradients of passes that no last pass came after: a step was given up."""
+    for group in (group for unit in _units(model) for group in _groups(unit)):
+        for weight in group.fsdp_params:
+            weight.unsharded_accumulated_grad = None
+            if hasattr(weight, "_unsharded_param"):
+                weight._unsharded_param.grad = None
+
+
+def _groups(unit: Any) -> list[Any]:
+    """What FSDP2 knows of the weights of a unit; torch 2.11 has one group at most."""
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [group for group in (groups if groups is not None else [state._fsdp_param_group]) if group is not None]
+
+
 _MOST_PASSES: Final = 1000
 """FSDP2 remembers the order of all passes since the last backward; that of a frozen model would grow for ever."""
 
@@ -241,7 +279,7 @@ def _release(model: nn.Module) -> None:
     order = None
     for unit in _units(model):
         unit.reshard()
-        for group in getattr(unit._get_fsdp_state(), "_fsdp_param_groups", ()):
+        for group in _groups(unit):
             order = group.comm_ctx.post_forward_order
             if len(group._post_forward_indices) > _MOST_PASSES:
                 group._post_forward_indices.clear()

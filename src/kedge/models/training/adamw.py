@@ -36,8 +36,8 @@ class AdamWBackend(Protocol):
         ...
 
     def clear(self) -> None: ...
-    def add(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`."""
+    def add(self, loss: Tensor, *, is_last: bool = True) -> None:
+        """Add the gradients of `loss`, which is or is not the last one of the step."""
         ...
 
     def take(self, gradients: Sequence[Tensor | None]) -> None:
@@ -161,7 +161,8 @@ class TorchAdamW:
     def clear(self) -> None:
         self._optimiser.zero_grad(set_to_none=True)
 
-    def add(self, loss: Tensor) -> None:
+    def add(self, loss: Tensor, *, is_last: bool = True) -> None:
+        del is_last
         if not _copied(self._weights, self._masters):
             loss.backward()
             return
@@ -239,7 +240,8 @@ class FusedAdamW:
     def clear(self) -> None:
         self._sums = [None] * len(self._weights)
 
-    def add(self, loss: Tensor) -> None:
+    def add(self, loss: Tensor, *, is_last: bool = True) -> None:
+        del is_last
         gradients = _gradients(loss, self._weights)
         if not any(total is not None for total in self._sums):
             self._sums = gradients

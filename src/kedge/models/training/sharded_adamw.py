@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core.world import World
-from kedge.models.forward.sharding import as_part, is_part, local, num_copies, num_parts, part_of
+from kedge.models.forward.sharding import (
+    as_part,
+    forget_sums,
+    is_part,
+    local,
+    num_copies,
+    num_parts,
+    part_of,
+    sharded_models,
+    until_last_pass,
+)
 from kedge.models.training.adamw import AdamWBackend, present
 
 
@@ -28,6 +38,7 @@ class ShardedAdamW:
 
     def __init__(self, weights: Sequence[nn.Parameter], backend: AdamWBackend, world: World) -> None:
         self._weights, self._backend, self._world = list(weights), backend, world
+        self._models = sharded_models(weights)
 
     def allocate(self) -> None:
         self._backend.allocate()
@@ -35,9 +46,13 @@ class ShardedAdamW:
     def clear(self) -> None:
         for weight in self._weights:
             weight.grad = None
+        for model in self._models:
+            forget_sums(model)
         self._backend.clear()
 
-    def add(self, loss: Tensor) -> None:
+    def add(self, loss: Tensor, *, is_last: bool = True) -> None:
+        for model in self._models:
+            until_last_pass(model, is_last=is_last)
         loss.backward()
 
     def take(self, gradients: Sequence[Tensor | None]) -> None:

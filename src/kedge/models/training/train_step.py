@@ -209,11 +209,10 @@ class TrainStep:
         self._backend.clear()
         cut = [list(term.batches(size)) for term in terms]  # they are read twice
         weights = [self._weight(term, batches) for term, batches in zip(terms, cut, strict=True)]
-        own = passes_of(world, [(number, batch) for number, batches in enumerate(cut) for batch in batches])
-        totals = [
-            self._accumulate(term, [(batch, counts) for (place, batch), counts in own if place == number], weight)
-            for number, (term, weight) in enumerate(zip(terms, weights, strict=True))
-        ]
+        own = list(passes_of(world, [(number, batch) for number, batches in enumerate(cut) for batch in batches]))
+        totals = [Totals(weight=weight) for weight in weights]
+        for place, ((number, batch), counts) in enumerate(own, start=1):
+            self._accumulate(terms[number], batch, totals[number], counts=counts, is_last=place == len(own))
         if world.size == 1:
             return Share(totals=totals, norm=self._backend.norm())
         self._backend.widen()
@@ -245,7 +244,8 @@ class TrainStep:
             largest = [(term, term.batches(size)[:1]) for term in terms]
             with same_random_numbers(self._device):
                 for term, batches in largest:
-                    self._accumulate(term, [(batch, True) for batch in batches], 1.0)
+                    for batch in batches:
+                        self._accumulate(term, batch, Totals(weight=1.0))
             self._backend.clear()
             return sum(batch.num_tokens for _, batches in largest for batch in batches)
 
@@ -259,15 +259,14 @@ class TrainStep:
             reserved_bytes=num_weights * (self.moment_bytes * is_fresh + _GRADIENT_BYTES),
         )
 
-    def _accumulate(self, term: Term[Any], batches: Sequence[tuple[Any, bool]], weight: float) -> Totals:
-        """Add the gradients of these batches of a term, of those that count; `weight` is that of the whole step."""
-        totals = Totals(weight=weight)
-        for batch, counts in batches:
-            sums = term.objective.sums(batch)
-            self._backend.add(sums.loss * (term.coef / weight if counts else 0.0))
-            if counts:
-                totals.add(sums)
-        return totals
+    def _accumulate(
+        self, term: Term[Any], batch: Any, totals: Totals, *, counts: bool = True, is_last: bool = True
+    ) -> None:
+        """Add the gradients of a batch to those of the step, and its sums to `totals`, if it counts."""
+        sums = term.objective.sums(batch)
+        self._backend.add(sums.loss * (term.coef / totals.weight if counts else 0.0), is_last=is_last)
+        if counts:
+            totals.add(sums)
 
     def measure(self, objective: Objective[BatchT], batches: Cut[BatchT]) -> dict[str, float]:
         """The same means, without gradients and without a step."""
