@@ -166,9 +166,9 @@ def ppo(study: Study) -> Record:
         "too_long": "drop",
         "sampling": {"max_new_tokens": sizes.new_tokens},
         "scores": {"normalise": "standard", "missing_eos_penalty": 1.0, "length": dict(sizes.length)},
-        "actor": {"lr": 1e-5, "schedule": "cosine", "eps": 1e-8},
+        "actor": {"lr": 5e-6, "schedule": "cosine", "eps": 1e-8},
         "critic": {"lr": 2e-5, "schedule": "cosine", "eps": 1e-8},
-        "kl": {"start": 0.1, "target": 4.0, "horizon": 500, "limit": 12.0, "on_limit": "rollback"},
+        "kl": {"start": 0.4, "target": 2.0, "horizon": 100, "limit": 6.0, "on_limit": "rollback"},
         "logging": {"gold_every": 10, "samples": 0},  # the report of the run is kept, without texts of others
         "checkpoints": {"every": 20, "keep": 1},
     }

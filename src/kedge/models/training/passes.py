@@ -303,7 +303,7 @@ def _trials(
     gauge.release()
     free = gauge.free_bytes()
     room = SHARE_OF_FREE * (free - reserved_bytes)
-    tokens, last_rate, is_full = min(max(step_tokens // 8, LEAST_TOKENS), step_tokens), 0.0, False
+    tokens, last_rate, is_full = min(max(-(-step_tokens // 8), LEAST_TOKENS), step_tokens), 0.0, False
     while True:
         try:
             trial(PassSize(tokens=tokens))  # compiles, captures, allocates
