@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from kedge.api.run import StageRun
-from kedge.core.files import write_json, write_text
+from kedge.core.files import cache_root, write_json, write_text
 from kedge.core.stats import bootstrap_mean, places_of, student_quantile
 from kedge.report.charts.axes import Axis
 from kedge.report.charts.picture import picture
@@ -148,10 +148,10 @@ def command(arguments: Sequence[str] | None = None) -> str:
 
 
 def keep_report(options: Options, part: str, run: Path) -> None:
-    """The page about a run beside the seeds, with paths from the work folder on."""
+    """The page about a run beside the seeds, with paths from the work folder or the cache on."""
     page = (run / "report.html").read_text(encoding="utf-8")
-    for place in (options.work.resolve(), options.work):
-        page = page.replace(str(place), "work")
+    for place, name in ((options.work.resolve(), "work"), (options.work, "work"), (cache_root(), "cache")):
+        page = page.replace(str(place), name)
     options.seeds.mkdir(parents=True, exist_ok=True)
     (options.seeds / f"{part}-seed-{options.seed}.html").write_text(page, encoding="utf-8")
 
