@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,9 @@ from tests.processes.training import BUILDERS, train_roles, weights_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from kedge.core.errors import KedgeError, ModelError
+from kedge.core.errors import KedgeError, ModelError, NumericsError
 from kedge.core.loss import ItemLoss
-from kedge.core.world import World
+from kedge.core.world import ALONE, World
 from kedge.models.forward.heads import language_model
 from kedge.models.forward.sharding import (
     gathered,
@@ -64,6 +65,29 @@ def shard(world: World, copies: int = 1) -> None:
 def roles_with_parts(world: World, way: str, base: Path, case: str, copies: int = 1) -> dict[str, Any]:
     shard(world, copies)
     return train_roles(world, way, base, case)
+
+
+def roles_after_a_step_given_up(world: World, base: Path) -> dict[str, Any]:
+    """A step that ends in an error after its first pass, and one that does not."""
+    if world is not ALONE:
+        shard(world)
+    roles = BUILDERS["separate"](replace(example_spec(base), world=world, rows=2))
+    backend: Any = roles.policy.train_step._backend
+    add, num_passes = backend.add, 0
+
+    def add_once(loss: Tensor, *, is_last: bool = True) -> None:
+        nonlocal num_passes
+        num_passes += 1
+        if num_passes > 1:
+            raise NumericsError("planted")
+        add(loss, is_last=is_last)
+
+    backend.add = add_once
+    with suppress(NumericsError):
+        update_policy(roles, example_rollouts())
+    backend.add = add
+    metrics = dict(update_policy(roles, example_rollouts()))
+    return {"passes": num_passes, "metrics": metrics, "weights": weights_of(roles)}
 
 
 def compiled_roles(world: ProcessWorld, way: str, base: Path, is_plain: bool) -> dict[str, Any]:

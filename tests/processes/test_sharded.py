@@ -39,6 +39,12 @@ def test_a_world_of_one_computes_the_same_bits(pool: Pool, base: Path, way: str)
         assert_same_state(alone, training.train_roles(ALONE, way, base, case))
 
 
+def test_nothing_is_left_of_a_step_that_was_given_up(pool: Pool, base: Path) -> None:
+    (alone,) = pool.run(sharded.roles_after_a_step_given_up, base, size=1)
+    assert alone["passes"] > 1
+    assert_same_state(alone, sharded.roles_after_a_step_given_up(ALONE, base))
+
+
 def test_machines_may_have_copies_of_the_parts(pool: Pool, base: Path) -> None:
     expected = training.train_roles(ALONE, "separate", base, "uneven rows")
     assert_near(together(pool, sharded.roles_with_parts, "separate", base, "uneven rows", 2), expected)

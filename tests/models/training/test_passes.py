@@ -248,6 +248,22 @@ def test_trial_passes_find_the_fewest_tokens_at_the_best_rate(card: Card, tokens
     assert codes(events) == ["micro_batch.chosen"]
 
 
+def test_the_last_trial_is_the_whole_step() -> None:
+    """Of a step that eight passes do not divide, a rest of a few tokens would be a pass of its own."""
+    card, step_tokens = Card(memory=10**9, fixed=50.0), 50_983
+    passes = Passes(gauge=lambda _: card)
+
+    def trial(size: PassSize) -> int:
+        tokens = min(size.tokens or 0, step_tokens)
+        card.compute(tokens)
+        return tokens
+
+    passes.choose(torch.device("cpu"), step_tokens=lambda: step_tokens, trial=trial)
+    assert card.passes[-1] == step_tokens
+    assert passes.size is not None
+    assert (passes.size.tokens or 0) >= step_tokens
+
+
 def test_trial_passes_leave_no_trace() -> None:
     card = Card(memory=10**9, fixed=50.0)
     probed, learn_probed, _, _ = trainer(card, gauge=card)
