@@ -101,12 +101,14 @@ def _with_graphs(reader: Reader) -> Reader:
     return replace(reader, decoder=view(decoder, [CapturedLayers(lower), last], norm=decoder.norm))
 
 
-def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module) -> PreTrainedModel:
-    """A decoder of the same class with these layers: a shallow copy, which shares rotary embeddings and settings."""
+def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module | None = None) -> PreTrainedModel:
+    """A decoder of the same class with these layers, and with this last norm if one is given: a shallow copy, which
+    shares rotary embeddings and settings."""
     twin = copy.copy(decoder)
     twin._modules = dict(decoder._modules)
     twin.layers = nn.ModuleList(layers)
-    twin.norm = norm
+    if norm is not None:
+        twin.norm = norm
     return twin
 
 
@@ -150,10 +152,11 @@ def _kind(layer: nn.Module) -> Hashable:
 
 
 def _of_layer(reader: Reader, layer: nn.Module) -> Reader:
-    """One layer of a decoder; the last one with the norm after it, which would hide how large the others' output is."""
+    """One layer of a decoder; the last one with the norm after it, which would hide how large the others' output is.
+    A decoder whose norm has another name keeps it after each."""
     decoder: Any = reader.decoder
     is_last = layer is decoder.layers[-1]
-    one_layer = view(decoder, [layer], norm=decoder.norm if is_last else nn.Identity())
+    one_layer = view(decoder, [layer], norm=None if is_last or not hasattr(decoder, "norm") else nn.Identity())
     return replace(reader, decoder=one_layer, has_partial_last_layer=reader.has_partial_last_layer and is_last)
 
 
