@@ -107,8 +107,10 @@ def groups_of(recipe: Recipe) -> Generator[Groups | None]:
 
 
 def alone(recipe: Recipe) -> AbstractContextManager[World]:
-    """The world of a single process, whose weights are sharded all the same where the recipe says so."""
-    if recipe.settings.placement.weights == "replicate":
+    """The world of a single process, whose weights are sharded all the same where the recipe says so; a process that
+    drives groups holds all of its own."""
+    placement = recipe.settings.placement
+    if placement.weights == "replicate" or placement.groups is not None:
         return nullcontext(ALONE)
     from kedge.runtime.processes import sharding_alone
 
