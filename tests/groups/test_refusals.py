@@ -162,7 +162,7 @@ def test_groups_are_driven_by_one_process_alone(file: Path, monkeypatch: pytest.
 
 def test_runs_are_not_written_into_a_copy_of_the_folder_that_ray_deletes(file: Path) -> None:
     folder = Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs/short")
-    with pytest.raises(ConfigError, match="--runs: .* which the machines do not share and Ray deletes"):
+    with pytest.raises(ConfigError, match=r"--runs: .* which the machines do not share and Ray deletes"):
         run_placed(load_recipe(file), folder, is_resumed=False, command=[], check=_never, run=_never, say=_never)
 
 

@@ -82,9 +82,7 @@ def test_a_pytorchjob_is_what_the_training_operator_reads(kedge: Kedge, nodes: i
 
 
 @pytest.mark.parametrize("nodes", ["1", "3"])
-def test_a_rayjob_has_known_fields_and_pods_of_kubernetes(
-    kedge: Kedge, nodes: str, tmp_path: Path
-) -> None:
+def test_a_rayjob_has_known_fields_and_pods_of_kubernetes(kedge: Kedge, nodes: str, tmp_path: Path) -> None:
     from kubernetes.client import ApiClient
 
     (tmp_path / "r.yaml").write_text(IN_GROUPS)

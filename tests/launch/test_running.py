@@ -72,9 +72,7 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-def start(
-    home: Path, *, seconds_left: int, job: int, more: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
+def start(home: Path, *, seconds_left: int, job: int, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """The sbatch file as Slurm starts it, so long before its time limit."""
     environment = {
         **os.environ,
@@ -247,7 +245,9 @@ def test_the_script_of_groups_starts_ray_on_all_machines_and_the_driver_when_the
     from tests.groups.test_ray import write_run
 
     write_run(tmp_path)
-    (tmp_path / "r.yaml").write_text(f"{PPO}placement: {{groups: {{learner: {{gpus: 2}}, critic: {{roles: [critic]}}}}}}\n")
+    (tmp_path / "r.yaml").write_text(
+        f"{PPO}placement: {{groups: {{learner: {{gpus: 2}}, critic: {{roles: [critic]}}}}}}\n"
+    )
     arguments = ("--nodes", "2", "--gpus-per-node", "0", "--set", "stages.ppo.roles=separate")
     assert kedge("launch", "slurm", "r.yaml", *arguments, "--to", "pair.sbatch").code == 0
     write_tools(tmp_path / "bin")

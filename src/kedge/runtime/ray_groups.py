@@ -3,8 +3,8 @@
 
 A run joins the cluster of RAY_ADDRESS (`ray job submit` sets it), or starts one of its own on this machine, offline and
 without a dashboard, and ends that with itself. Every process of a group is an actor in a bundle of the placement group
-of its group: on one machine where one has room for all, else on as few as possible. Left out: actors that Ray restarts by itself, which would come
-back without their state.
+of its group: on one machine where one has room for all, else on as few as possible. Left out: actors that Ray restarts
+by itself, which would come back without their state.
 """
 
 from __future__ import annotations

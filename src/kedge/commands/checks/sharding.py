@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def shard_findings(recipe: Recipe, processes: int) -> Iterator[Finding]:
-    """A fatal finding for each setting of a stage that learns which does not go with sharded weights. Of groups, `groups`
-    looks at the stages that live in them; others run in the driver's process, which holds all."""
+    """A fatal finding for each setting of a stage that learns which does not go with sharded weights. Stages in groups
+    are looked at by `groups`; the others of such a recipe run in the driver's process, which holds all."""
     placement = recipe.settings.placement
     if placement.weights != "shard" or placement.groups is not None:
         return
