@@ -14,11 +14,8 @@ Exit code 1 where the share of rude replies has not fallen, by the interval over
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -34,6 +31,7 @@ from kedge.demo.world import Sizes
 from kedge.feedback.constitution import Principle, read_constitution
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
+from seeded import run_seeds
 from simulated_ai import SimulatedAI, serving
 
 CONSTITUTION = Path(__file__).parents[1] / "recipes/rules/constitution.yaml"
@@ -72,17 +70,9 @@ class Measured:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Constitutional AI end to end, in the demo's world.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--folder", type=Path)
-    args = parser.parse_args()
-    scale = SMALL if args.small else Scale()
-    started = time.process_time()
-    with tempfile.TemporaryDirectory() as scratch:
-        results = [run_seed(seed, (args.folder or Path(scratch)) / str(seed), scale) for seed in args.seeds]
-    print(table(args.seeds, results))
-    print(f"{(time.process_time() - started) / 60:.1f} minutes of processor time")
+    results = run_seeds(
+        "Constitutional AI end to end, in the demo's world.", run_seed, table, whole=Scale(), small=SMALL
+    )
     return 0 if len(results) < 2 or all(high < 0 for _, _, high in changes(results).values()) else 1
 
 

@@ -16,13 +16,10 @@ answered other calls than were paid.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -38,6 +35,7 @@ from kedge.demo.truth import true_preference
 from kedge.demo.world import Sizes
 from kedge.recipe.runner import run_recipe
 from kedge.recipe.schema import load_recipe
+from seeded import run_seeds
 from simulated_ai import SimulatedJudge, serving
 
 RECIPE = Path(__file__).parents[1] / "recipes/rlaif.yaml"
@@ -88,17 +86,7 @@ class SeedResult:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="RLAIF two ways, in the demo's world.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--folder", type=Path)
-    args = parser.parse_args()
-    scale = SMALL if args.small else Scale()
-    started = time.process_time()
-    with tempfile.TemporaryDirectory() as scratch:
-        results = [run_seed(seed, (args.folder or Path(scratch)) / str(seed), scale) for seed in args.seeds]
-    print(table(args.seeds, results))
-    print(f"{(time.process_time() - started) / 60:.1f} minutes of processor time")
+    results = run_seeds("RLAIF two ways, in the demo's world.", run_seed, table, whole=Scale(), small=SMALL)
     is_better = len(results) < 2 or all(low > 0 for _, low, _ in changes(results).values())
     return 0 if is_better and all(result.answered == result.paid for result in results) else 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
@@ -36,3 +37,34 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
         return file
 
     return write_file
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended: its exit code and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def kedge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
+    """The command line as a user runs it, in this process and in an empty folder."""
+    from kedge.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["kedge", *arguments])
+        capsys.readouterr()
+        code: object = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        streams = capsys.readouterr()
+        assert isinstance(code, int)
+        return Done(code, streams.out, streams.err)
+
+    return run

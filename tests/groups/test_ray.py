@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,34 @@ ray.init(address="local", num_cpus=8, num_gpus=0, include_dashboard=False, log_t
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
+_TWO_MACHINES = """
+import os, sys
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1")
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "num_gpus": 0, "include_dashboard": False})
+cluster.add_node(num_cpus=3, num_gpus=0)
+cluster.wait_for_nodes()
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A cluster that somebody else has started."""
+    with running(_CLUSTER) as place:
+        yield place
+
+
+@contextmanager
+def running(cluster: str) -> Generator[str]:
+    """A child that starts a cluster, says where it is, and ends it."""
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    cluster = subprocess.Popen([sys.executable, "-c", _CLUSTER], stdin=pipe, stdout=pipe, stderr=nothing, text=True)
-    assert cluster.stdout is not None
-    yield cluster.stdout.readline().strip()
-    cluster.communicate(timeout=60)
+    child = subprocess.Popen([sys.executable, "-c", cluster], stdin=pipe, stdout=pipe, stderr=nothing, text=True)
+    assert child.stdout is not None
+    yield child.stdout.readline().strip()
+    child.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -115,6 +134,19 @@ def test_groups_of_which_each_process_holds_a_part_of_the_weights_give_what_one_
     assert [sample["answer"] for sample in apart["samples"]] == [sample["answer"] for sample in expected["samples"]]
     for part in ("metrics", "model"):
         assert_near(apart[part], expected[part], within=1e-5)
+
+
+def test_groups_that_do_not_fit_machines_are_spread_over_them(
+    home: Path, tmp_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three groups of two on two machines of three: one of them is on both."""
+    pairs = {name: {**group, "gpus": 2} for name, group in PAIRS.items()}
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with running(_TWO_MACHINES) as place:
+        monkeypatch.setenv("RAY_ADDRESS", place)
+        with opened(pairs) as groups:
+            apart = stages.run_stage(ALONE, home, lost.STAGE, tmp_path / "groups", lost.CHANGES, groups)
+    assert_near(apart["model"], expected["model"], within=1e-5)
 
 
 def test_an_engine_of_its_own_gets_the_weights_through_the_object_store(
@@ -189,10 +221,7 @@ def test_more_than_the_cluster_has_is_refused(cluster: str) -> None:
 
 
 def test_kedge_run_starts_a_cluster_of_its_own_and_ends_it(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(RECIPE)
-    (tmp_path / "reward.py").write_text("def score(answers):\n    return [float(len(a.text)) for a in answers]\n")
-    questions = [json.dumps({"prompt": f"question {number}"}) + "\n" for number in range(12)]
-    (tmp_path / "prompts.jsonl").write_text("".join(questions))
+    write_run(tmp_path)
     alone = run_recipe(load_recipe(tmp_path / "r.yaml"), tmp_path / "alone", is_resumed=False, say=lambda _: None)
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     groups = "{learner: {gpus: 1}, judge: {roles: [reward], gpus: 1}}"
@@ -204,6 +233,15 @@ def test_kedge_run_starts_a_cluster_of_its_own_and_ends_it(tmp_path: Path) -> No
     time.sleep(1.0)
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in left.splitlines() if str(tmp_path) in line]
+
+
+def write_run(folder: Path) -> None:
+    """The recipe and what it reads."""
+    folder.mkdir(exist_ok=True)
+    (folder / "r.yaml").write_text(RECIPE)
+    (folder / "reward.py").write_text("def score(answers):\n    return [float(len(a.text)) for a in answers]\n")
+    questions = [json.dumps({"prompt": f"question {number}"}) + "\n" for number in range(12)]
+    (folder / "prompts.jsonl").write_text("".join(questions))
 
 
 def metrics(run: Path) -> list[dict[str, float]]:

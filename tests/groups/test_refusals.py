@@ -12,8 +12,8 @@ import pytest
 
 import kedge
 from kedge.commands.check import check_recipe, refuse_unfit
-from kedge.commands.checks.groups import group_findings, refuse_groups
-from kedge.commands.run import run_placed
+from kedge.commands.checks.groups import group_findings, layout_of, refuse_groups
+from kedge.commands.run import alone, run_placed
 from kedge.core.errors import ConfigError, PluginError
 from kedge.recipe.schema import load_recipe
 from kedge.runtime import ray_groups as ray_file
@@ -82,6 +82,22 @@ CASES = [
 ]
 
 
+def test_groups_shard_their_weights_where_the_placement_says_so_and_they_say_nothing_else(file: Path) -> None:
+    groups = "{learner: {gpus: 2}, critic: {roles: [critic]}, judge: {roles: [reward], weights: replicate}}"
+    file.write_text(with_groups(groups))
+    recipe = load_recipe(file, ["placement.weights=shard"])
+    shard, replicate = "shard", "replicate"
+    assert {group.name: group.weights for group in layout_of(recipe)} == {
+        "learner": shard, "critic": shard, "judge": replicate,
+    }  # fmt: skip
+    assert {group.weights for group in layout_of(load_recipe(file))} == {replicate}
+    assert [finding for finding in group_findings(recipe) if finding.level == "fatal"] == []
+    with alone(recipe) as world:
+        assert world.mesh is None, "the driver holds no part of anything"
+    trunk = load_recipe(file, ["placement.weights=shard", "stages.ppo.roles=trunk"])
+    assert "placement.shard" in {finding.code for finding in group_findings(trunk)}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.settings[0])
 def test_what_groups_cannot_hold_is_refused(file: Path, case: Case) -> None:
     file.write_text(with_groups(case.groups))
@@ -142,6 +158,12 @@ def test_groups_are_driven_by_one_process_alone(file: Path, monkeypatch: pytest.
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="one process drives the groups, and 2 were started"):
         run_placed(load_recipe(file), file.parent, is_resumed=False, command=[], check=_never, run=_never, say=_never)
+
+
+def test_runs_are_not_written_into_a_copy_of_the_folder_that_ray_deletes(file: Path) -> None:
+    folder = Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs/short")
+    with pytest.raises(ConfigError, match=r"--runs: .* which the machines do not share and Ray deletes"):
+        run_placed(load_recipe(file), folder, is_resumed=False, command=[], check=_never, run=_never, say=_never)
 
 
 def _never(*_: Any, **__: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +29,8 @@ model: tiny
 stages:
   sft: {kind: sft, data: demos.jsonl}
 """
+IN_GROUPS = f"{RECIPE}placement: {{groups: {{learner: {{gpus: 4}}}}}}\n"
+"""Roles have GPUs of their own."""
 PLANTED = "pwned"
 VALUES = (
     "plain",
@@ -79,6 +81,10 @@ class Case:
     value: str
     cluster: str
 
+    @property
+    def recipe(self) -> str:
+        return IN_GROUPS if self.cluster in ("slurm-ray", "rayjob") else RECIPE
+
     def __str__(self) -> str:
         return f"{self.cluster}, {self.place}: {self.value!r}"
 
@@ -109,7 +115,7 @@ def attempt(case: Case) -> str | None:
         os.chdir(place)
         asked = _asked(case)
         try:
-            asked.recipe.write_text(RECIPE)
+            asked.recipe.write_text(case.recipe)
         except (OSError, ValueError):
             return None
         try:
@@ -152,25 +158,9 @@ def _flag(case: Case, name: str, default: str | None = None) -> str | None:
     return case.value if case.place == name else default
 
 
-def with_groups(launch: Callable[..., Written]) -> Callable[..., Written]:
-    """As for a recipe whose roles have GPUs of their own."""
-    from kedge.commands import launch as module
-
-    def launched(*args: Any, **named: Any) -> Written:
-        loaded = module._loaded
-        module._loaded = lambda asked: (loaded(asked)[0], {"learner": {"gpus": 4}})
-        try:
-            return launch(*args, **named)
-        finally:
-            module._loaded = loaded
-
-    return launched
-
-
 def _launch(case: Case, asked: Asked) -> Written:
     if case.cluster.startswith("slurm"):
-        launch = with_groups(launch_slurm) if case.cluster == "slurm-ray" else launch_slurm
-        return launch(
+        return launch_slurm(
             asked,
             runs=Path(_flag(case, "runs", "runs") or ""),
             time=_flag(case, "time"),
@@ -180,8 +170,7 @@ def _launch(case: Case, asked: Asked) -> Written:
             python=_flag(case, "python"),
             image=_flag(case, "image"),
         )
-    launch = with_groups(launch_kubernetes) if case.cluster == "rayjob" else launch_kubernetes
-    return launch(
+    return launch_kubernetes(
         asked,
         kind=case.cluster,
         at=f"/data/{case.value}.yaml" if case.place == "at" else None,
@@ -259,7 +248,7 @@ def _plain_keys(kind: str) -> list[str]:
     """The keys of a manifest whose values are plain."""
     case = Case("none", "", kind)
     with TemporaryDirectory() as folder, _inside(Path(folder)):
-        Path("r.yaml").write_text(RECIPE)
+        Path("r.yaml").write_text(case.recipe)
         (document,) = YAML(typ="safe", pure=True).load_all(_launch(case, _asked(case)).text)
     return _keys(document)
 

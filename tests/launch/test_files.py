@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from launch_attacks import with_groups
+from launch_attacks import IN_GROUPS, RECIPE
 from ruamel.yaml import YAML
 
-from kedge.commands import launch
 from kedge.launch import sbatch
 from kedge.launch.render import shipped_template
 
@@ -22,6 +20,7 @@ Kedge = Callable[..., Any]
 POD = ("--image", "registry.example/kedge:1", "--volume", "data:/data", "--at", "/data/r.yaml")
 RAY_JOB = {
     "entrypoint": str,
+    "runtimeEnvYAML": str,
     "backoffLimit": int,
     "shutdownAfterJobFinishes": bool,
     "ttlSecondsAfterFinished": int,
@@ -83,17 +82,17 @@ def test_a_pytorchjob_is_what_the_training_operator_reads(kedge: Kedge, nodes: i
 
 
 @pytest.mark.parametrize("nodes", ["1", "3"])
-def test_a_rayjob_has_known_fields_and_pods_of_kubernetes(
-    kedge: Kedge, nodes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rayjob_has_known_fields_and_pods_of_kubernetes(kedge: Kedge, nodes: str, tmp_path: Path) -> None:
     from kubernetes.client import ApiClient
 
-    monkeypatch.setattr(launch, "launch_kubernetes", with_groups(launch.launch_kubernetes))
+    (tmp_path / "r.yaml").write_text(IN_GROUPS)
     document = manifest(kedge("launch", "kubernetes", "r.yaml", *POD, "--nodes", nodes, "--to", "-"))
     assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", "RayJob")
     spec = document["spec"]
     assert {name: type(value) for name, value in spec.items()} == RAY_JOB
     assert spec["entrypoint"] == "kedge run /data/r.yaml --runs=/data/runs --resume-if-begun"
+    environment = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}
+    assert YAML(typ="safe", pure=True).load(spec["runtimeEnvYAML"]) == environment
     cluster = spec["rayClusterSpec"]
     groups = [cluster.pop("headGroupSpec"), *cluster.pop("workerGroupSpecs", [])]
     assert cluster == {}
@@ -136,10 +135,9 @@ def test_pods_share_the_disk_that_the_recipe_and_the_runs_are_on_and_are_told_in
 @pytest.mark.parametrize("groups", [False, True])
 @pytest.mark.parametrize("nodes", ["1", "4"])
 def test_an_sbatch_file_is_a_script_with_options_that_sbatch_has(
-    kedge: Kedge, nodes: str, groups: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kedge: Kedge, nodes: str, groups: bool, tmp_path: Path
 ) -> None:
-    if groups:
-        monkeypatch.setattr(launch, "launch_slurm", with_groups(launch.launch_slurm))
+    (tmp_path / "r.yaml").write_text(IN_GROUPS if groups else RECIPE)
     arguments = ("--time", "1-12", "--account", "lab", "--partition", "gpu,big", "--sbatch", "constraint=h100&ib")
     done = kedge("launch", "slurm", "r.yaml", "--nodes", nodes, *arguments, "--sbatch", "mem=0")
     assert done.out.splitlines() == ["wrote pair.sbatch", "next: sbatch pair.sbatch"]
@@ -240,30 +238,25 @@ def test_gpus_of_vllm_do_not_learn(kedge: Kedge) -> None:
     assert "generator.servers" in done.err
 
 
-def test_groups_want_no_more_gpus_than_there_are(kedge: Kedge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "launch_slurm", with_groups(launch.launch_slurm))
-    done = kedge("launch", "slurm", "r.yaml", "--nodes", "1", "--gpus-per-node", "3", "--to", "-")
-    assert (done.code, "4 GPUs in all" in done.err) == (2, True)
-
-
-def test_groups_of_a_recipe_decide_what_is_written(kedge: Kedge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what stands in the recipe, under `placement`."""
-    load = launch.load_recipe
-
-    def with_placement(*arguments: Any) -> Any:
-        recipe = load(*arguments)
-        values = {**recipe.tree.values, "placement": {"groups": {"learner": {"gpus": 6}, "critic": {}}}}
-        return replace(recipe, tree=replace(recipe.tree, values=values))
-
-    monkeypatch.setattr(launch, "load_recipe", with_placement)
+def test_groups_of_a_recipe_decide_what_is_written(kedge: Kedge, tmp_path: Path) -> None:
+    groups = "{learner: {gpus: 6}, critic: {roles: [critic]}}"  # a group without gpus has one
+    (tmp_path / "r.yaml").write_text(f"{RECIPE}placement: {{groups: {groups}}}\n")
     assert "ray start --head" in kedge("launch", "slurm", "r.yaml", "--to", "-").out
     assert manifest(kedge("launch", "kubernetes", "r.yaml", *POD, "--to", "-"))["kind"] == "RayJob"
     done = kedge("launch", "kubernetes", "r.yaml", *POD, "--gpus-per-node", "6")
     assert (done.code, "7 GPUs in all" in done.err) == (2, True)
+    assert kedge("launch", "slurm", "r.yaml", "--gpus-per-node", "7", "--to", "-").code == 0
     done = kedge("launch", "kubernetes", "r.yaml", *POD, "--kind", "jobset")
     assert (done.code, "placement.groups needs Ray" in done.err) == (2, True)
     done = kedge("launch", "slurm", "r.yaml", "--image", "a:1")
     assert (done.code, "use --python" in done.err) == (2, True)
+
+
+def test_groups_of_processes_without_gpus_ask_for_none(kedge: Kedge, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(f"{IN_GROUPS}device: cpu\n")
+    done = kedge("launch", "slurm", "r.yaml")
+    assert (done.code, "device: cpu; use --gpus-per-node 0, or another device" in done.err) == (2, True)
+    assert "--num-gpus=0" in kedge("launch", "slurm", "r.yaml", "--gpus-per-node", "0", "--to", "-").out
 
 
 def test_a_file_that_is_there_stays_unless_forced(kedge: Kedge, tmp_path: Path) -> None:

@@ -9,15 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_attacks import expanded, with_groups
+from launch_attacks import IN_GROUPS, expanded
 from ruamel.yaml import YAML
 
-from kedge.commands import launch
 from kedge.runs.folder import status_of
 
 Kedge = Callable[..., Any]
@@ -73,7 +72,7 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-def start(home: Path, *, seconds_left: int, job: int) -> subprocess.Popen[str]:
+def start(home: Path, *, seconds_left: int, job: int, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """The sbatch file as Slurm starts it, so long before its time limit."""
     environment = {
         **os.environ,
@@ -81,9 +80,16 @@ def start(home: Path, *, seconds_left: int, job: int) -> subprocess.Popen[str]:
         "SLURM_JOB_ID": str(job),
         "SLURM_JOB_NODELIST": "node1",
         "SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left),
+        **(more or {}),
     }
     return subprocess.Popen(
-        ["bash", "pair.sbatch"], cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ["bash", "pair.sbatch"],
+        cwd=home,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -197,10 +203,10 @@ exit 9
 
 
 def test_the_driver_of_groups_is_told_through_the_script_and_saves_before_the_job_goes_back(
-    kedge: Kedge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kedge: Kedge, tmp_path: Path
 ) -> None:
     """Slurm signals the script alone (B:). Ray and Python are not called for real."""
-    monkeypatch.setattr(launch, "launch_slurm", with_groups(launch.launch_slurm))
+    (tmp_path / "r.yaml").write_text(IN_GROUPS)
     assert kedge("launch", "slurm", "r.yaml", "--nodes", "2").code == 0
     write_tools(tmp_path / "bin")
     for name, text in (("srun", '#!/bin/bash\necho "$*" >> steps\n'), ("python", "#!/bin/bash\n"), ("kedge", _DRIVER)):
@@ -219,3 +225,41 @@ def test_the_driver_of_groups_is_told_through_the_script_and_saves_before_the_jo
     assert "--num-gpus=8 --include-dashboard=false --block" in head
     assert "--nodes=1 --ntasks=1 --exclude=localhost" in worker
     assert "--address=localhost:20007 --num-gpus=8 --block" in worker
+
+
+_RAY_SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+[[ $* == *--head* ]] && sleep 5  # the machines of a job do not come in order
+exec "$@" --num-cpus=2
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_the_script_of_groups_starts_ray_on_all_machines_and_the_driver_when_they_have_come(
+    kedge: Kedge, tmp_path: Path
+) -> None:
+    """With Ray itself, two of it on this machine."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'kedge[ray]'")
+    from tests.groups.test_ray import RECIPE as PPO
+    from tests.groups.test_ray import write_run
+
+    write_run(tmp_path)
+    (tmp_path / "r.yaml").write_text(
+        f"{PPO}placement: {{groups: {{learner: {{gpus: 2}}, critic: {{roles: [critic]}}}}}}\n"
+    )
+    arguments = ("--nodes", "2", "--gpus-per-node", "0", "--set", "stages.ppo.roles=separate")
+    assert kedge("launch", "slurm", "r.yaml", *arguments, "--to", "pair.sbatch").code == 0
+    write_tools(tmp_path / "bin")
+    (tmp_path / "bin/srun").write_text(_RAY_SRUN)
+    for name in ("ray", "python"):
+        (tmp_path / "bin" / name).symlink_to(Path(sys.executable).with_name(name))
+    job = start(tmp_path, seconds_left=3600, job=free_port() % 20_000, more={"RAY_AUTH_MODE": "disabled"})
+    try:
+        job.wait(timeout=300)
+    finally:
+        os.killpg(job.pid, signal.SIGTERM)  # as Slurm does with the steps of a job whose script has ended
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, said
+    assert "group critic: 1 process(es), critic" in said
+    assert status_of(tmp_path / "runs/short") == "done"

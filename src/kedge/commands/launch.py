@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
@@ -65,19 +65,19 @@ def launch_slurm(
     image: str | None,
 ) -> Written:
     """Write the sbatch file of a recipe."""
-    recipe, groups = _loaded(asked)
+    recipe = _loaded(asked)
     if image is not None and python is not None:
         raise ConfigError("--image and --python: a container has an interpreter of its own; give one of the two")
     if python is not None and (not python or python.startswith("-")):
         raise ConfigError(f"--python: the path of an interpreter, found {quoted(python)}")
-    if image is not None and groups:
+    if image is not None and recipe.settings.placement.groups:
         raise ConfigError("--image: with placement.groups the driver runs outside of containers; use --python")
     folder, place = os.getcwd(), str(runs.absolute() if image else runs)
     if image is not None:
         checks.checked_image(image)
         checks.refuse_mounts(folder, place)
     slurm = SlurmJob(
-        job=_job(asked, recipe, groups, recipe_place=str(asked.recipe), runs=place),
+        job=_job(asked, recipe, recipe_place=str(asked.recipe), runs=place),
         folder=folder,
         time=checks.checked_time(time, asked.notice_s) if time is not None else None,
         account=checks.checked_option("--account", account) if account is not None else None,
@@ -105,14 +105,14 @@ def launch_kubernetes(
     volumes: Sequence[str],
 ) -> Written:
     """Write the manifest of a recipe; `at` is where pods find it."""
-    recipe, groups = _loaded(asked)
+    recipe = _loaded(asked)
     place = at if at is not None else str(asked.recipe.absolute())
     folder = str(PurePosixPath(place).parent)
     run_place = runs if runs is not None else str(PurePosixPath(folder) / "runs")
     mounted = checks.checked_volumes(volumes)
     job = KubernetesJob(
-        job=_job(asked, recipe, groups, recipe_place=place, runs=run_place),
-        kind=_kind(kind, has_groups=bool(groups)),
+        job=_job(asked, recipe, recipe_place=place, runs=run_place),
+        kind=_kind(kind, has_groups=recipe.settings.placement.groups is not None),
         object_name=checks.object_name(recipe.settings.name, name),
         image=checks.checked_image(image),
         namespace=checks.checked_namespace(namespace),
@@ -139,17 +139,16 @@ def write_template(kind: Kind, to: str, *, force: bool) -> Written:
     return Written(text=text, file=Path(to))
 
 
-def _loaded(asked: Asked) -> tuple[Recipe, Any]:
-    """The recipe with every key and connection checked, and its groups, if it has any."""
+def _loaded(asked: Asked) -> Recipe:
+    """The recipe with every key and connection checked."""
     recipe = load_recipe(asked.recipe, asked.overrides)
     connect(recipe)
-    placement: Any = recipe.tree.values.get("placement")
-    groups = cast("Mapping[str, Any]", placement).get("groups") if isinstance(placement, Mapping) else None
-    return recipe, groups
+    return recipe
 
 
-def _job(asked: Asked, recipe: Recipe, groups: Any, *, recipe_place: str, runs: str) -> Job:
+def _job(asked: Asked, recipe: Recipe, *, recipe_place: str, runs: str) -> Job:
     settings = recipe.settings
+    groups = settings.placement.groups
     job = Job(
         name=settings.name,
         recipe=recipe_place,
@@ -162,15 +161,17 @@ def _job(asked: Asked, recipe: Recipe, groups: Any, *, recipe_place: str, runs: 
             nodes=asked.nodes,
             gpus_per_node=asked.gpus_per_node,
             num_sampling=num_sampling(recipe),
-            has_groups=bool(groups),
+            has_groups=groups is not None,
             device=settings.device,
         ),
         restarts=settings.placement.restarts,
         notice_s=asked.notice_s,
-        has_groups=bool(groups),
+        has_groups=groups is not None,
     )
     checks.refuse_contradictions(job, settings.placement.processes)
-    checks.refuse_large_groups(groups, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node)
+    if groups is not None and settings.device != "cpu":
+        num_gpus = sum(group.gpus for group in groups.values())
+        checks.refuse_large_groups(num_gpus, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node)
     return job
 
 

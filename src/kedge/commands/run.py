@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kedge.commands.checks.groups import layout_of, refuse_groups
 from kedge.commands.checks.machine import gpus_of, num_sampling
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """Set by torchrun, and by our own launcher: how many times the processes were started before."""
+_RAY_COPIES: Final = "working_dir_files"
+"""Where Ray unpacks the working directory of a job (`ray job submit --working-dir`): on each machine a copy."""
 
 
 class RunRecipe(Protocol):
@@ -47,6 +49,7 @@ def run_placed(
 
     `check` refuses what cannot run, and is called once, before anything is started.
     """
+    _refuse_copy_of_ray(folder)
     from kedge.runtime.processes import place_of  # torch: late, for a recipe that cannot be read
 
     place = place_of(os.environ)
@@ -67,6 +70,15 @@ def run_placed(
     with alone(recipe) as world:
         run(world, None, is_resumed=is_resumed)
     return 0
+
+
+def _refuse_copy_of_ray(folder: Path) -> None:
+    """An error where a run would be written into what Ray deletes after a job, and other machines do not see."""
+    if _RAY_COPIES in folder.absolute().parts:
+        raise ConfigError(
+            f"--runs: {folder} lies in Ray's copy of the job's working directory, which the machines do not share and "
+            "Ray deletes; give --runs a folder on a disk that all machines see: --runs /shared/runs"
+        )
 
 
 def _run_driving(recipe: Recipe, *, is_resumed: bool, check: Callable[[], None], run: RunRecipe) -> int:
@@ -95,8 +107,10 @@ def groups_of(recipe: Recipe) -> Generator[Groups | None]:
 
 
 def alone(recipe: Recipe) -> AbstractContextManager[World]:
-    """The world of a single process, whose weights are sharded all the same where the recipe says so."""
-    if recipe.settings.placement.weights == "replicate":
+    """The world of a single process, whose weights are sharded all the same where the recipe says so; a process that
+    drives groups holds all of its own."""
+    placement = recipe.settings.placement
+    if placement.weights == "replicate" or placement.groups is not None:
         return nullcontext(ALONE)
     from kedge.runtime.processes import sharding_alone
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Final, cast
+from typing import Final
 
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import quoted
@@ -57,15 +57,16 @@ def processes_per_node(
     >>> processes_per_node(None, nodes=1, gpus_per_node=8, num_sampling=2, has_groups=False, device="auto")
     6
     """
+    if device == "cpu" and gpus_per_node:
+        instead = "" if has_groups else " with --processes-per-node"
+        raise ConfigError(
+            f"--gpus-per-node {gpus_per_node}: the recipe says device: cpu; use --gpus-per-node 0{instead}, or another "
+            "device"
+        )
     if has_groups:
         if asked is not None:
             raise ConfigError("--processes-per-node: placement.groups says how many processes there are; leave it out")
         return 1
-    if device == "cpu" and gpus_per_node:
-        raise ConfigError(
-            f"--gpus-per-node {gpus_per_node}: the recipe says device: cpu; use --gpus-per-node 0 with "
-            "--processes-per-node, or another device"
-        )
     if not gpus_per_node:
         if asked is None:
             raise ConfigError(
@@ -105,16 +106,11 @@ def refuse_contradictions(job: Job, processes: int | str) -> None:
         )
 
 
-def refuse_large_groups(groups: Any, *, nodes: int, gpus_per_node: int) -> None:
+def refuse_large_groups(num_gpus: int, *, nodes: int, gpus_per_node: int) -> None:
     """An error where the groups of a recipe want more GPUs than the job has."""
-    if not isinstance(groups, Mapping):
-        return
-    by_name = cast("Mapping[str, Any]", groups)
-    sizes = [group.get("gpus", 1) for group in by_name.values() if isinstance(group, Mapping)]
-    wanted = sum(size for size in sizes if isinstance(size, int))
-    if wanted > nodes * gpus_per_node:
+    if num_gpus > nodes * gpus_per_node:
         raise ConfigError(
-            f"placement.groups: {wanted} GPUs in all, and {nodes} node(s) × {gpus_per_node} have "
+            f"placement.groups: {num_gpus} GPUs in all, and {nodes} node(s) × {gpus_per_node} have "
             f"{nodes * gpus_per_node}"
         )
 

@@ -33,6 +33,10 @@ def _known_role(role: Any) -> Any:
     return role
 
 
+Weights = Literal["replicate", "shard"]
+"""What a process holds of a weight that several hold together: all of it, or a part."""
+
+
 class RoleGroup(Section):
     """Processes that hold some roles together, and no others."""
 
@@ -40,8 +44,8 @@ class RoleGroup(Section):
     """What lives here: policy, reference, critic, reward, gold, generator."""
     gpus: int = Field(default=1, ge=1, le=MOST)
     """Processes of the group, each on a GPU of its own; with `device: cpu`, so many processes."""
-    weights: Literal["replicate", "shard"] = "replicate"
-    """As `placement.weights`, for the roles of this group."""
+    weights: Weights | None = None
+    """As `placement.weights`, for the roles of this group; when absent, what that says."""
 
 
 GroupName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=40)]
@@ -52,9 +56,9 @@ class PlacementSettings(Section):
 
     processes: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = 1
     """How many; `auto`: one for each GPU of this machine. Under torchrun and srun, those that they started."""
-    weights: Literal["replicate", "shard"] = "replicate"
+    weights: Weights = "replicate"
     """`replicate`: every process holds all weights, and gradients are added up. `shard`: each holds a part of every
-    weight that learns, of its moments and of frozen models beside it (FSDP2)."""
+    weight that learns, of its moments and of frozen models beside it (FSDP2). Also of groups that say nothing else."""
     shard_within: Literal["machine", "all"] = "machine"
     """Whose processes hold all parts of a weight together: those of one machine, each machine with a copy, or all."""
     timeout: float = Field(default=600, gt=0, le=7 * 24 * 3600)
@@ -75,8 +79,6 @@ class PlacementSettings(Section):
                 f"`processes` is {self.processes} and there are `groups`: the processes of a run are either alike or "
                 "in groups; leave one out"
             )
-        if self.weights != "replicate":
-            raise ValueError(f"weights is {self.weights} and there are `groups`: say it of each group")
         homes: dict[str, str] = {}
         for name, group in self.groups.items():
             for role in group.roles:
@@ -105,6 +107,16 @@ def roles_of(placement: PlacementSettings) -> dict[str, frozenset[str]]:
     named = {role for group in groups.values() for role in group.roles}
     rest = frozenset(ROLES) - named
     return {name: frozenset(group.roles) | (rest if name == LEARNER else frozenset()) for name, group in groups.items()}
+
+
+def weights_of(placement: PlacementSettings) -> dict[str, Weights]:
+    """What the processes of each group hold of its weights.
+
+    >>> groups = {"learner": {"gpus": 4}, "judge": {"roles": ["reward"], "weights": "replicate"}}
+    >>> weights_of(PlacementSettings.model_validate({"weights": "shard", "groups": groups}))
+    {'learner': 'shard', 'judge': 'replicate'}
+    """
+    return {name: group.weights or placement.weights for name, group in (placement.groups or {}).items()}
 
 
 def num_processes(placement: PlacementSettings, *, num_gpus: int | None, num_sampling: int = 0) -> int:

@@ -90,7 +90,7 @@ def for_decoding(model: PreTrainedModel) -> Generator[None]:
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(
             f"{type(model).__name__} does not let its attention be chosen, which generation here needs; "
-            "use a model of transformers that does (Llama, Qwen, Mistral, GPT-2, …)"
+            "use a model of transformers that does (Llama, Qwen, Mistral, GPT-2, …), or let vLLM sample (docs/vllm.md)"
         )
     AttentionInterface.register(_ATTENTION, grouped_attention)
     config._attn_implementation = _ATTENTION

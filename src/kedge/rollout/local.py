@@ -72,7 +72,7 @@ class LocalGenerator:
             )
         if settings.stop and decode is None:
             raise ConfigError(f"stop: {list(settings.stop)} are looked for in text, so `decode` must be given")
-        vocabulary = len(heads.lm_head(model))
+        vocabulary = len(heads.output_head(model)())
         for token in (*stop_ids, pad):
             if not 0 <= token < vocabulary:
                 raise ModelError(f"token {token} (stop or padding) is not among the {vocabulary} of the model")

@@ -3,8 +3,8 @@
 
 A run joins the cluster of RAY_ADDRESS (`ray job submit` sets it), or starts one of its own on this machine, offline and
 without a dashboard, and ends that with itself. Every process of a group is an actor in a bundle of the placement group
-of its group: on one machine where one is large enough. Left out: actors that Ray restarts by itself, which would come
-back without their state.
+of its group: on one machine where one has room for all, else on as few as possible. Left out: actors that Ray restarts
+by itself, which would come back without their state.
 """
 
 from __future__ import annotations
@@ -166,28 +166,21 @@ class _Cluster:
 
     def _room(self, layout: GroupLayout) -> Any:
         """The bundles of a group, which outlive its actors."""
+        if self._rooms is None:
+            self._rooms = self._begin()
+        room = self._rooms[layout.name]
+        if not room.wait(timeout_seconds=_ROOM_S):
+            raise ConfigError(
+                f"placement.groups.{layout.name}: the cluster found no room for {layout.size} process(es) within "
+                f"{_ROOM_S:g} s; others may be using it (ray status)"
+            )
+        return room
+
+    def _begin(self) -> dict[str, Any]:
+        """Join the cluster and ask for the bundles of all groups, the largest first: small ones would cut up machines
+        that a large one needs whole."""
         import ray
         from ray.util.placement_group import placement_group
-
-        if self._rooms is None:
-            self._begin()
-            self._rooms = {}
-        if layout.name not in self._rooms:
-            bundle = {"CPU": 1.0, "GPU": 1.0} if self._on_gpu else {"CPU": 1.0}
-            kind = "GPU" if self._on_gpu else "CPU"
-            largest = max(node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"])
-            strategy = "STRICT_PACK" if layout.size <= largest else "PACK"
-            room = placement_group([bundle] * layout.size, strategy=strategy)
-            if not room.wait(timeout_seconds=_ROOM_S):
-                raise ConfigError(
-                    f"placement.groups.{layout.name}: the cluster found no room for {layout.size} process(es) within "
-                    f"{_ROOM_S:g} s; others may be using it (ray status)"
-                )
-            self._rooms[layout.name] = room
-        return self._rooms[layout.name]
-
-    def _begin(self) -> None:
-        import ray
 
         total = sum(group.size for group in self._layout)
         self._stack.enter_context(_connected(total, device=self._device))
@@ -195,6 +188,9 @@ class _Cluster:
         if (problem := _lacks(resources, total, device=self._device)) is not None:
             raise ConfigError(f"placement.groups: {problem}")
         self._on_gpu = self._device == "cuda" or (self._device == "auto" and resources.get("GPU", 0) > 0)
+        bundle = {"CPU": 1.0, "GPU": 1.0} if self._on_gpu else {"CPU": 1.0}
+        groups = sorted(self._layout, key=lambda group: -group.size)
+        return {group.name: placement_group([bundle] * group.size, strategy="PACK") for group in groups}
 
     def _actors(self, layout: GroupLayout, room: Any, stacks: Path) -> list[Any]:
         import ray

@@ -12,7 +12,7 @@ from kedge.core.files import readable_bytes
 from kedge.core.findings import Finding
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
-from kedge.recipe.placement import ROLES, roles_of
+from kedge.recipe.placement import ROLES, roles_of, weights_of
 
 if TYPE_CHECKING:
     from kedge.models.loading.describe import ModelFacts
@@ -31,9 +31,9 @@ def layout_of(recipe: Recipe) -> list[GroupLayout]:
     from kedge.runtime.worker import GroupLayout  # torch
 
     placement = recipe.settings.placement
-    roles = roles_of(placement)
+    roles, weights = roles_of(placement), weights_of(placement)
     return [
-        GroupLayout(name=name, roles=roles[name], size=group.gpus, weights=group.weights)
+        GroupLayout(name=name, roles=roles[name], size=group.gpus, weights=weights[name])
         for name, group in (placement.groups or {}).items()
     ]
 
@@ -68,7 +68,7 @@ def group_findings(recipe: Recipe) -> Iterator[Finding]:
             fix="give the groups fewer gpus, or join a larger cluster (RAY_ADDRESS)",
         )
     stages = {name: stage for name, stage in recipe.stages.items() if kind_of(stage) in _RL}
-    cut = [group.gpus for group in placement.groups.values() if group.weights == "shard"]
+    cut = [placement.groups[name].gpus for name, weights in weights_of(placement).items() if weights == "shard"]
     for name, settings in stages.items():
         yield from _stage_findings(name, settings, homes)
         yield from stage_findings(f"stages.{name}", settings, max(cut)) if cut else ()

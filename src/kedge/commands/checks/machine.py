@@ -197,7 +197,7 @@ def generator_findings(settings: Section, facts: ModelFacts) -> Iterator[Finding
             where="generator",
             fix="use a model with a plain output head",
         )
-    if generator.python and not generator.gpus and facts.head_dim < _VLLM_CPU_HEAD:
+    if generator.python and not generator.gpus and (facts.head_dim or _VLLM_CPU_HEAD) < _VLLM_CPU_HEAD:
         yield Finding(
             level="fatal",
             code="vllm.head_dim",

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def shard_findings(recipe: Recipe, processes: int) -> Iterator[Finding]:
-    """A fatal finding for each setting of a stage that learns which does not go with sharded weights."""
-    if recipe.settings.placement.weights != "shard":
+    """A fatal finding for each setting of a stage that learns which does not go with sharded weights. Stages in groups
+    are looked at by `groups`; the others of such a recipe run in the driver's process, which holds all."""
+    placement = recipe.settings.placement
+    if placement.weights != "shard" or placement.groups is not None:
         return
     for name, settings in recipe.stages.items():
         values: Any = settings

@@ -137,7 +137,13 @@ def base_backbone_of(model: PreTrainedModel) -> Backbone:
 
 @torch.no_grad()
 def _reader_of(model: PreTrainedModel) -> Reader:
-    return sharding.computing(model, lambda: reader_of(model.get_decoder()))
+    decoder = model.get_decoder()
+    if decoder is model:
+        raise ModelError(
+            f"{type(model).__name__}: transformers names no decoder of it, whose hidden states are read here; use "
+            "another model"
+        )
+    return sharding.computing(model, lambda: reader_of(decoder))
 
 
 def _read(reader: Reader, tokens_BT: Tensor, read_BT: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -25,13 +25,25 @@ from kedge.algorithms import logprobs
 from kedge.core.errors import ModelError
 from kedge.core.loss import widen
 from kedge.core.records import send
+from kedge.models.forward import sharding
 from kedge.models.forward.backbones import Backbone, backbone_of, base_backbone_of
 from kedge.models.forward.packing import sent
+from kedge.models.forward.reader import evaluating, uncompiled
 
 CHUNK_TOKENS: Final = 512
 """Tokens whose logits `token_kl` holds in memory at once: 300 MiB a model for 150 thousand entries in float32."""
-_LOGIT_CHANGES = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
-"""Settings of models that change the logits after the head, and the value at which each does nothing."""
+_LOGIT_CHANGES: Final = (
+    "final_logit_softcapping",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+)
+"""Settings of models that change the logits after the head; at None or 1 they do nothing."""
+_PROBE_TOKENS: Final = 8
+_MAX_DISTANCE: Final = 1e-4, 0.01
+"""Mean difference of logits over their mean size, in float32 and in two-byte types, that rounding may make."""
 
 
 Head = Callable[[], Tensor]
@@ -78,9 +90,8 @@ def lm_head(model: PreTrainedModel) -> Tensor:
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or getattr(head, "bias", None) is not None:
         raise ModelError(f"{type(model).__name__}: expected a linear output head without bias, found {head}")
-    for setting, neutral in _LOGIT_CHANGES.items():
-        value = getattr(model.config, setting, neutral)
-        if value != neutral:
+    for setting in _LOGIT_CHANGES:
+        if (value := getattr(model.config, setting, None)) not in (None, 1):
             raise ModelError(
                 f"{type(model).__name__} changes its logits after the head ({setting} = {value}), which Kedge does not "
                 "compute; log-probs would be wrong. Use a model without it"
@@ -89,8 +100,35 @@ def lm_head(model: PreTrainedModel) -> Tensor:
 
 
 def output_head(model: PreTrainedModel) -> Head:
-    """The output matrix of a model that learns."""
+    """The output matrix of a model that learns, once it is known that its logits are made by that alone."""
+    refuse_other_logits(model)
     return lambda: lm_head(model)
+
+
+@torch.no_grad()
+def refuse_other_logits(model: PreTrainedModel) -> None:
+    """An error where a model's own logits are not its hidden states times its output matrix: not all that change them
+    have a setting which says so."""
+    logits_TV, expected_TV = sharding.computing(model, lambda: _logits_both_ways(model))
+    distance = (logits_TV.float() - expected_TV.float()).abs().mean()
+    if distance > _MAX_DISTANCE[model.dtype.itemsize == 2] * expected_TV.float().abs().mean():
+        raise ModelError(
+            f"{type(model).__name__} computes more than its output matrix from hidden states to logits (they differ by "
+            f"{distance.item():.3g}), which Kedge does not know; log-probs would be wrong. Use another model"
+        )
+
+
+def _logits_both_ways(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """The logits (T, V) of a few tokens as the model computes them, and as they are computed here."""
+    head_VD = lm_head(model)
+    named: dict[str, Any] = {
+        "input_ids": torch.arange(_PROBE_TOKENS, device=head_VD.device)[None] % len(head_VD),
+        "use_cache": False,
+    }
+    with evaluating(model), uncompiled(model):
+        logits_TV = model.forward(**named).logits[0]  # not by a call, which weights in parts would take for a pass
+        hidden_TD = cast(Any, model.get_decoder())(**named).last_hidden_state[0]
+    return logits_TV, F.linear(hidden_TD, head_VD)
 
 
 def token_logprobs(

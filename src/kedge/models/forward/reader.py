@@ -26,6 +26,7 @@ from kedge.models.forward.layers import PackedLayer, StreamNorm, operations_for
 from kedge.models.forward.packing import PLAIN, Layout, attending, lay_out
 
 _log = getLogger(__name__)
+_PROBE_LENGTH = 8
 _PROBE_READ = ((0, 0, 1, 1, 1), (0, 1, 0, 0, 0), (1, 1, 0, 1, 0))
 _MAX_DISTANCE = 1e-4, 0.05
 """Mean difference over mean size, in float32 and in two-byte types, above which two paths do not compute the same."""
@@ -57,10 +58,14 @@ class Reader:
 
 
 def reader_of(decoder: PreTrainedModel, *, partial_last_layer: bool = True) -> Reader:
-    """The fastest path that agrees with the padded one. `partial_last_layer` allows the last layer to be partial."""
+    """The fastest path that agrees with the padded one. `partial_last_layer` allows the last layer to be partial.
+
+    A decoder whose tokens see later ones is refused: to pad rows on the right would change what it computes.
+    """
     owned: list[Any] = [getattr(module, "config", None) for module in decoder.modules()]
     configs = tuple({id(config): config for config in owned if hasattr(config, "_attn_implementation")}.values())
     padded = Reader(decoder=decoder, is_packed=False, has_partial_last_layer=False, configs=configs)
+    _refuse_looking_ahead(decoder)
     # Whether the decoder hands further arguments, such as the layout, on to its attention.
     forwards_layout = getattr(decoder, "_supports_attention_backend", False)
     if not forwards_layout or any(config._attn_implementation != PLAIN for config in configs):
@@ -101,12 +106,14 @@ def _with_graphs(reader: Reader) -> Reader:
     return replace(reader, decoder=view(decoder, [CapturedLayers(lower), last], norm=decoder.norm))
 
 
-def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module) -> PreTrainedModel:
-    """A decoder of the same class with these layers: a shallow copy, which shares rotary embeddings and settings."""
+def view(decoder: Any, layers: Sequence[nn.Module], *, norm: nn.Module | None = None) -> PreTrainedModel:
+    """A decoder of the same class with these layers, and with this last norm if one is given: a shallow copy, which
+    shares rotary embeddings and settings."""
     twin = copy.copy(decoder)
     twin._modules = dict(decoder._modules)
     twin.layers = nn.ModuleList(layers)
-    twin.norm = norm
+    if norm is not None:
+        twin.norm = norm
     return twin
 
 
@@ -150,11 +157,40 @@ def _kind(layer: nn.Module) -> Hashable:
 
 
 def _of_layer(reader: Reader, layer: nn.Module) -> Reader:
-    """One layer of a decoder; the last one with the norm after it, which would hide how large the others' output is."""
+    """One layer of a decoder; the last one with the norm after it, which would hide how large the others' output is.
+    A decoder whose norm has another name keeps it after each."""
     decoder: Any = reader.decoder
     is_last = layer is decoder.layers[-1]
-    one_layer = view(decoder, [layer], norm=decoder.norm if is_last else nn.Identity())
+    one_layer = view(decoder, [layer], norm=None if is_last or not hasattr(decoder, "norm") else nn.Identity())
     return replace(reader, decoder=one_layer, has_partial_last_layer=reader.has_partial_last_layer and is_last)
+
+
+@torch.no_grad()
+def _refuse_looking_ahead(decoder: PreTrainedModel) -> None:
+    """An error where another last token changes the hidden states before it."""
+    probe_TD = _probe(decoder, _PROBE_LENGTH)
+    rows_2TD = torch.stack([probe_TD, torch.cat([probe_TD[:-1], -probe_TD[-1:]])])
+    with uncompiled(decoder), evaluating(decoder):
+        hidden_TD, changed_TD = cast(Any, decoder)(inputs_embeds=rows_2TD, use_cache=False).last_hidden_state[:, :-1]
+    if not _is_near(changed_TD, hidden_TD):
+        raise ModelError(
+            f"{type(decoder).__name__}: its tokens see those after them, so it cannot learn to predict them; expected "
+            "a decoder, whose tokens see those before them alone"
+        )
+
+
+def _probe(decoder: PreTrainedModel, num_tokens: int) -> Tensor:
+    """Random embeddings, as wide as the decoder's own: in some models they are narrower than its layers."""
+    embedding = getattr(decoder, "embed_tokens", None)
+    width = getattr(embedding, "embedding_dim", None) or decoder.config.get_text_config().hidden_size
+    probe_ND = torch.randn(num_tokens, width, generator=torch.Generator().manual_seed(0))
+    return probe_ND.to(decoder.device, decoder.dtype)
+
+
+def _is_near(x: Tensor, expected: Tensor) -> bool:
+    """Whether two results are the same within rounding."""
+    distance = (x.float() - expected.float()).abs().mean() / expected.float().abs().mean()
+    return distance.item() <= _MAX_DISTANCE[expected.dtype.itemsize == 2]
 
 
 @torch.no_grad()
@@ -164,24 +200,21 @@ def _gives_the_same(candidate: Reader, padded: Reader) -> bool:
     In two-byte types rounding could hide that rows attend to each other: there, a change of one row must leave the
     others as they are to the last bit.
     """
-    device, dtype = padded.decoder.device, padded.decoder.dtype
-    layout = lay_out(torch.tensor(_PROBE_READ).bool(), device)
-    shape = len(layout.place_N), padded.decoder.config.get_text_config().hidden_size
-    probe_ND = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    layout = lay_out(torch.tensor(_PROBE_READ).bool(), padded.decoder.device)
+    probe_ND = _probe(padded.decoder, len(layout.place_N))
     changed_ND = probe_ND.clone()
     changed_ND[: layout.lengths[0]] *= -1
     with uncompiled(padded.decoder), uncompiled(candidate.decoder):
-        expected_RD = padded(probe_ND, layout).float()
+        expected_RD = padded(probe_ND, layout)
         try:
             with candidate.active():
-                hidden_RD, changed_RD = (candidate(x_ND, layout).float() for x_ND in (probe_ND, changed_ND))
+                hidden_RD, changed_RD = (candidate(x_ND, layout) for x_ND in (probe_ND, changed_ND))
         except ModelError:  # its attention asks for more than packed attention knows
             return False
-    is_narrow = dtype.itemsize == 2
-    distance = (hidden_RD - expected_RD).abs().mean() / expected_RD.abs().mean()
+    is_narrow = probe_ND.dtype.itemsize == 2
     other_rows = slice(sum(_PROBE_READ[0]), None)
     is_separate = not is_narrow or torch.equal(hidden_RD[other_rows], changed_RD[other_rows])
-    return distance.item() <= _MAX_DISTANCE[is_narrow] and is_separate
+    return _is_near(hidden_RD, expected_RD) and is_separate
 
 
 _MAX_PROGRAMS = 32

@@ -30,17 +30,18 @@ class ModelFacts:
     hidden_size: int
     layers: int
     tied_embeddings: bool
-    head_dim: int
+    head_dim: int | None
     """Width of one attention head."""
     head_problem: str = ""
     """Why log-probs cannot be computed from its output head, if so."""
 
 
 def window_of(config: Any) -> int | None:
-    """How many tokens a row may have: the positions of the model, or its sliding window where that is shorter."""
+    """How many tokens a row may have: the positions of the model, or its sliding window or its chunks of attention
+    where these are shorter."""
     slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-    limits = [limit for limit in (getattr(config, "max_position_embeddings", None), slides) if limit]
-    return min(limits, default=None)
+    others = (getattr(config, name, None) for name in ("max_position_embeddings", "attention_chunk_size"))
+    return min((limit for limit in (*others, slides) if limit), default=None)
 
 
 def context_window(model: str | Path) -> int | None:
@@ -93,9 +94,15 @@ def describe(
         hidden_size=text.hidden_size,
         layers=text.num_hidden_layers,
         tied_embeddings=bool(text.tie_word_embeddings),
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        head_dim=_head_dim(text),
         head_problem=_head_problem(empty),
     )
+
+
+def _head_dim(config: Any) -> int | None:
+    """The width of an attention head; None where there are none."""
+    heads = getattr(config, "num_attention_heads", None)
+    return getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else None)
 
 
 def _head_problem(model: PreTrainedModel) -> str:

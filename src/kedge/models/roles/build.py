@@ -164,7 +164,9 @@ def critic_head(spec: RoleSpec, member: RewardModel | None, width: int) -> nn.Li
 
 
 def width_of(model: PreTrainedModel) -> int:
-    return cast(int, model.config.get_text_config().hidden_size)
+    """Of its hidden states: what its output matrix reads, which in some models is narrower than the layers."""
+    head = model.get_output_embeddings()
+    return cast(int, getattr(head, "in_features", None) or model.config.get_text_config().hidden_size)
 
 
 def prepare(spec: RoleSpec, model: PreTrainedModel, *, learns: bool, recomputes: bool = False) -> None:

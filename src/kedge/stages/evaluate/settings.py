@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kedge.core.findings import Finding
-from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage, TooLong
+from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage
 from kedge.evaluate.judged import MAJORITY
 from kedge.label.settle import SettleKind
-from kedge.models.settings import AutoSize
 from kedge.rewards.settings import FailureSettings, PairwiseJudge, RewardSourceSettings
+from kedge.stages.shared.answering import AnsweringSettings
 from kedge.stages.shared.batch_arithmetic import count
 from kedge.stages.shared.people import PeopleProject
 
@@ -39,7 +38,7 @@ class PeopleJudge(PeopleProject):
 AnyJudge = Annotated[PairwiseJudge | PeopleJudge, Field(discriminator="kind")]
 
 
-class EvaluateSettings(Section):
+class EvaluateSettings(AnsweringSettings):
     """Compare models on prompts that none of them was trained on."""
 
     kind: Literal["evaluate"]
@@ -57,26 +56,10 @@ class EvaluateSettings(Section):
     """Fields of the prompts' records (language, source): the numbers are given for each of their values too."""
     answers: int = Field(default=1, ge=1)
     """Answers a model gives to each prompt."""
-    max_new_tokens: int = Field(default=256, ge=1)
-    """Longest answer."""
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Longest prompt; what the windows of the models leave beside the longest answer, when absent."""
-    too_long: TooLong = "refuse"
-    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
-    temperature: float = Field(default=1.0, ge=1e-6)
-    """Of sampling, and of the log-probabilities behind the KL."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keep the smallest set of likeliest tokens with at least this mass; 1 keeps all."""
-    top_k: int | None = Field(default=None, ge=1)
-    """Keep so many of the likeliest tokens; 1 always takes the likeliest."""
     tie: float = Field(default=1e-4, ge=0)
     """Scores that differ by no more than this are equal: rounding is not a preference."""
     failures: FailureSettings = FailureSettings()
     """How many answers may go without a score."""
-    rows: Annotated[AutoSize, MayChange()] = "auto"
-    """Answers sampled at once; `auto` is as many as have room. It changes speed and memory, never an answer."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights while they answer; `auto` is float32 on a CPU, bfloat16 on a GPU."""
 
     @property
     def judges(self) -> tuple[PairwiseJudge | PeopleJudge, ...]:

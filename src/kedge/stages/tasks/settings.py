@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field
 
 from kedge.core.findings import Finding
 from kedge.core.settings import Section
-from kedge.core.stage import Input, MayChange, PromptUse, ReadData, Stage, TooLong
+from kedge.core.stage import Input, PromptUse, ReadData, Stage
 from kedge.feedback.choice import RANDOM_SHARE
-from kedge.models.settings import AutoSize
+from kedge.stages.shared.answering import AnsweringSettings
 from kedge.stages.shared.batch_arithmetic import count
 
 ChooseKind = Literal["d_optimal", "ensemble", "uncertain", "random"]
@@ -35,7 +35,7 @@ def _from_name(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-class TasksSettings(Section):
+class TasksSettings(AnsweringSettings):
     """Draw answers, and choose what people are asked about them."""
 
     kind: Literal["tasks"]
@@ -57,22 +57,6 @@ class TasksSettings(Section):
     """Which pairs are asked."""
     round: int = Field(default=0, ge=0)
     """The number of the round, which labels carry; in a recipe with `rounds`, that of the round when absent."""
-    max_new_tokens: int = Field(default=256, ge=1)
-    """Longest answer."""
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Longest prompt; what the windows of the models leave beside the longest answer, when absent."""
-    too_long: TooLong = "refuse"
-    """What happens to a longer one: `refuse` starts nothing, `drop` leaves it out, `cut` takes its beginning away."""
-    temperature: float = Field(default=1.0, ge=1e-6)
-    """Of sampling."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keep the smallest set of likeliest tokens with at least this mass; 1 keeps all."""
-    top_k: int | None = Field(default=None, ge=1)
-    """Keep so many of the likeliest tokens; 1 always takes the likeliest."""
-    rows: Annotated[AutoSize, MayChange()] = "auto"
-    """Answers sampled at once; `auto` is as many as have room. It changes speed and memory, never an answer."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights while they answer; `auto` is float32 on a CPU, bfloat16 on a GPU."""
 
     @property
     def is_random(self) -> bool:

@@ -1,0 +1,71 @@
+"""`ray job submit -- kedge run r.yaml` with Ray itself: a job of a cluster drives groups as a single process would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.groups.test_ray import RECIPE, metrics, running, write_run
+from tests.processes.test_training import assert_near
+
+from kedge.recipe.runner import run_recipe
+from kedge.recipe.schema import load_recipe
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+_CLUSTER = """
+import os, sys
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1")
+import ray
+cluster = ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=True, log_to_driver=False)
+print("http://" + cluster.dashboard_url, flush=True)
+sys.stdin.read()
+"""
+_GROUPS = "{learner: {gpus: 1}, judge: {roles: [reward], gpus: 1}}"
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Iterator[str]:
+    """Where a cluster takes jobs."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'kedge[ray]'")
+    pytest.importorskip("aiohttp_cors", reason="this Ray takes no jobs: pip install 'ray[default]'")
+    with running(_CLUSTER) as place:
+        yield place
+
+
+def submitted(dashboard: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A job that runs the recipe in a copy of its folder, and how it ended."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    job = [sys.executable, "-m", "kedge.cli", "run", "r.yaml", *arguments]
+    command = [ray, "job", "submit", "--address", dashboard, "--working-dir", str(folder), "--", *job]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    for _ in range(10):
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        if "No available agent" not in ended.stderr:
+            return ended
+        time.sleep(3.0)  # what starts jobs comes a little later than the cluster
+    raise AssertionError("the cluster takes no jobs; another one on this machine may have the port of its agent")
+
+
+def test_a_job_of_a_cluster_gives_what_one_process_gives(dashboard: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "work")
+    recipe = load_recipe(tmp_path / "work/r.yaml")
+    alone = run_recipe(recipe, tmp_path / "alone", is_resumed=False, say=lambda _: None)
+    (tmp_path / "work/r.yaml").write_text(f"{RECIPE}placement: {{groups: {_GROUPS}}}\n")
+    ended = submitted(dashboard, tmp_path / "work", "--runs", str(tmp_path / "runs"))
+    assert ended.returncode == 0, ended.stdout
+    assert "group judge: 1 process(es), reward" in ended.stdout
+    assert_near(metrics(tmp_path / "runs/short"), metrics(alone), within=1e-5)
+
+
+def test_a_run_is_not_written_into_the_copy_that_ray_deletes(dashboard: str, tmp_path: Path) -> None:
+    write_run(tmp_path)
+    ended = submitted(dashboard, tmp_path)
+    assert ended.returncode == 1, ended.stdout
+    assert "lies in Ray's copy of the job's working directory" in ended.stdout
+    assert "failed with exit code 2" in ended.stdout
