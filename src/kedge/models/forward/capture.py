@@ -11,7 +11,7 @@ Shape letters: N tokens of packed rows, D width, S sequences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import getLogger
@@ -97,6 +97,10 @@ class CapturedLayers(nn.Module):
         """Give their memory back; they are captured again when they are needed."""
         self._graphs.clear()
         self._flat.clear()
+
+    def reads(self, weights: Collection[int]) -> bool:
+        """Whether any of these weights, by their `id`, is one of the layers'."""
+        return any(id(weight) in weights for weight in self._weights)
 
     def _identity(self) -> Hashable:
         """Where the weights are, which of them learn, which adapters are added and whether something is dropped or
@@ -316,6 +320,18 @@ def release_graphs(device: torch.device) -> None:
     passes would keep it while passes are made smaller."""
     if device in _POOLS:
         for layers in list(_POOLS[device].users):
+            layers.drop_graphs()
+
+
+def release_graphs_over(weights: Sequence[Tensor]) -> None:
+    """Drop the graphs of layers with any of these weights, whose memory is about to go; those that still run end
+    first."""
+    places = {id(weight) for weight in weights}
+    for device, pool in _POOLS.items():
+        users = [layers for layers in list(pool.users) if layers.reads(places)]
+        if users:
+            torch.cuda.synchronize(device)
+        for layers in users:
             layers.drop_graphs()
 
 

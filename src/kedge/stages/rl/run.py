@@ -46,6 +46,7 @@ from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad, save_checkpoint
+from kedge.stages.shared.policy import tell_offload
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.correction import AllDropped
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
@@ -74,6 +75,7 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         set_aside=context.set_aside("prompts.broken.jsonl"),
         report=partial(report_long_prompts, context, settings.too_long),
     )
+    tell_offload(context, settings.memory)
     roles: RoleHost = (
         RolesHere(context, settings, prompts, tokenizer, critic)
         if context.groups is None
