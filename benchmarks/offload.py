@@ -53,8 +53,8 @@ from peers.case import SHAPES, TRUNK, Case, write_models
 from peers.kedge_side import Update, role_spec
 
 WAYS = {
-    "sft": ((), ("optimiser",)),
-    "ppo": ((), ("optimiser",), ("reference",), ("reward",), ("optimiser", "reference", "reward")),
+    "sft": ((), (), ("optimiser",)),
+    "ppo": ((), (), ("optimiser",), ("reference",), ("reward",), ("optimiser", "reference", "reward")),
 }
 
 
@@ -125,7 +125,7 @@ def compare(stage: str, case: Case, bits: list[BaseBits]) -> None:
 def equal(result: Result, plain: Result) -> str:
     """Whether metrics of every step and the last weights are those of the case without moves."""
     for step, (ours, theirs) in enumerate(zip(result.numbers, plain.numbers, strict=True), 1):
-        if different := [name for name in theirs if ours[name] != theirs[name]]:
+        if different := [name for name in theirs if repr(ours[name]) != repr(theirs[name])]:
             name = different[0]
             return f"DIFFER at step {step}: {name} is {ours[name]!r}, was {theirs[name]!r}"
     return "equal to the bit" if result.weights == plain.weights else "DIFFER: the last weights"
