@@ -37,6 +37,8 @@ _WORTH_CAPTURING = 5e12
 _WITHOUT_GRADIENTS = 0.6
 """Tokens times weights of a pass, above which the GPU is slower than the host (on an H200 the host takes 100 ms for 30
 layers and back, a fifth without gradients, the GPU then a third): there graphs would only hold memory."""
+_ASKS_THE_HOST = "Linear8bitLt"
+"""bitsandbytes' layer of 8 bits, which waits for its outliers: a capture that ends half-way ends all others too."""
 _OFTEN_FULL = 2
 """So many times memory may run out in a capture, which holds every gradient twice, before layers go on without."""
 
@@ -117,6 +119,8 @@ class CapturedLayers(nn.Module):
         if any(_is_random_or_recomputed(module) for module in self.layers.modules() if module.training):
             return None
         if len({weight.dtype for weight in self._weights if weight.requires_grad}) > 1:
+            return None
+        if any(type(module).__name__ == _ASKS_THE_HOST for module in self.layers.modules()):
             return None
         try:
             inputs = _inputs(bucket, hidden_states, rotation, layout)
