@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kedge.core.optimiser import OptimiserSettings
+from kedge.core.protocols import Phase, RewardSource
 from kedge.core.records import Prompts, Rollouts, repeated, take
 from kedge.models.forward.heads import language_model
 from kedge.models.reward.ensemble import load_reward
@@ -63,7 +64,8 @@ def main() -> None:
 class Update:
     """Runs updates one after the other, and times the phases of each."""
 
-    def __init__(self, case: Case, role_set: RoleSet) -> None:
+    def __init__(self, case: Case, role_set: RoleSet, *, reward: RewardSource | None = None) -> None:
+        """Without a `reward`, the reward model of the case scores."""
         self._case, self._role_set = case, role_set
         self._prompts = case.prompts()
         sampling = SamplingSettings(max_new_tokens=case.new_tokens)
@@ -80,7 +82,7 @@ class Update:
             policy=role_set.policy,
             critic=role_set.critic,
             reference=role_set.reference,
-            reward=reward_of(case, role_set),
+            reward=reward or reward_of(case, role_set),
         )
         self._kl, self._shaper = kl_controller(self._cfg.kl), RewardShaper()
         self.tokens: list[int] = []
@@ -98,10 +100,11 @@ class Update:
         self.stopwatch.end()
         self.tokens.append(int(self.rollouts.attention_mask_BT.sum()))
 
-    def gather(self, *calls: Callable[[], Any]) -> list[Any]:
-        """The runtime of the iteration: one process, and the calls to the roles are a phase."""
+    def gather(self, *calls: Callable[[], Any], phase: Phase = "judge") -> list[Any]:
+        """The runtime of the iteration: one process, and the calls that judge are a phase."""
         results = [call() for call in calls]
-        self.stopwatch.close("judge")
+        if phase == "judge":
+            self.stopwatch.close(phase)
         return results
 
     def _prompts_of(self, number: int) -> Prompts:

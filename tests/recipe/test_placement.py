@@ -161,6 +161,12 @@ _SHARD = ["placement.weights=shard", "placement.processes=3"]
         (_PPO.replace("answers: 3", "memory: {lora: {base_bits: 8}}"), "stages.ppo.memory.lora.base_bits", "8 bits"),
         (SFT.replace("batch: 4", "lora: {base_bits: 4}"), "stages.sft.lora.base_bits", "a base of 4 bits"),
         (SFT.replace("batch: 4", "optimiser: {name: adamw_8bit}"), "stages.sft.optimiser.name", "moments in 8 bits"),
+        (
+            SFT.replace("batch: 4", "memory: {offload: [optimiser]}"),
+            "stages.sft.memory.offload",
+            "not moved to the host",
+        ),
+        (_PPO.replace("answers: 3", "memory: {frozen_bits: 8}"), "stages.ppo.memory.frozen_bits", "models of 8 bits"),
         (SFT.replace("batch: 4", "batch: 2"), "stages.sft.batch", "step has 2 rows, and 3 processes share them"),
         (_PPO.replace("minibatches: 2", "minibatches: 12"), "stages.ppo.batch", "has 2 rows"),
     ],

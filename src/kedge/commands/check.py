@@ -20,10 +20,12 @@ from kedge.commands.checks.machine import (
     disk_bytes,
     disk_findings,
     generator_findings,
+    gpus_of,
     placement_findings,
     placement_lines,
     role_lines,
 )
+from kedge.commands.checks.offload import bits_findings, offload_lines
 from kedge.commands.checks.records import Checked, merged
 from kedge.commands.checks.rewards import RewardChecks
 from kedge.commands.checks.rounds import later_findings, round_lines
@@ -196,6 +198,7 @@ def _check_pipeline(
         machine=(
             *device_findings(recipe.settings.device),
             *placement_findings(recipe),
+            *bits_findings(recipe),
             *group_findings(recipe),
             *disk_findings(needed, runs),
         ),
@@ -269,7 +272,9 @@ def _check_stage(
     stage, settings = recipe.kinds[name], recipe.stages[name]
     lines = list(stage.explain(settings))
     if model.facts:
-        lines.extend(role_lines(settings, model.facts, reward_members=_reward_members(recipe, links)))
+        members, on_gpu = _reward_members(recipe, links), gpus_of(recipe.settings.device) is not None
+        lines.extend(role_lines(settings, model.facts, reward_members=members, on_gpu=on_gpu))
+        lines.extend(offload_lines(settings, model.facts, reward_members=members, on_gpu=on_gpu))
     findings = list(stage.check(settings))
     if model.facts:
         findings.extend(generator_findings(settings, model.facts))

@@ -3,17 +3,31 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, cast, get_args
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
+from kedge.core.findings import Finding
+from kedge.core.optimiser import OptimiserSettings
 from kedge.core.quoting import quoted
 from kedge.core.settings import Section
+from kedge.core.stage import MayChange
 from kedge.core.suggest import did_you_mean
 
 BaseBits = Literal[16, 8, 4]
 """Bits a weight of a frozen base. 8 and 4 need CUDA and bitsandbytes."""
+
+OffloadName = Literal["optimiser", "reference", "reward"]
+"""What can be in host memory between its turns."""
+_MOVABLE: Final[tuple[OffloadName, ...]] = get_args(OffloadName)
 
 SaveDType = Literal["float32", "bfloat16"]
 """The type of the weights of a saved model."""
@@ -43,6 +57,24 @@ Truncate = Literal["left", "refuse"]
 """What happens to a text longer than the window: its beginning is cut off, or it is an error. The end is never cut."""
 
 
+def offload_names(*known: OffloadName) -> BeforeValidator:
+    """Each of some words once, in one order; what is wrong with another word."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"must be a list of {', '.join(known)}, found {quoted(value)}")
+        names = cast("list[Any] | tuple[Any, ...]", value)
+        for name in names:
+            if name in _MOVABLE and name not in known:
+                raise ValueError(f"only the stages ppo and group move their {name}; here it is {', '.join(known)}")
+            if name not in known:
+                nearest = did_you_mean(name, known) if isinstance(name, str) else ""
+                raise ValueError(f"must be of {', '.join(known)}, found {quoted(name)}{nearest}")
+        return tuple(name for name in known if name in names)
+
+    return BeforeValidator(check)
+
+
 class TrainingMemory(Section):
     """Types of the weights, and what memory is traded for speed."""
 
@@ -55,9 +87,38 @@ class TrainingMemory(Section):
     (torch.compile), which takes half a minute at the start; `true` compiles on a CPU too, `false` does neither."""
     save_dtype: SaveDType = "float32"
     """Of the saved weights: bfloat16 halves the files, and rounds away updates that are small beside the weights."""
+    offload: Annotated[tuple[OffloadName, ...], offload_names("optimiser"), MayChange()] = ()
+    """What is in the host's memory between its turns: `[optimiser]` are AdamW's moments and the float32 copies of
+    weights in bfloat16. It changes speed and memory of a GPU, never a number; on a CPU it does nothing."""
 
     def compiles_on(self, device: str) -> bool:
         return device.startswith("cuda") if self.compile == "auto" else self.compile
+
+    def offloads_on(self, device: str) -> frozenset[OffloadName]:
+        """What is moved: beside a GPU alone there is another memory."""
+        return frozenset(self.offload if device.startswith("cuda") else ())
+
+
+def check_offload(kind: str, memory: TrainingMemory, optimisers: Mapping[str, OptimiserSettings]) -> Iterator[Finding]:
+    """What keeps optimiser state from being moved; `optimisers` by their field."""
+    for field, optimiser in optimisers.items():
+        if "optimiser" in memory.offload and optimiser.name == "adamw_8bit":
+            yield Finding(
+                level="fatal",
+                code=f"{kind}.offload",
+                message=f"memory.offload has optimiser, and {field}.name is adamw_8bit, whose state its package keeps "
+                "on the device",
+                where="memory.offload",
+                fix=f"set {field}.name to adamw, or leave optimiser out of memory.offload",
+            )
+
+
+def shared_reference(roles: str) -> str:
+    """Why a reference that shares the weights of others is not moved."""
+    return (
+        f"memory.offload has reference, and under roles: {roles} it has no weights of its own to move: leave it out, "
+        "or use roles: separate"
+    )
 
 
 class LoraSettings(Section):

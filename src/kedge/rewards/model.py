@@ -6,6 +6,7 @@ Shape letters: B sequences, T token positions, K objectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -70,8 +71,15 @@ class OnTokens:
         return scores_B
 
 
-def on_text(scorer: Scorer, settings: ModelSource, encode: Callable[[Answer], Sequence[int]]) -> Source:
-    """Scores answers as the tokens that `encode` gives; a row for which it raises a DataError has no score."""
+def on_text(
+    scorer: Scorer,
+    settings: ModelSource,
+    encode: Callable[[Answer], Sequence[int]],
+    *,
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Source:
+    """Scores answers as the tokens that `encode` gives; a row for which it raises a DataError has no score. `turn` is
+    entered around all that the scorer is asked of one batch."""
     objective = objective_index(scorer, settings)
     inference = InferenceSize(scorer.device, settings.rows)
 
@@ -88,7 +96,8 @@ def on_text(scorer: Scorer, settings: ModelSource, encode: Callable[[Answer], Se
             tokens_BT, mask_BT = pad_tokens([rows[row][1] for row in part], pad=0)
             return scorer.score_tokens(send(tokens_BT, scorer.device), mask_BT)[:, objective].float()
 
-        scores_B = inference.by_length([len(tokens) for _, tokens in rows], score) if rows else torch.empty(0)
+        with turn():
+            scores_B = inference.by_length([len(tokens) for _, tokens in rows], score) if rows else torch.empty(0)
         results |= {index: _result(score) for (index, _), score in zip(rows, scores_B.tolist(), strict=True)}
         return [results[index] for index in range(len(answers))]
 

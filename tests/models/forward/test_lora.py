@@ -281,11 +281,11 @@ def test_adapters_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 def test_quantised_bases_need_cuda_and_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quantisation(16, "cpu") == {}
-    with pytest.raises(ModelError, match="a base of 4 bits needs a CUDA device, found 'cpu'"):
+    with pytest.raises(ModelError, match="weights of 4 bits need a CUDA device, found 'cpu'"):
         quantisation(4, "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(load, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="a base of 8 bits needs 'bitsandbytes': pip install bitsandbytes"):
+    with pytest.raises(ModelError, match="weights of 8 bits need 'bitsandbytes': pip install bitsandbytes"):
         quantisation(8, "cuda")
 
 

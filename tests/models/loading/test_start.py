@@ -100,9 +100,9 @@ def test_one_block_at_least_learns(tiny: Path) -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_quantised_base_needs_cuda(tiny: Path, bits: int) -> None:
     lora = LoraSettings.model_validate({"base_bits": bits})
-    with pytest.raises(ModelError, match=rf"a base of {bits} bits needs a CUDA device, found 'cpu'; use 16 bits here"):
+    with pytest.raises(ModelError, match=rf"weights of {bits} bits need a CUDA device, found 'cpu'; use 16 bits here"):
         start_causal(str(tiny), lora=lora, device="cpu", seed=1)
-    with pytest.raises(ModelError, match=rf"a base of {bits} bits needs a CUDA device"):
+    with pytest.raises(ModelError, match=rf"weights of {bits} bits need a CUDA device"):
         build(tiny, seed=1, bits=lora.base_bits)
 
 

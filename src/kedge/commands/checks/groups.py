@@ -144,7 +144,8 @@ def group_lines(recipe: Recipe, facts: Mapping[str, ModelFacts], reward_members:
     if placement.groups is None:
         return
     homes = {role: name for name, roles in roles_of(placement).items() for role in roles}
-    unit = "GPU" if gpus_of(recipe.settings.device) else "process"
+    on_gpu = bool(gpus_of(recipe.settings.device))
+    unit = "GPU" if on_gpu else "process"
     for name, settings in recipe.stages.items():
         values: Any = settings
         if kind_of(settings) not in _RL:
@@ -152,7 +153,8 @@ def group_lines(recipe: Recipe, facts: Mapping[str, ModelFacts], reward_members:
             continue
         absent = {"critic"} - ({"critic"} if hasattr(values, "critic") else set[str]())
         absent |= set[str]() if values.gold else {"gold"}
-        rows = role_rows(values, facts[name], reward_members.get(name, 0)) if name in facts else []
+        members = reward_members.get(name, 0)
+        rows = role_rows(values, facts[name], members, on_gpu=on_gpu) if name in facts else []
         for group, size in ((group, section.gpus) for group, section in placement.groups.items()):
             roles = [role for role in ROLES if homes[role] == group and role not in absent]
             held = [row for row in rows if homes[_ROWS.get(row.role, row.role)] == group]

@@ -114,10 +114,10 @@ def placement_lines(
             continue
         parts = list(_work(values, processes))
         if name in facts:
-            roles = role_rows(values, facts[name], reward_members.get(name, 0))
+            roles = role_rows(values, facts[name], reward_members.get(name, 0), on_gpu=bool(num_gpus))
             held = sum(role.own_bytes + role.learning_bytes for role in roles)
             names = ", ".join(role.role for role in roles) or "all roles"
-            added = readable_bytes(_learning_weights(values, facts[name]) * _WEIGHT_BYTES)
+            added = readable_bytes(learning_weights(values, facts[name]) * _WEIGHT_BYTES)
             if is_sharded:
                 held = -(-held // processes)
                 names = f"1 of {processes} parts of {names}"
@@ -207,12 +207,13 @@ def generator_findings(settings: Section, facts: ModelFacts) -> Iterator[Finding
         )
 
 
-def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> list[str]:
+def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int, on_gpu: bool = False) -> list[str]:
     """About what the roles of an RL stage take in float32, as a table with its total; empty for other stages.
 
-    The run itself prints what its tensors really take. `reward_members` are those of a reward model that a stage makes.
+    The run itself prints what its tensors really take. `reward_members` are those of a reward model that a stage makes;
+    `on_gpu`: beside which what is moved has another memory.
     """
-    rows = role_rows(settings, facts, reward_members) if hasattr(settings, "roles") else []
+    rows = role_rows(settings, facts, reward_members, on_gpu=on_gpu) if hasattr(settings, "roles") else []
     if not rows:
         return []
     from kedge.models.roles.memory import table
@@ -220,25 +221,28 @@ def role_lines(settings: Section, facts: ModelFacts, *, reward_members: int) -> 
     return ["memory of the roles, about:", *(f"  {line}" for line in table(rows))]
 
 
-def role_rows(values: Any, facts: ModelFacts, reward_members: int) -> list[RoleMemory]:
+def role_rows(values: Any, facts: ModelFacts, reward_members: int, *, on_gpu: bool = False) -> list[RoleMemory]:
     """The roles of a stage, or its one model that learns; none where they share what their weights do not tell, as they
-    do under `trunk`."""
+    do under `trunk`. `on_gpu`: beside which what is moved has another memory."""
     roles = getattr(values, "roles", None)
     if roles not in (None, "separate", "lora"):
         return []
     from kedge.models.roles.memory import RoleMemory
 
-    weights, learning = facts.parameters * _WEIGHT_BYTES, _learning_weights(values, facts)
+    weights, learning = facts.parameters * _WEIGHT_BYTES, learning_weights(values, facts)
+    memory = getattr(values, "memory", None)
+    moved: frozenset[str] = memory.offloads_on("cuda" if on_gpu else "cpu") if memory else frozenset()
+    on_device, on_host = (0, _ADAM_BYTES) if "optimiser" in moved else (_ADAM_BYTES, 0)
     if roles is None:
         adapters = learning * _WEIGHT_BYTES if learning < facts.parameters else 0
-        learning_bytes = learning * (_WEIGHT_BYTES + _ADAM_BYTES)
         return [
             RoleMemory(
                 role="the model that learns",
                 shared_bytes=0,
                 own_bytes=weights + adapters,
-                learning_bytes=learning_bytes,
+                learning_bytes=learning * (_WEIGHT_BYTES + on_device),
                 learns=learning,
+                host_bytes=learning * on_host,
             )
         ]
     is_lora = roles == "lora"
@@ -247,21 +251,34 @@ def role_rows(values: Any, facts: ModelFacts, reward_members: int) -> list[RoleM
     shared = weights if is_lora else 0
 
     def row(role: str, *, own: int, learns: int = 0, shared: int = shared) -> RoleMemory:
-        learning = learns * (_WEIGHT_BYTES + _ADAM_BYTES)
-        return RoleMemory(role=role, shared_bytes=shared, own_bytes=own, learning_bytes=learning, learns=learns)
+        learning = learns * (_WEIGHT_BYTES + on_device)
+        of_host = own if role in moved else learns * on_host
+        own = 0 if role in moved else own
+        return RoleMemory(
+            role=role, shared_bytes=shared, own_bytes=own, learning_bytes=learning, learns=learns, host_bytes=of_host
+        )
 
     rows = [row("base", own=weights, shared=0)] if is_lora else []
     rows += [row(role, own=learns * _WEIGHT_BYTES if is_lora else weights, learns=learns) for role in learners]
-    rows.append(row("reference", own=0 if is_lora else weights))
+    frozen = frozen_bytes(values, facts)
+    rows.append(row("reference", own=0 if is_lora else frozen))
     if reward_members:
-        rows.append(row("reward", own=reward_members * weights, shared=0))
+        rows.append(row("reward", own=reward_members * frozen, shared=0))
     return rows
+
+
+def frozen_bytes(values: Any, facts: ModelFacts) -> int:
+    """Of the weights of a frozen model of a role's own; embeddings and heads are not rounded."""
+    embeddings, bits = facts.vocab_size * facts.hidden_size, values.memory.frozen_bits
+    if bits == 16:
+        return facts.parameters * _WEIGHT_BYTES
+    return (facts.parameters - embeddings) * bits // 8 + embeddings * _WEIGHT_BYTES
 
 
 def _stage_bytes(settings: Section, facts: ModelFacts) -> int:
     values: Any = settings
     checkpoints: CheckpointSettings = values.checkpoints
-    learning = _learning_weights(values, facts)
+    learning = learning_weights(values, facts)
     # Those that are kept, the last good or best one, and the one that is being written.
     at_once = checkpoints.keep + 2
     if checkpoints.keep_every and hasattr(values, "iterations"):
@@ -273,10 +290,10 @@ def _stage_bytes(settings: Section, facts: ModelFacts) -> int:
 def learning_weight_bytes(values: Any, facts: ModelFacts) -> int:
     """Of the policy alone."""
     learners = 2 if hasattr(values, "critic") else 1
-    return _learning_weights(values, facts) // learners * _WEIGHT_BYTES
+    return learning_weights(values, facts) // learners * _WEIGHT_BYTES
 
 
-def _learning_weights(values: Any, facts: ModelFacts) -> int:
+def learning_weights(values: Any, facts: ModelFacts) -> int:
     """How many weights learn, of policy and critic together."""
     roles = getattr(values, "roles", None)
     lora = values.memory.lora if roles == "lora" else getattr(values, "lora", None) if roles is None else None

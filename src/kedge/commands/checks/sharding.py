@@ -38,6 +38,18 @@ def stage_findings(where: str, values: Any, processes: int) -> Iterator[Finding]
             f"a base of {lora.base_bits} bits cannot be sharded",
             "set base_bits: 16, of which each process holds a part, or placement.weights: replicate",
         )
+    if values.memory.offload:
+        yield _refused(
+            f"{where}.memory.offload",
+            "sharded weights are not moved to the host",
+            "leave it out: each process holds a part of them already; or placement.weights: replicate",
+        )
+    if getattr(values.memory, "frozen_bits", 16) != 16:
+        yield _refused(
+            f"{where}.memory.frozen_bits",
+            f"frozen models of {values.memory.frozen_bits} bits cannot be sharded",
+            "set frozen_bits: 16, of which each process holds a part, or placement.weights: replicate",
+        )
     for field in ("optimiser", "actor", "critic"):
         if getattr(getattr(values, field, None), "name", None) == "adamw_8bit":
             yield _refused(

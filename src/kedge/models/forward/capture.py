@@ -11,7 +11,7 @@ Shape letters: N tokens of packed rows, D width, S sequences.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import getLogger
@@ -37,6 +37,8 @@ _WORTH_CAPTURING = 5e12
 _WITHOUT_GRADIENTS = 0.6
 """Tokens times weights of a pass, above which the GPU is slower than the host (on an H200 the host takes 100 ms for 30
 layers and back, a fifth without gradients, the GPU then a third): there graphs would only hold memory."""
+_ASKS_THE_HOST = "Linear8bitLt"
+"""bitsandbytes' layer of 8 bits, which waits for its outliers: a capture that ends half-way ends all others too."""
 _OFTEN_FULL = 2
 """So many times memory may run out in a capture, which holds every gradient twice, before layers go on without."""
 
@@ -98,6 +100,10 @@ class CapturedLayers(nn.Module):
         self._graphs.clear()
         self._flat.clear()
 
+    def reads(self, weights: Collection[int]) -> bool:
+        """Whether any of these weights, by their `id`, is one of the layers'."""
+        return any(id(weight) in weights for weight in self._weights)
+
     def _identity(self) -> Hashable:
         """Where the weights are, which of them learn, which adapters are added and whether something is dropped or
         recomputed: another graph for another answer."""
@@ -113,6 +119,8 @@ class CapturedLayers(nn.Module):
         if any(_is_random_or_recomputed(module) for module in self.layers.modules() if module.training):
             return None
         if len({weight.dtype for weight in self._weights if weight.requires_grad}) > 1:
+            return None
+        if any(type(module).__name__ == _ASKS_THE_HOST for module in self.layers.modules()):
             return None
         try:
             inputs = _inputs(bucket, hidden_states, rotation, layout)
@@ -316,6 +324,18 @@ def release_graphs(device: torch.device) -> None:
     passes would keep it while passes are made smaller."""
     if device in _POOLS:
         for layers in list(_POOLS[device].users):
+            layers.drop_graphs()
+
+
+def release_graphs_over(weights: Sequence[Tensor]) -> None:
+    """Drop the graphs of layers with any of these weights, whose memory is about to go; those that still run end
+    first."""
+    places = {id(weight) for weight in weights}
+    for device, pool in _POOLS.items():
+        users = [layers for layers in list(pool.users) if layers.reads(places)]
+        if users:
+            torch.cuda.synchronize(device)
+        for layers in users:
             layers.drop_graphs()
 
 

@@ -101,13 +101,10 @@ def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:
 
 
 def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a frozen base of so many bits a weight; none for 16."""
+    """Arguments of `from_pretrained` for a frozen model of so many bits a weight; none for 16."""
     if bits == 16:
         return {}
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        raise ModelError(f"a base of {bits} bits needs a CUDA device, found '{device}'; use 16 bits here")
-    if find_spec("bitsandbytes") is None:
-        raise ModelError(f"a base of {bits} bits needs 'bitsandbytes': pip install bitsandbytes")
+    refuse_bits(bits, device)
     config = BitsAndBytesConfig(
         load_in_8bit=bits == 8,
         load_in_4bit=bits == 4,
@@ -117,6 +114,14 @@ def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
         llm_int8_skip_modules=["lm_head", "score"],
     )
     return {"quantization_config": config, "device_map": {"": device}}
+
+
+def refuse_bits(bits: BaseBits, device: str | torch.device) -> None:
+    """An error where so few bits a weight cannot be computed with."""
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        raise ModelError(f"weights of {bits} bits need a CUDA device, found '{device}'; use 16 bits here")
+    if find_spec("bitsandbytes") is None:
+        raise ModelError(f"weights of {bits} bits need 'bitsandbytes': pip install bitsandbytes")
 
 
 @contextmanager

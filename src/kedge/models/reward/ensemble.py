@@ -202,7 +202,7 @@ def load_ensemble(
     combine: Combine = TypeAdapter[Combine](Combine).validate_python(record["combine"])
     names: list[str] = record["members"]
     if "base" not in record:
-        members = tuple(load(folder / name, dtype=dtype, device=device, unread=unread) for name in names)
+        members = tuple(load(folder / name, dtype=dtype, device=device, unread=unread, bits=bits) for name in names)
         return Ensemble(members=members, combine=combine)
     facts = [facts_from(read_record(folder / name / FACTS)) for name in names]
     source = find_base(folder, record["base"], base)
@@ -221,12 +221,17 @@ def load_ensemble(
 
 
 def load_reward(
-    source: str | Path, *, dtype: DTypeName = "auto", device: str | torch.device = "cpu", unread: bool = False
+    source: str | Path,
+    *,
+    dtype: DTypeName = "auto",
+    device: str | torch.device = "cpu",
+    unread: bool = False,
+    bits: BaseBits = 16,
 ) -> RewardModel | Ensemble[RewardModel]:
     """The reward model or ensemble at `source`; both are a `Scorer`. One that is left `unread` has to be sharded."""
     if (Path(source) / ENSEMBLE).is_file():
-        return load_ensemble(Path(source), dtype=dtype, device=device, unread=unread)
-    return load(source, dtype=dtype, device=device, unread=unread)
+        return load_ensemble(Path(source), dtype=dtype, device=device, unread=unread, bits=bits)
+    return load(source, dtype=dtype, device=device, unread=unread, bits=bits)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -173,12 +173,14 @@ def load(
     *,
     dtype: DTypeName = "auto",
     device: str | torch.device = "cpu",
+    bits: BaseBits = 16,
     trust_remote_code: bool = False,
     unread: bool = False,
 ) -> RewardModel:
     """A saved reward model, or anybody's sequence-classification model; the head is float32, as it was saved.
 
-    One that is left `unread` has no other weights yet: each process reads its part of them when it is sharded.
+    `bits` are those of a weight below the head. One that is left `unread` has no other weights yet: each process reads
+    its part of them when it is sharded.
     """
     if (Path(source) / ENSEMBLE).is_file():
         raise ModelError(f"{source} is an ensemble of reward models; load it with load_reward")
@@ -190,7 +192,12 @@ def load(
             "with a stage of kind reward"
         )
     model, missing = _load_classifier(
-        place, dtype=dtype, device=device, unread=unread, trust_remote_code=trust_remote_code
+        place,
+        dtype=dtype,
+        device=device,
+        unread=unread and bits == 16,
+        trust_remote_code=trust_remote_code,
+        **quantisation(bits, device),
     )
     head = head_of(model)
     if missing:

@@ -9,6 +9,7 @@ Shape letters: B sequences, T token positions, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from kedge.core.world import ALONE, World
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import Backbone, Part, RecordT, micro_batches
 from kedge.models.forward.heads import LanguageModel
+from kedge.models.forward.host_memory import MovedWeights
 from kedge.models.forward.sharding import is_sharded, whole_copy
 from kedge.models.reward.ensemble import Member
 from kedge.models.reward.reward_model import RewardFacts
@@ -40,15 +42,22 @@ from kedge.models.training.train_step import Objective, Sums, Term, TrainStep
 class Reference:
     """Log-probs without gradient: of a frozen model, or of the policy between its updates."""
 
-    def __init__(self, model: LanguageModel, *, temperature: float, world: World = ALONE) -> None:
-        """The processes of `world` share the rows."""
-        self._model, self._temperature = model, temperature
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        temperature: float,
+        world: World = ALONE,
+        moved: MovedWeights | None = None,
+    ) -> None:
+        """The processes of `world` share the rows. `moved` are weights that are here while they are asked alone."""
+        self._model, self._temperature, self._moved = model, temperature, moved
         self._inference = InferenceSize(model.device, world=world)
 
     @torch.no_grad()
     def logprobs(self, rollouts: Rollouts) -> Tensor:
         """`logp_BT` on the response, 0 elsewhere."""
-        with self._model.active():
+        with self._moved.turn() if self._moved else nullcontext(), self._model.active():
             return _by_pass(rollouts, self._inference, self._logprobs)
 
     def _logprobs(self, part: Part[Rollouts]) -> Tensor:

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from kedge.core.errors import ConfigError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.world import ALONE, World
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.heads import Head, LanguageModel
+from kedge.models.forward.host_memory import MovedWeights
 from kedge.models.forward.lora import has_adapters, merge
 from kedge.models.forward.sharding import fill_of, shard_model
 from kedge.models.loading.load import DTypeName, dtype_for
@@ -34,7 +36,7 @@ from kedge.models.roles.actor_critic import (
     head_from_scores,
     value_head,
 )
-from kedge.models.settings import AutoSize, LoraSettings
+from kedge.models.settings import AutoSize, BaseBits, LoraSettings, OffloadName, shared_reference
 from kedge.models.training.ema import EMA
 from kedge.models.training.passes import Passes, Report
 from kedge.models.training.train_step import TrainStep, trained_weights
@@ -75,6 +77,10 @@ class RoleSpec:
     """Decay of a moving average of the policy's weights, which is then what is saved."""
     imitation: Imitation | None
     seed: int
+    offload: frozenset[OffloadName] = frozenset()
+    """What is in host memory between its turns."""
+    frozen_bits: BaseBits = 16
+    """Bits a weight of a reference that is a model of its own."""
     compile: bool = False
     """Compile the layers of every role."""
     report: Report = lambda level, code, message: None
@@ -90,7 +96,8 @@ def narrowed(spec: RoleSpec, model: PreTrainedModel) -> Masters:
     """Weights that were read in float32, from here on in the type that the role computes in; what they were of those
     that learn. A backbone is made after that."""
     shard(spec, model)
-    return trained_weights(model, dtype=dtype_for(spec.dtype, spec.device)).masters
+    dtype = dtype_for(spec.dtype, spec.device)
+    return trained_weights(model, dtype=dtype, on_host="optimiser" in spec.offload).masters
 
 
 def shard(spec: RoleSpec, model: PreTrainedModel) -> None:
@@ -108,13 +115,14 @@ def make_policy(spec: RoleSpec, backbone: Backbone, head: Head, masters: Masters
         owner="policy",
         masters=masters,
         passes=spec.passes("policy"),
+        on_host="optimiser" in spec.offload,
     )
     return Policy(
         LanguageModel(backbone=backbone, head=head, compiled=spec.compile),
         train_step,
         temperature=spec.temperature,
         ptx=spec.imitation,
-        ema=None if spec.ema is None else EMA(train_step.weights(), spec.ema),
+        ema=None if spec.ema is None else EMA(train_step.weights(), spec.ema, device=train_step.device),
     )
 
 
@@ -130,13 +138,21 @@ def make_critic(
         owner="critic",
         masters=None if masters is None else [*masters, *head.parameters()],
         passes=spec.passes("critic"),
+        on_host="optimiser" in spec.offload,
     )
     return Critic(backbone, head, train_step)
 
 
-def make_reference(spec: RoleSpec, backbone: Backbone, head: Head) -> Reference:
+def make_reference(spec: RoleSpec, backbone: Backbone, head: Head, moved: MovedWeights | None = None) -> Reference:
+    """`moved` are its weights where they are in host memory between its turns."""
     model = LanguageModel(backbone=backbone, head=head, compiled=spec.compile)
-    return Reference(model, temperature=spec.temperature, world=spec.world)
+    return Reference(model, temperature=spec.temperature, world=spec.world, moved=moved)
+
+
+def refuse_moved_reference(spec: RoleSpec, roles: str) -> None:
+    """An error where the reference shall move and has no weights of its own."""
+    if "reference" in spec.offload:
+        raise ConfigError(shared_reference(roles))
 
 
 def first_member(spec: RoleSpec) -> RewardModel:

@@ -31,7 +31,16 @@ from kedge.models.roles.actor_critic import (
     head_from_scores,
     value_head,
 )
-from kedge.models.roles.build import RoleSpec, make_critic, make_policy, make_reference, prepare, shard, width_of
+from kedge.models.roles.build import (
+    RoleSpec,
+    make_critic,
+    make_policy,
+    make_reference,
+    prepare,
+    refuse_moved_reference,
+    shard,
+    width_of,
+)
 from kedge.models.roles.memory import RoleMemory, of_role
 from kedge.models.training.train_step import TrainStep
 
@@ -39,6 +48,7 @@ POLICY, CRITIC = "policy", "critic"
 
 
 def lora(spec: RoleSpec) -> RoleSet:
+    refuse_moved_reference(spec, "lora")
     unread = spec.world.mesh is not None
     base = load_base(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.lora.base_bits, unread=unread)
     members = _shared_members(spec)

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from kedge.models.forward.backbones import FullBackbone
 from kedge.models.forward.heads import output_head
+from kedge.models.forward.host_memory import MovedWeights
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, NoCritic, Policy, Reference, RoleSet
@@ -54,11 +55,14 @@ def policy_memory(model: PreTrainedModel, policy: Policy) -> RoleMemory:
 
 def separate_reference(spec: RoleSpec) -> tuple[Reference, RoleMemory, str]:
     """The reference, its row of the memory table, and the hash of its weights."""
-    model = load_causal(spec.base, dtype=spec.dtype, device=spec.device, unread=spec.world.mesh is not None)
+    unread = spec.world.mesh is not None
+    model = load_causal(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.frozen_bits, unread=unread)
     prepare(spec, model, learns=False)
     shard(spec, model)
-    reference = make_reference(spec, FullBackbone(model), output_head(model))
-    return reference, of_role("reference", own=parameters_of(model)), module_hash(model)
+    backbone, reference_hash = FullBackbone(model), module_hash(model)
+    moved = MovedWeights([model]) if "reference" in spec.offload else None
+    memory = of_role("reference", own=parameters_of(model), is_moved=moved is not None)
+    return make_reference(spec, backbone, output_head(model), moved), memory, reference_hash
 
 
 def separate_critic(spec: RoleSpec) -> tuple[Critic | NoCritic, list[RoleMemory]]:

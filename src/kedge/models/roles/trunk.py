@@ -30,6 +30,7 @@ from kedge.models.roles.build import (
     narrowed,
     plain,
     prepare,
+    refuse_moved_reference,
     width_of,
 )
 from kedge.models.roles.memory import RoleMemory, of_role, parameters_of
@@ -42,6 +43,7 @@ _NOTE = (
 
 
 def trunk(spec: RoleSpec) -> RoleSet:
+    refuse_moved_reference(spec, "trunk")
     if spec.world.mesh is not None:
         raise ConfigError(
             "roles: trunk keeps hidden states of rows in each process, which placement.weights: shard does not allow: "

@@ -3,7 +3,7 @@
 A weight in float32 is its own master. There are two backends: torch's own kernels and, on a GPU, one of ours that reads
 the gradients in their own type and writes moments, masters and weights in a single pass. Both keep their state in
 torch's optimiser, so that a run can be resumed with the other one. AdamW in 8 bits is that of bitsandbytes or torchao.
-Weights that several processes hold in parts are in `sharded_adamw`.
+Weights that several processes hold in parts are in `sharded_adamw`, state in host memory in `offload`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from kedge.core.errors import ModelError
 from kedge.core.optimiser import OptimiserSettings, eight_bit_package
 from kedge.core.world import World
+from kedge.models.training.offload import ApplyUpdates, StagedUpdates, apply_by_torch, move_moments
 
 _torch: Any = torch
 """Its operations on lists of tensors have no public names."""
@@ -71,15 +72,33 @@ class AdamWBackend(Protocol):
 
 
 def adamw_backend(
-    weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
+    weights: Sequence[nn.Parameter],
+    masters: Sequence[nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    *,
+    on_host: bool = False,
 ) -> AdamWBackend:
-    """The fastest backend for these weights. `masters[i]` is `weights[i]`, or a float32 copy of it."""
+    """The fastest backend for these weights. `masters[i]` is `weights[i]`, or a float32 copy of it.
+
+    With `on_host` the moments are in host memory, and so are masters that are copies.
+    """
     if not isinstance(optimiser, torch.optim.AdamW):
         return TorchAdamW(weights, masters, optimiser)
-    on_gpu = all(weight.is_cuda and weight.is_contiguous() for weight in (*weights, *masters))
+    on_gpu = all(weight.is_cuda and weight.is_contiguous() for weight in (weights if on_host else (*weights, *masters)))
     has_known_types = all(weight.dtype in (torch.float32, torch.bfloat16) for weight in weights)
     is_fused = on_gpu and has_known_types and find_spec("triton") is not None
-    return (FusedAdamW if is_fused else TorchAdamW)(weights, masters, optimiser)
+    if not on_host:
+        return (FusedAdamW if is_fused else TorchAdamW)(weights, masters, optimiser)
+    entries = sum(weight.numel() for weight in weights)
+    staged = StagedUpdates(_kernel() if is_fused else apply_by_torch, weights[0].device, entries=entries)
+    return FusedAdamW(weights, masters, optimiser, staged=staged)
+
+
+def _kernel() -> ApplyUpdates:
+    """Ours, in Triton."""
+    from kedge.models.training.kernels.adamw import apply_updates
+
+    return apply_updates
 
 
 def make_adamw(
@@ -221,9 +240,16 @@ class FusedAdamW:
     """Gradients of a single `add` keep the type that autograd gave them; one kernel does the whole step."""
 
     def __init__(
-        self, weights: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], optimiser: torch.optim.AdamW
+        self,
+        weights: Sequence[nn.Parameter],
+        masters: Sequence[nn.Parameter],
+        optimiser: torch.optim.AdamW,
+        *,
+        staged: StagedUpdates | None = None,
     ) -> None:
+        """With `staged`, which does the steps then, moments and masters that are copies are in host memory."""
         self._weights, self._masters, self._optimiser = list(weights), list(masters), optimiser
+        self._staged = staged
         self._sums: list[Tensor | None] = []
         self._counts = torch.zeros(0)
         self._counted_N = torch.zeros(0, dtype=torch.bool)
@@ -233,6 +259,9 @@ class FusedAdamW:
         self.clear()
 
     def allocate(self) -> None:
+        if self._staged is not None:
+            self._moments_of_groups()
+            return
         for group in self._optimiser.param_groups:
             for master in group["params"]:
                 self._state(master)
@@ -276,8 +305,7 @@ class FusedAdamW:
 
     @torch.no_grad()
     def step(self, *, rate: float, scale: Tensor) -> None:
-        from kedge.models.training.kernels.adamw import apply_updates
-
+        apply = self._staged or _kernel()
         groups = self._moments_of_groups()
         steps: list[float] = (self._counts + 1).tolist()
         for group, rows in zip(self._optimiser.param_groups, groups, strict=True):
@@ -291,7 +319,7 @@ class FusedAdamW:
                 kinds.setdefault((weight is master, gradient.dtype, steps[index]), []).append(row)
             for (_, _, step), tensors in kinds.items():
                 weights, masters, gradients, means, squares = zip(*tensors, strict=True)
-                apply_updates(weights, masters, gradients, means, squares, group, scale=scale, step=step)
+                apply(weights, masters, gradients, means, squares, group, scale=scale, step=step)
         self._counted_N = torch.tensor([gradient is not None for gradient in self._sums])
         self._counts += self._counted_N
 
@@ -306,6 +334,8 @@ class FusedAdamW:
         hundreds of tensors of one number take longer than the rest of a step. torch's optimiser makes itself a new
         state when one is loaded, and as long as it has the same they are the same tensors."""
         if self._state_of_moments is not self._optimiser.state:
+            if self._staged is not None:
+                move_moments(self._optimiser, pinned=self._weights[0].is_cuda)
             states = [self._state(master) for master in self._masters]
             self._counts = torch.stack([state["step"] for state in states])
             for index, state in enumerate(states):

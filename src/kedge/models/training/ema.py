@@ -14,14 +14,16 @@ from kedge.models.forward.sharding import local, part_of
 class EMA:
     """ema <- decay ema + (1 - decay) weights after every step, in float32; it starts at the initial weights."""
 
-    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
-        self._decay = decay
+    def __init__(self, weights: Mapping[str, Tensor], decay: float, *, device: torch.device | None = None) -> None:
+        """`device` is where the average is computed, for weights that live in host memory; None: where they are."""
+        self._decay, self._device = decay, device
         self._weights = {name: weight.detach().clone() for name, weight in weights.items()}
 
     @torch.no_grad()
     def update(self, weights: Mapping[str, Tensor]) -> None:
         for name, weight in weights.items():
-            local(self._weights[name]).lerp_(local(weight.detach()), 1 - self._decay)
+            average, new = (local(tensor).to(device=self._device) for tensor in (self._weights[name], weight.detach()))
+            local(self._weights[name]).copy_(average.lerp_(new, 1 - self._decay))
 
     def weights(self) -> Mapping[str, Tensor]:
         return self._weights

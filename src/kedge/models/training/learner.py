@@ -35,7 +35,12 @@ class Learner(Generic[BatchT]):
         """`passes` says how much of a step is computed at once."""
         self.trained, self.backbone, self.objective = trained, backbone, objective
         self.train_step = TrainStep(
-            trained.named, settings, total_steps=total_steps, masters=trained.masters, passes=passes
+            trained.named,
+            settings,
+            total_steps=total_steps,
+            masters=trained.masters,
+            passes=passes,
+            on_host=trained.on_host,
         )
 
     @property

@@ -5,7 +5,8 @@ step whose loss or gradient is not finite is refused before it reaches the weigh
 compute a share of the micro-batches each, and add up gradients and totals before the step.
 
 On a GPU parameters are bfloat16, and a float32 master of each takes the updates, which bfloat16 would round away;
-masters are what is saved. In float32, as on the CPU, a parameter is its own master.
+masters are what is saved. In float32, as on the CPU, a parameter is its own master. Masters and moments may live in
+host memory between the updates (`offload`), which changes no number.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core.errors import CheckpointError, ConfigError, ModelError, NumericsError
+from kedge.core.loss import widen
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.world import passes_of
+from kedge.models.forward.host_memory import host_copies
 from kedge.models.forward.sharding import is_part, is_sharded, local, part_of
 from kedge.models.training.adamw import AdamWBackend, adamw_backend, load_state_of, make_adamw, state_of
 from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
@@ -58,8 +61,11 @@ class TrainedWeights:
     """What is trained of `module`: `named` parameters with their masters, which outlive an optimiser: several rounds go
     on with them."""
 
-    def __init__(self, module: nn.Module, named: Named, masters: Sequence[nn.Parameter]) -> None:
-        self.module, self.named, self.masters = module, list(named), list(masters)
+    def __init__(
+        self, module: nn.Module, named: Named, masters: Sequence[nn.Parameter], *, on_host: bool = False
+    ) -> None:
+        """`on_host`: masters that are copies are in host memory, where an optimiser's moments belong too."""
+        self.module, self.named, self.masters, self.on_host = module, list(named), list(masters), on_host
 
     def weights(self) -> dict[str, Tensor]:
         """By the names of their parameters, in full precision; the next step changes them."""
@@ -70,32 +76,39 @@ class TrainedWeights:
 
 
 def trained_weights(
-    model: nn.Module, *, dtype: torch.dtype | None = None, head: nn.Module | None = None
+    model: nn.Module, *, dtype: torch.dtype | None = None, head: nn.Module | None = None, on_host: bool = False
 ) -> TrainedWeights:
     """What is trainable of `model`, to be computed in `dtype`; None leaves the types as they are.
 
-    The frozen weights of the model are converted too. `head`, a part of the model, stays in float32.
+    The frozen weights of the model are converted too. `head`, a part of the model, stays in float32. With `on_host`
+    masters that are copies are in host memory from the beginning.
     """
     if is_sharded(model):
         dtype = None  # parts are in the types that they learn in, and are gathered in that of computation
     of_head = {id(parameter) for parameter in head.parameters()} if head else set[int]()
-    named: list[tuple[str, nn.Parameter]] = []
-    masters: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        own_dtype = parameter.dtype if dtype is None or id(parameter) in of_head else dtype
-        if parameter.requires_grad:
-            named.append((name, parameter))
-            masters.append(_master(parameter, own_dtype))
-        if parameter.is_floating_point() and parameter.dtype.itemsize > own_dtype.itemsize:
-            parameter.data = parameter.detach().to(own_dtype)
-    return TrainedWeights(model, named, masters)
+
+    def own_dtype(parameter: nn.Parameter) -> torch.dtype:
+        return parameter.dtype if dtype is None or id(parameter) in of_head else dtype
+
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    masters = _masters([(parameter, own_dtype(parameter)) for _, parameter in named], on_host=on_host)
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.dtype.itemsize > own_dtype(parameter).itemsize:
+            parameter.data = parameter.detach().to(own_dtype(parameter))
+    return TrainedWeights(model, named, masters, on_host=on_host)
 
 
-def _master(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """The weights of a parameter that will be computed in `dtype`, in float32 at least: itself where that is enough."""
-    if parameter.dtype.itemsize <= 2:
-        return nn.Parameter(parameter.detach().float())
-    return nn.Parameter(parameter.detach()) if dtype.itemsize < parameter.dtype.itemsize else parameter
+def _masters(typed: Sequence[tuple[nn.Parameter, torch.dtype]], *, on_host: bool) -> list[nn.Parameter]:
+    """The weights of parameters that will be computed in these types, in float32 at least: a parameter itself where
+    that is enough."""
+    copied = [
+        parameter
+        for parameter, dtype in typed
+        if parameter.dtype.itemsize <= 2 or dtype.itemsize < parameter.dtype.itemsize
+    ]
+    homes = host_copies(copied) if on_host else [widen(parameter.detach()) for parameter in copied]
+    copies = {id(parameter): nn.Parameter(home) for parameter, home in zip(copied, homes, strict=True)}
+    return [copies.get(id(parameter), parameter) for parameter, _ in typed]
 
 
 def _weights(named: Named, masters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
@@ -126,11 +139,13 @@ class TrainStep:
         owner: str = "",
         masters: Sequence[nn.Parameter] | None = None,
         passes: Passes | None = None,
+        on_host: bool = False,
     ) -> None:
         """`owner` precedes the names of parameters in errors, where several roles have parameters of the same name.
 
         `masters` are the weights in full precision; without them, copies of those that are in lower precision.
-        `passes` says how much of a step is computed at once.
+        `passes` says how much of a step is computed at once. With `on_host` moments are in host memory between the
+        updates, and so are masters that are copies: where they are given, they have to be there.
         """
         self.settings = settings
         self.passes = passes or Passes()
@@ -138,11 +153,15 @@ class TrainStep:
         self.total_steps = total_steps
         self.step = 0
         self.named = list(named)
-        self._device = device = self.named[0][1].device
+        self.device = device = self.named[0][1].device
         self.inference = InferenceSize(device, world=self.passes.world)
         parameters = [parameter for _, parameter in self.named]
-        self._masters = list(masters or (_master(parameter, parameter.dtype) for parameter in parameters))
+        typed = [(parameter, parameter.dtype) for parameter in parameters]
+        self._masters = list(masters or _masters(typed, on_host=on_host))
         self._is_sharded = any(map(is_part, parameters))
+        self.on_host = on_host
+        if on_host:
+            _refuse_on_host(settings, is_sharded=self._is_sharded)
         if self._is_sharded:
             _refuse_blocks(settings)
             own = own_parts_of(self._masters)
@@ -152,7 +171,7 @@ class TrainStep:
             self._allocate()  # a state that says how moments are cut can be loaded part by part
         else:
             self._optimiser = make_adamw(self._masters, settings, device)
-            self._backend = adamw_backend(parameters, self._masters, self._optimiser)
+            self._backend = adamw_backend(parameters, self._masters, self._optimiser, on_host=on_host)
 
     def learn(self, *terms: Term[Any]) -> dict[str, float]:
         """One optimiser step; returns means over the step. A step that is refused counts, and changes no weight."""
@@ -160,10 +179,10 @@ class TrainStep:
         self._allocate()
         if self.passes.size is None:
             self._choose_passes(terms)
-        shares = self.passes.run(self._device, lambda size: self._share(terms, size), lambda size: _all(terms, size))
+        shares = self.passes.run(self.device, lambda size: self._share(terms, size), lambda size: _all(terms, size))
         norm = self._norm(shares)
         totals = [
-            (term, added(parts, self._device))
+            (term, added(parts, self.device))
             for term, *parts in zip(terms, *(share.totals for share in shares), strict=True)
         ]
         loss = torch.stack([term.coef * total.loss for term, total in totals]).sum()
@@ -242,7 +261,7 @@ class TrainStep:
 
         def trial(size: PassSize) -> int:
             largest = [(term, term.batches(size)[:1]) for term in terms]
-            with same_random_numbers(self._device):
+            with same_random_numbers(self.device):
                 for term, batches in largest:
                     for batch in batches:
                         self._accumulate(term, batch, Totals(weight=1.0))
@@ -252,7 +271,7 @@ class TrainStep:
         is_fresh = not self._optimiser.state
         num_weights = sum(local(master).numel() for master in self._masters)
         self.passes.choose(
-            self._device,
+            self.device,
             step_tokens=lambda: sum(batch.num_tokens for batch in _all(terms, WHOLE_STEP)),
             trial=trial,
             # Moments in 8 bits, which the first update allocates, and float32 sums of the gradients of several passes.
@@ -277,7 +296,7 @@ class TrainStep:
             own.add(sums)
         world = self.passes.world
         shares = [own] if world.size == 1 else world.gather(own.on(HOST))
-        means = replace(added(shares, self._device), weight=sum(share.weight for share in shares)).means()
+        means = replace(added(shares, self.device), weight=sum(share.weight for share in shares)).means()
         return dict(zip(means, read(list(means.values())), strict=True))
 
     def weights(self) -> dict[str, Tensor]:
@@ -311,6 +330,8 @@ class TrainStep:
         _load_weights(self.named, self._masters, state["weights"])
         optimiser = own_parts(state["optimiser"], self._in_groups()) if self._is_sharded else state["optimiser"]
         load_state_of(self._optimiser, optimiser)
+        if self.on_host and self._optimiser.state:
+            self._backend.allocate()  # what was loaded goes to where it belongs
         self.passes.load(state["passes"])
         self.step = int(state["step"])
 
@@ -338,6 +359,16 @@ def _refuse_blocks(settings: OptimiserSettings) -> None:
             "adamw_8bit keeps moments in blocks that cannot be cut by the rows of a weight: with placement.weights: "
             "shard, set the optimiser's name to adamw"
         )
+
+
+def _refuse_on_host(settings: OptimiserSettings, *, is_sharded: bool) -> None:
+    if settings.name == "adamw_8bit":
+        raise ConfigError(
+            "adamw_8bit keeps its state as its package does, on the device: with memory.offload: [optimiser], set the "
+            "optimiser's name to adamw"
+        )
+    if is_sharded:
+        raise ConfigError("sharded weights are not moved to host memory: use placement.weights: replicate")
 
 
 def _all(terms: Sequence[Term[Any]], size: PassSize) -> list[Any]:

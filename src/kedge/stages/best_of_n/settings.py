@@ -13,7 +13,7 @@ from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, MixedData, Stage, TooLong
 from kedge.core.stats import best_of_kl
 from kedge.core.suggest import did_you_mean
-from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
+from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory, check_offload
 from kedge.rewards.settings import FailureSettings, RewardSourceSettings
 from kedge.rollout.settings import SamplingSettings
 from kedge.runs.checkpoints import CheckpointSettings
@@ -157,6 +157,7 @@ def explain(settings: BestOfNSettings) -> list[str]:
 
 
 def check(settings: BestOfNSettings) -> Iterator[Finding]:
+    yield from check_offload("best_of_n", settings.memory, {"optimiser": settings.optimiser})
     if settings.sampling.top_k == 1:
         yield Finding(
             level="fatal",

@@ -44,6 +44,7 @@ def _train(context: Context, settings: GroupSettings) -> Mapping[str, Path]:
         run.stateful["sampler"] = sampler
         for number in run.numbers():  # a broken KL budget may lead back to an earlier number
             scored = sampler.sample(number)
+            run.tell_rounding(number, scored.rollouts)
             try:
                 evaluated, metrics = iteration(
                     scored,

@@ -36,6 +36,7 @@ def _train(context: Context, settings: PPOSettings) -> Mapping[str, Path]:
         )
         cfg, runtime, seed = settings.config(), run.roles.runtime(run.clock), seed_for(context.seed, "minibatches")
         for number, rollouts in run.rollouts():  # a broken KL budget may lead back to an earlier number
+            run.tell_rounding(number, rollouts)
             try:
                 evaluated, metrics = iteration(
                     rollouts,

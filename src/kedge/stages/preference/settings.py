@@ -11,7 +11,7 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.core.stage import ArtifactKind, Input, MayChange, MixedData, PromptUse, ReadData, Stage, TooLong
-from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
+from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory, check_offload
 from kedge.models.training.preference_methods import DPO, KTO, SORTED, TDPO, Method, method_name, needs_reference
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.preference.online_settings import OnlineSettings, check_online, explain_online
@@ -150,6 +150,7 @@ def explain(settings: PreferenceSettings) -> list[str]:
 
 
 def check(settings: PreferenceSettings) -> Iterator[Finding]:
+    yield from check_offload("preference", settings.memory, {"optimiser": settings.optimiser})
     if settings.online:
         yield from check_online(settings.online)
     if isinstance(settings.method, KTO) and settings.batch < FEW_ANSWERS:

@@ -11,7 +11,7 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, ReadData, Stage, TooLong
-from kedge.models.settings import AutoSize, Combine, LoraSettings, MeanOfMembers, TrainingMemory
+from kedge.models.settings import AutoSize, Combine, LoraSettings, MeanOfMembers, TrainingMemory, check_offload
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared import batch_arithmetic
 from kedge.trainers.supervised import EvalSettings
@@ -125,6 +125,7 @@ def explain(settings: RewardSettings) -> list[str]:
 
 
 def check(settings: RewardSettings) -> Iterator[Finding]:
+    yield from check_offload("reward", settings.memory, {"optimiser": settings.optimiser})
     for field, files in (("data", settings.data), ("heldout", settings.heldout)):
         count = len(files) if isinstance(files, list) else 1
         wrong = None if files is None else wrong_number_of_files(field, count, settings.objectives)

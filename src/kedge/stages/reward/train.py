@@ -55,7 +55,7 @@ from kedge.stages.shared.encoding import Encoder, report_long, truncation
 from kedge.stages.shared.held_out import hold_out, refuse_shared_prompts
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import TrainLoop, held_out_metrics, passes_for, save_finished, stop_if_asked
-from kedge.stages.shared.policy import shard, tell_rounding
+from kedge.stages.shared.policy import shard, tell_offload, tell_rounding
 from kedge.stages.shared.tokenizer import tokenizer_for
 
 MOST_DEMONSTRATIONS = 1000
@@ -69,6 +69,7 @@ def train(context: Context, settings: RewardSettings) -> Mapping[str, Path]:
     data, held_out = _data(context, settings, encoder)
     groups = group_of_place(context.inputs("heldout") or context.inputs("data"), held_out, settings.groups)
     meter = CostMeter(pick_device(context.device))
+    tell_offload(context, settings.memory)
     members = _members(context, settings, str(tokenizer.chat_template))
     trained = [_trained_weights(context, settings, member) for member in members]
     members = [replace(member) for member in members]  # the backbones anew, for weights in the type of computation
@@ -193,7 +194,8 @@ def _trained_weights(context: Context, settings: RewardSettings, member: RewardM
     if not is_sharded(member.model):
         compiled = settings.memory.compiles_on(device)
         shard(context, member.model, dtype, compiled=compiled, whole=list(score.parameters()))
-    return trained_weights(member.model, dtype=dtype, head=score)
+    on_host = "optimiser" in settings.memory.offloads_on(device)
+    return trained_weights(member.model, dtype=dtype, head=score, on_host=on_host)
 
 
 def _train_member(

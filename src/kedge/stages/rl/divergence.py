@@ -8,11 +8,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kedge.core.loss import masked
+from kedge.core.protocols import ReferenceRole
 from kedge.core.records import Rollouts
 from kedge.core.world import ALONE, World
 from kedge.models.forward.backbones import Part, micro_batches
 from kedge.models.forward.heads import LanguageModel
 from kedge.models.training.passes import InferenceSize
+
+
+def rounding(policy: ReferenceRole, reference: ReferenceRole, rollouts: Rollouts) -> tuple[float, float]:
+    """How far a rounded reference is from the policy that it was before it was rounded: the mean of |Δ log-prob| of a
+    token, and the KL of an answer in nats. Asked of a policy that has not learnt yet."""
+    mask_BT = rollouts.response_mask_BT
+    gap_BT = masked(policy.logprobs(rollouts) - reference.logprobs(rollouts), mask_BT)
+    return (gap_BT.abs().sum() / mask_BT.sum()).item(), gap_BT.sum(dim=1).mean().item()
 
 
 @torch.no_grad()

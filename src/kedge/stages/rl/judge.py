@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,12 +14,13 @@ from kedge.core.errors import ConfigError, ModelError
 from kedge.core.findings import Finding
 from kedge.data.template import template_hash
 from kedge.models.forward.backbones import backbone_of
+from kedge.models.forward.host_memory import MovedWeights
 from kedge.models.forward.sharding import is_sharded, shard_model
 from kedge.models.loading.resolve import is_model, model_of_stage
 from kedge.models.reward.ensemble import Ensemble, Member, load_reward
 from kedge.models.reward.reward_files import ENSEMBLE
 from kedge.models.reward.reward_model import RewardFacts, RewardModel, RewardRole, freeze, role_of
-from kedge.models.settings import Combine, MeanOfMembers
+from kedge.models.settings import BaseBits, Combine, MeanOfMembers
 from kedge.stages.shared.device import checked_device
 from kedge.stages.shared.encoding import Encoder
 
@@ -35,6 +37,8 @@ class Judge:
     combine: Combine
     max_length: int
     """Tokens of the longest text that is scored whole."""
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered around all that it is asked of one batch: its weights may be elsewhere before and after."""
 
     @property
     def facts(self) -> RewardFacts:
@@ -52,27 +56,35 @@ class LoadJudge(Protocol):
     def __call__(self, place: str, /, *, unread: bool) -> Judge: ...
 
 
-def load_judge(reward: str, *, device: str, unread: bool = False) -> Judge:
-    """The judge in a folder: of a model, an ensemble, or a run or stage that made one."""
+def load_judge(reward: str, *, device: str, unread: bool = False, bits: BaseBits = 16) -> Judge:
+    """The judge in a folder: of a model, an ensemble, or a run or stage that made one; its weights of so many bits."""
     place = find_judge(reward)
     on = checked_device(device)
-    loaded = load_reward(place, dtype="auto", device=on, unread=unread)
+    loaded = load_reward(place, dtype="auto", device=on, unread=unread, bits=bits)
     is_many = isinstance(loaded, Ensemble)
     members = loaded.members if is_many else (loaded,)
     combine = loaded.combine if is_many else MeanOfMembers()
     return judge_of(str(place), members, combine, base=members[0].model)
 
 
-def load_standing(reward: str, *, device: str, compiled: bool = False, unread: bool = False) -> Judge:
+def load_standing(
+    reward: str, *, device: str, compiled: bool = False, unread: bool = False, bits: BaseBits = 16
+) -> Judge:
     """The same judge for a stage that asks it often: frozen for good, its layers compiled if asked. One that is left
     `unread` has to be sharded before it is asked."""
-    judge = load_judge(reward, device=device, unread=unread)
+    judge = load_judge(reward, device=device, unread=unread, bits=bits)
     members: list[Member] = []
     for member in judge.members:
         if isinstance(member, RewardModel):
             freeze(member, compiled=compiled)
         members.append(role_of(member) if isinstance(member, RewardModel) and not unread else member)
     return replace(judge, members=tuple(members))
+
+
+def moved(judge: Judge) -> Judge:
+    """The same judge, whose weights are in host memory but for its turns."""
+    models = {id(model): model for member in judge.members if (model := _model_of(member)) is not None}
+    return replace(judge, turn=MovedWeights(models.values()).turn)
 
 
 def sharded(judge: Judge, mesh: Any) -> Judge:

@@ -82,7 +82,7 @@ def open_reward(
         context.event(
             "info", "reward.on_text", f"{counter.source}: {judge.place} reads the answers as text: {obstacle}"
         )
-        on_texts = on_text(scorer_of(judge), source, partial(encoded_answer, judge))
+        on_texts = on_text(scorer_of(judge), source, partial(encoded_answer, judge), turn=judge.turn)
         return FromText(CountedSource(on_texts, counter, world=context.world), read)
 
     wiring = Wiring(
@@ -178,7 +178,7 @@ class ModelOnTokens:
         self.disagreement_B: Tensor | None = None
         one, *others = judge.members
         scorer = _Members(judge) if others else one
-        self._source = OnTokens(scorer, settings, counter, world=world)
+        self._source, self._turn = OnTokens(scorer, settings, counter, world=world), judge.turn
         self._objective = objective_index(scorer, settings)
         self._spread = len(scorer.objectives) + self._objective if others else None
         self._ends, self._end, self._longest = sorted(ends), end_of_turn(one.tokenizer), judge.max_length
@@ -186,9 +186,10 @@ class ModelOnTokens:
         self._seen = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
     def score(self, rollouts: Rollouts) -> Tensor:
-        scores_BC = self._source.all_scores(
-            last_tokens(closed(rollouts, ends=self._ends, end=self._end), self._longest)
-        )
+        with self._turn():
+            scores_BC = self._source.all_scores(
+                last_tokens(closed(rollouts, ends=self._ends, end=self._end), self._longest)
+            )
         if self._spread is not None:
             self.disagreement_B = scores_BC[:, self._spread]
         return self._source.counted(scores_BC)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kedge.core import plugins
 from kedge.core.batches import Batch
+from kedge.core.errors import ConfigError
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.seeds import item_at, seed_for
 from kedge.data.tokenizer import padding_id
@@ -19,7 +20,7 @@ from kedge.models.roles.memory import RoleMemory, table
 from kedge.models.training.passes import Cut
 from kedge.rewards.failures import Reward
 from kedge.rewards.settings import MixSource, ModelSource, RewardSourceSettings
-from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing
+from kedge.stages.rl.judge import Judge, find_judge, judge_of, load_standing, moved
 from kedge.stages.rl.prompts import PromptDataset, fields_of
 from kedge.stages.rl.reward import open_reward
 from kedge.stages.rl.settings import ImitationSettings, RLSettings, num_iterations
@@ -27,7 +28,7 @@ from kedge.stages.shared.context import Context
 from kedge.stages.shared.device import pick_device
 from kedge.stages.shared.encoding import encode_demonstrations
 from kedge.stages.shared.loop import batches_of
-from kedge.stages.shared.policy import tell_sharding
+from kedge.stages.shared.policy import refuse_sharded_offload, tell_sharding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,6 +62,7 @@ def role_spec(
 ) -> RoleSpec:
     """What the roles of a stage are built from."""
     device = pick_device(context.device)
+    refuse_sharded_offload(context, settings.memory)
     source, field = first_reward_model(settings.reward, "reward")
     reward = find_judge(context.input(field)) if field else None
     steps, iterations = settings.epochs * settings.minibatches, num_iterations(settings)
@@ -83,6 +85,8 @@ def role_spec(
         world=context.world,
         recompute=settings.memory.recompute,
         compile=settings.memory.compiles_on(device),
+        offload=settings.memory.offloads_on(device),
+        frozen_bits=settings.memory.frozen_bits,
         ema=settings.ema,
         imitation=_imitation(context, settings, settings.loss.imitate, tokenizer) if settings.loss.imitate else None,
         seed=context.seed,
@@ -147,9 +151,16 @@ def open_run_reward(
         """A reward model that shares weights with the policy is not read a second time."""
         _, shared_field = first_reward_model(settings.reward, "reward")
         shared = roles.shared_judge if roles else None
+        is_moved = "reward" in settings.memory.offloads_on(device)
         if roles is None or shared is None or place != context.input(shared_field):
-            compiled = settings.memory.compiles_on(device)
-            return load_standing(place, device=device, compiled=compiled, unread=unread)
+            compiled, bits = settings.memory.compiles_on(device), settings.memory.frozen_bits
+            judge = load_standing(place, device=device, compiled=compiled, unread=unread, bits=bits)
+            return moved(judge) if is_moved else judge
+        if is_moved:
+            raise ConfigError(
+                f"stages.{context.name}.memory.offload has reward, and {place} shares the weights of the policy: it "
+                "has none of its own to move; leave reward out"
+            )
         return judge_of(place, shared.members, shared.combine, base=roles.model)
 
     return open_reward(

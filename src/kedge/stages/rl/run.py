@@ -27,6 +27,7 @@ from kedge.rollout.generators import close_generator, max_mismatch, with_samplin
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.state import capture_rng, load_state, restore_rng
 from kedge.runtime.local import Clock
+from kedge.stages.rl.divergence import rounding
 from kedge.stages.rl.generator import refuse_other_weights
 from kedge.stages.rl.host import RoleHost, RolesHere
 from kedge.stages.rl.journal import IterationJournal
@@ -46,6 +47,7 @@ from kedge.stages.rl.settings import RLSettings, is_always_new, num_iterations
 from kedge.stages.shared.context import Context
 from kedge.stages.shared.interrupt import interruptible
 from kedge.stages.shared.loop import keep_bad, save_checkpoint
+from kedge.stages.shared.policy import tell_offload
 from kedge.stages.shared.tokenizer import tokenizer_for
 from kedge.trainers.correction import AllDropped
 from kedge.trainers.shared import EvaluatedRollouts, KLController, KLExceeded, RewardShaper, kl_controller
@@ -74,6 +76,7 @@ def open_rl_run(context: Context, settings: RLSettings, *, critic: CriticSpec | 
         set_aside=context.set_aside("prompts.broken.jsonl"),
         report=partial(report_long_prompts, context, settings.too_long),
     )
+    tell_offload(context, settings.memory)
     roles: RoleHost = (
         RolesHere(context, settings, prompts, tokenizer, critic)
         if context.groups is None
@@ -190,6 +193,18 @@ class RLRun:
         """How many versions older than the policy of iteration `number` the one is that sampled; None where it is
         always the same one."""
         return None if self.is_always_new else number - rollouts.version
+
+    def tell_rounding(self, number: int, rollouts: Rollouts) -> None:
+        """Before anything is learnt: how far a reference of 8 or 4 bits is from the policy that it is the start of."""
+        bits = self.settings.memory.frozen_bits
+        if number or bits == 16:
+            return
+        gap, kl = rounding(self.roles.policy, self.roles.reference, rollouts)
+        message = (
+            f"the reference has {bits} bits a weight: on the first answers its log-probs are {gap:.3g} nats a token "
+            f"off those of the policy that it was, and kl/mean begins at {kl:.3g} instead of 0"
+        )
+        self.context.event("info", "reference.rounded", message, bits=bits, gap=gap, kl=kl)
 
     def finish(self, number: int, evaluated: EvaluatedRollouts, metrics: Metrics) -> None:
         """After an iteration: journal, detectors, samples, checkpoint; and whether it was the last one for now."""

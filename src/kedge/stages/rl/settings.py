@@ -12,9 +12,18 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.plugin_sections import PluginSection, installed_name, kind_of
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, PartName, PromptUse, TooLong
-from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
+from kedge.models.settings import (
+    AutoSize,
+    BaseBits,
+    LoraSettings,
+    OffloadName,
+    TrainingMemory,
+    check_offload,
+    offload_names,
+    shared_reference,
+)
 from kedge.monitor.detectors.settings import DetectorSettings
-from kedge.rewards.settings import FailureSettings, RewardSourceSettings
+from kedge.rewards.settings import FailureSettings, MixSource, ModelSource, RewardSourceSettings
 from kedge.rollout.generators import GeneratorUse, check_generator
 from kedge.rollout.settings import SamplingSettings, lag_of
 from kedge.runs.checkpoints import CheckpointSettings
@@ -37,6 +46,13 @@ class MemorySettings(TrainingMemory):
     """Adapters of the roles that learn, under `roles: lora`."""
     trunk_layers: int | None = Field(default=None, ge=1)
     """Lower layers that are shared under `roles: trunk`; the lower half when absent."""
+    frozen_bits: BaseBits = 16
+    """Bits a weight of the reference and of reward models under `roles: separate`; 8 and 4 need CUDA and bitsandbytes,
+    and the policy is then held to a rounded reference (docs/ppo.md)."""
+    offload: Annotated[tuple[OffloadName, ...], offload_names("optimiser", "reference", "reward"), MayChange()] = ()
+    """What is in the host's memory between its turns: `optimiser` (AdamW's moments and the float32 copies of weights in
+    bfloat16, of policy and critic), `reference`, `reward` (the models behind `reward` and `gold`). It changes speed and
+    memory of a GPU, never a number; on a CPU it does nothing."""
     generate_rows: Annotated[AutoSize, MayChange()] = "auto"
     """Answers sampled at once; `auto` is all of an iteration whose cache fits. It changes speed and memory, never an
     answer."""
@@ -187,6 +203,7 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
     log-probs of the answers itself too."""
     yield from _check_generator(settings, is_mismatch_measured=is_mismatch_measured)
     yield from check_looks(settings.eval, settings.kind, num_iterations(settings))
+    yield from _check_memory(settings)
     responses = settings.batch * settings.answers
     if settings.minibatches > responses:
         yield Finding(
@@ -231,6 +248,48 @@ def check_rl(settings: RLSettings, *, is_mismatch_measured: bool = True) -> Iter
             where="kl.start",
             fix="set kl.start to a small number (0.05)",
         )
+
+
+def _check_memory(settings: RLSettings) -> Iterator[Finding]:
+    """What cannot be moved to the host, and what cannot be rounded."""
+    memory, critic = settings.memory, getattr(settings, "critic", None)
+    optimisers = {"actor": settings.actor, **({} if critic is None else {"critic": critic})}
+    yield from check_offload(settings.kind, memory, optimisers)
+    if "reference" in memory.offload and settings.roles in ("lora", "trunk"):
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.offload",
+            message=shared_reference(settings.roles),
+            where="memory.offload",
+        )
+    if "reward" in memory.offload and not any(map(has_model, (settings.reward, settings.gold))):
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.offload",
+            message="memory.offload has reward, and no reward model scores here: there is nothing to move",
+            where="memory.offload",
+            fix="leave reward out of memory.offload",
+        )
+    if memory.frozen_bits != 16 and settings.roles != "separate":
+        yield Finding(
+            level="fatal",
+            code=f"{settings.kind}.frozen_bits",
+            message=f"memory.frozen_bits is {memory.frozen_bits}, and under roles: {settings.roles} frozen roles have "
+            "no models of their own",
+            where="memory.frozen_bits",
+            fix="use roles: separate; under roles: lora it is memory.lora.base_bits that rounds the shared base",
+        )
+
+
+def has_model(source: str | RewardSourceSettings | None) -> bool:
+    """Whether a reward model is among the sources."""
+    match source:
+        case str() | ModelSource():
+            return True
+        case MixSource():
+            return any(map(has_model, source.parts.values()))
+        case _:
+            return False
 
 
 def _check_lengths(settings: RLSettings) -> Iterator[Finding]:

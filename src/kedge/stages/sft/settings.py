@@ -11,7 +11,7 @@ from kedge.core.findings import Finding
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.settings import Section
 from kedge.core.stage import Input, MayChange, MixedData, ReadData, Stage, TooLong
-from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory
+from kedge.models.settings import AutoSize, LoraSettings, TrainingMemory, check_offload
 from kedge.runs.checkpoints import CheckpointSettings
 from kedge.stages.shared import batch_arithmetic
 from kedge.trainers.supervised import EvalSettings
@@ -63,6 +63,7 @@ def explain(settings: SFTSettings) -> list[str]:
 
 
 def check(settings: SFTSettings) -> Iterator[Finding]:
+    yield from check_offload("sft", settings.memory, {"optimiser": settings.optimiser})
     if settings.eval.patience is not None and settings.heldout is None:
         yield Finding(
             level="fatal",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from kedge.core.errors import ConfigError
 from kedge.models.forward.heads import LanguageModel, language_model
 from kedge.models.forward.sharding import num_copies, num_parts, reading_note, shard_model
 from kedge.models.loading.load import dtype_for
@@ -40,9 +41,29 @@ def start_policy(
         unread=context.world.mesh is not None,
     )
     dtype = dtype_for(memory.dtype, device)
+    tell_offload(context, memory)
     shard(context, model, dtype, compiled=memory.compiles_on(device))
-    trained = trained_weights(model, dtype=dtype)
+    trained = trained_weights(model, dtype=dtype, on_host="optimiser" in memory.offloads_on(device))
     return model, trained, language_model(model, compiled=memory.compiles_on(device))
+
+
+def tell_offload(context: Context, memory: TrainingMemory) -> None:
+    """An event that says what is moved to the host's memory."""
+    if not memory.offload:
+        return
+    refuse_sharded_offload(context, memory)
+    names = ", ".join(memory.offload)
+    is_moved = bool(memory.offloads_on(pick_device(context.device)))
+    where = "in the host's memory between turns" if is_moved else "on a CPU there is nowhere to move it, so it stays"
+    context.event("info", "memory.offload", f"{names}: {where}")
+
+
+def refuse_sharded_offload(context: Context, memory: TrainingMemory) -> None:
+    if memory.offload and context.world.mesh is not None:
+        raise ConfigError(
+            f"stages.{context.name}.memory.offload: sharded weights are not moved to the host; leave it out, or use "
+            "placement.weights: replicate"
+        )
 
 
 def shard(

@@ -76,7 +76,7 @@ def _readable(gradient: Tensor) -> Tensor:
     return gradient.clone() if gradient.data_ptr() % _ALIGNMENT else gradient
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4096)  # a few sets of weights, or the buckets of weights whose state is in host memory
 def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The sizes of the weights, and for every program the index of its weight and the first entry that it updates."""
     blocks_K = torch.tensor([-(-size // _BLOCK) for size in sizes])
