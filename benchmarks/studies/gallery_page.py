@@ -33,7 +33,7 @@ PAGES = {
 }
 """The page about a recipe, where it is not that of the last stage that trains."""
 KINDS = {"best_of_n": "best-of-n.md", "group": "group.md", "ppo": "ppo.md", "preference": "preference.md"}
-NEEDS = "needs a GPU, a judge or data of your own: not run here"
+NEEDS = "wants real weights, a judge or your own data"
 
 
 def keep(name: str, figures: Record, work: Path) -> None:
@@ -72,7 +72,9 @@ def blocks() -> dict[str, str]:
     return {
         **{name: story(name, kept["runs"][name]) for name in gallery_runs.FIRST},
         "studies": table(methods.HEAD, methods.rows(RESULTS)),
-        "recipes": table(["recipe", "what it is", "what came out, by its own report", "page"], rows(kept["runs"])),
+        "recipes": table(
+            ("recipe", "what it is", "the last sentence of its report", "page"), rows(kept["runs"]), of="words"
+        ),
         "machine": where(kept["machine"]),
     }
 

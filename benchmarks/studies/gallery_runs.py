@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ def make(work: Path, name: str) -> Record:
     """The figures of a run, which is made where it is not there yet."""
     file = work / name / "figures.json"
     if not file.is_file():
+        shutil.rmtree(work / name, ignore_errors=True)  # begun, and broken off
         work.mkdir(parents=True, exist_ok=True)
         before = processor_seconds()
         for command in commands(name):
