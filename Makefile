@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
 
-.PHONY: help setup demo test test-all test-browser test-postgres vllm test-vllm test-ray check mutants bench wheel clean
+.PHONY: help setup demo docs pictures test test-all test-browser test-postgres vllm test-vllm test-ray check mutants bench wheel clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -24,6 +24,12 @@ setup: $(READY) ## make the environment (.venv)
 
 demo: $(READY) ## what Kedge does, on this machine
 	$(BIN)/kedge demo
+
+docs: $(READY) ## the site of docs/, in build/site; links and anchors that lead nowhere are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(READY) ## docs/gallery.md, its reports, and the pictures of the pages, from runs of its own (Debian: apt-get install chromium)
+	$(BIN)/python benchmarks/studies/gallery.py
 
 check: $(READY) ## lint, format, types, layers
 	$(BIN)/ruff check .

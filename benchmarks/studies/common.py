@@ -276,9 +276,9 @@ def points(estimate: Estimate | None, *, is_signed: bool = False) -> str:
     return ("+" if is_signed and estimate.value > 0 else "") + cell(estimate.scaled(100), 1)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is of words, the others of numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, of: Literal["numbers", "words"] = "numbers") -> str:
+    """A Markdown table; the first column is of words, the others of numbers, unless they are of words too."""
+    lines = [head, ["---", *["---:" if of == "numbers" else "---"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -340,7 +340,11 @@ def gate_table(seeds: Sequence[Record]) -> str:
         for name, gate in record["parts"].get("exams", {}).get("gate", {}).items()
         if name in METHODS
     ]
-    return table(["candidate", "verdict", "rules that do not pass"], rows)
+    return (
+        table(["candidate", "verdict", "rules that do not pass"], rows)
+        if rows
+        else "The seeds that are there have kept no verdict."
+    )
 
 
 def _rule_words(rule: Record) -> str:

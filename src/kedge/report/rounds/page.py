@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kedge.report.charts import svg
+from kedge.report.charts.axes import Axis
 from kedge.report.charts.plot import COLOURS, Colour, Plot, Point, Series, Threshold
 from kedge.report.pages import render_page
 from kedge.report.rounds.records import RoundRecord, RoundsRecord
@@ -100,6 +101,7 @@ def _rates(rounds: Sequence[RoundRecord]) -> Plot:
         x_name="round",
         points=tuple(points),
         thresholds=(Threshold(value=0.5, name="no better", kind="target"),),
+        across=_across(1, rounds),
     )
 
 
@@ -116,7 +118,13 @@ def _gold(rounds: Sequence[RoundRecord]) -> Plot:
         note="What no training has seen, on the same prompts in every round; 0 is the first policy.",
         x_name="round",
         points=tuple(points),
+        across=_across(0, rounds),
     )
+
+
+def _across(first: int, rounds: Sequence[RoundRecord]) -> Axis:
+    """Half a round more at either end: no dot lies on the frame."""
+    return Axis(low=first - 0.5, high=rounds[-1].number + 0.5, is_whole=True)
 
 
 def _lines(rounds: Sequence[RoundRecord], names: Mapping[str, str], *, title: str, note: str) -> Plot:
