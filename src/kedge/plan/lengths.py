@@ -140,7 +140,9 @@ class DataReader:
             self._read[key] = self._measured(source, _kind_of(link.kinds), options, longest, too_long)
         return self._read[key]
 
-    def _measured(self, source: str, kind: Kind | None, options: Mapping[str, Any], longest: int, too_long: str) -> Items:
+    def _measured(
+        self, source: str, kind: Kind | None, options: Mapping[str, Any], longest: int, too_long: str
+    ) -> Items:
         from kedge.data.reading import prompt_key, read
 
         reading = iter(read(source, kind=kind, **options))

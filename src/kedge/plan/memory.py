@@ -96,7 +96,7 @@ def layer_bytes(shape: ModelShape, kind: Kind) -> int:
 
 
 def backward_bytes(shape: ModelShape, kind: Kind) -> int:
-    """Of a token, while one layer is computed backwards: gradients of gate, up and their product, and of the streams."""
+    """Of a token, while one layer is computed backwards: gradients of gate, up, their product and the streams."""
     factor = 1 if kind == "cuda" else 2
     return factor * (6 * shape.inner + 14 * shape.width)
 
@@ -317,13 +317,11 @@ def _with_cache(work: StageWork, roles: list[RoleBytes], machine: Machine) -> li
     return [*roles, RoleBytes(role="generator", weights=copy, cache=cache)]
 
 
-def _passes(
-    work: StageWork, holding: Holding, machine: Machine, room: float, pass_tokens: int | None
-) -> PassPlan:
+def _passes(work: StageWork, holding: Holding, machine: Machine, room: float, pass_tokens: int | None) -> PassPlan:
     layers = _learning_layers(work, holding)
-    token_bytes = activation_bytes(
-        work.shape, 1024, layers=layers, kind=machine.kind, recompute=holding.recompute
-    ) / 1024
+    token_bytes = (
+        activation_bytes(work.shape, 1024, layers=layers, kind=machine.kind, recompute=holding.recompute) / 1024
+    )
     steps = [item for step in work.looked for item in step]
     share = sum(row.counted for item in steps for row in item) / sum(row.tokens for item in steps for row in item)
     logits = 6 * work.shape.vocabulary * share if work.has_logits else 0.0
@@ -426,6 +424,4 @@ def _sampling_memory(work: StageWork, machine: Machine) -> StageMemory:
     prompts = int(rows * work.sampling.prompt_tokens) * forward_bytes(shape, kind)
     role = RoleBytes(role="model", weights=weights, cache=cache, activations=prompts)
     peak = PROCESS[kind] + weights + cache + prompts
-    return StageMemory(
-        roles=(role,), peak=peak, fits=peak <= USABLE * machine.memory, at="sampling", passes=None
-    )
+    return StageMemory(roles=(role,), peak=peak, fits=peak <= USABLE * machine.memory, at="sampling", passes=None)

@@ -1,4 +1,4 @@
-"""How much of a step is computed at once: foretells what `kedge.models.training.passes` chooses for `micro_batch: auto`.
+"""How much of a step is computed at once: what `kedge.models.training.passes` will choose for `micro_batch: auto`.
 
 On a GPU it measures passes of twice as many tokens each time, and takes the fewest that reach the best rate. What is
 foretold is the smallest of these sizes with enough work that the GPU, and not the host, is what is waited for; that
@@ -83,8 +83,10 @@ def chosen_tokens(whole: int, *, layer_weights: int, most: int) -> int:
 
     >>> chosen_tokens(6_000, layer_weights=100_000_000, most=10**6)  # a small model: all at once, and longer steps too
     12000
-    >>> chosen_tokens(6_000, layer_weights=1_300_000_000, most=10**6), chosen_tokens(60_000, layer_weights=1, most=9_000)
-    (4096, 7500)
+    >>> chosen_tokens(6_000, layer_weights=1_300_000_000, most=10**6)
+    4096
+    >>> chosen_tokens(60_000, layer_weights=1, most=9_000)  # memory has room for no more
+    7500
     """
     tokens = min(max(whole // 8, LEAST_TOKENS), whole)
     while tokens < whole and tokens * layer_weights < ENOUGH_WORK and min(2 * tokens, whole) <= most:

@@ -107,6 +107,7 @@ def shape_of(config: Mapping[str, Any], source: str) -> ModelShape:
         )
     width, heads = int(text["hidden_size"]), int(text.get("num_attention_heads") or 1)
     experts = text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts")
+    is_tied = text.get("tie_word_embeddings", text.get("model_type") in _TIED)
     bias = bool(text.get("attention_bias", text.get("model_type") in _BIASED))
     return ModelShape(
         source=source,
@@ -117,7 +118,7 @@ def shape_of(config: Mapping[str, Any], source: str) -> ModelShape:
         kv_heads=int(text.get("num_key_value_heads") or heads),
         head_dim=int(text.get("head_dim") or width // heads),
         vocabulary=int(text["vocab_size"]),
-        is_tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", text.get("model_type") in _TIED))),
+        is_tied=bool(config.get("tie_word_embeddings", is_tied)),
         has_bias=bias,
         window=text.get("max_position_embeddings"),
         notes=(f"{source} is a mixture of experts, counted as if it had one of them",) if experts else (),

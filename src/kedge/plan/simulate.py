@@ -11,6 +11,7 @@ from kedge.plan.machines import Machine, links_of
 from kedge.plan.shapes import ModelShape
 from kedge.plan.work import StageWork
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """One layout of one stage."""
@@ -75,6 +76,4 @@ def _work(work: StageWork) -> scale.Work:
 
 
 def _shape(shape: ModelShape) -> scale.Shape:
-    return scale.Shape(
-        parameters=shape.parameters, layers=shape.layers, width=shape.width, kv_width=shape.kv_width
-    )
+    return scale.Shape(parameters=shape.parameters, layers=shape.layers, width=shape.width, kv_width=shape.kv_width)

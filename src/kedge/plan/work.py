@@ -113,9 +113,7 @@ def work_of(name: str, settings: Section, shape: ModelShape, reader: DataReader,
             return StageWork(name=name, kind=kind, family="other", shape=shape, labels=labels)
 
 
-def _supervised(
-    name: str, values: Any, shape: ModelShape, reader: DataReader, shards: int, *, data: str
-) -> StageWork:
+def _supervised(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: int, *, data: str) -> StageWork:
     items = reader.items(name, data, longest=values.max_length, too_long=values.too_long)
     steps = num_steps(items.count, epochs=values.epochs, batch=values.batch, max_steps=values.max_steps)
     return StageWork(
@@ -249,9 +247,7 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
         looked=[part for step in answered for part in _minibatches(step, values.minibatches)],
         batch_tokens=max((sum(row.tokens for item in step for row in item) for step in answered), default=0),
         micro_batch=values.micro_batch,
-        sampling=_sampling_of(
-            items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations
-        ),
+        sampling=_sampling_of(items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations),
         reads=2.0 + has_critic + rewards,
         saves=_saves(values, iterations) + 1,
         is_compiled=values.memory.compile is not False,

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def plan(
     recipe: Annotated[Path, typer.Argument(help="A recipe (YAML).")],
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="CARD", help="h200, a100-80g, 4090, …, cpu, or GiB; else this machine.")
+        str | None,
+        typer.Option("--gpu", metavar="CARD", help="h200, a100-80g, 4090, …, cpu, or GiB; else what is here."),
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="How many of them.")] = 1,
     price: Annotated[float | None, typer.Option("--price", metavar="USD", help="Of one GPU an hour.")] = None,
@@ -28,7 +29,7 @@ def plan(
         float | None, typer.Option("--label-price", metavar="USD", help="Of one label, by people or a judge.")
     ] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Measure two steps of each stage here, and correct.")] = False,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Layouts of several GPUs by the model of scale.")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Layouts of GPUs, by the model of scale.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=V", help="Change one setting.")] = None,
     write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the proposed recipe.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,

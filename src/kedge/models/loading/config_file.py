@@ -37,5 +37,6 @@ def _fetched(hub_id: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"the configuration of '{hub_id}' cannot be had (no network, HF_HUB_OFFLINE set, or a wrong name?): {reason}"
+            f"the configuration of '{hub_id}' cannot be had (no network, HF_HUB_OFFLINE set, or a wrong name?): "
+            f"{reason}"
         ) from error
