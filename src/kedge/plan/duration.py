@@ -15,8 +15,9 @@ from typing import Final
 from kedge.plan import scale
 from kedge.plan.holding import Holding
 from kedge.plan.machines import Kind, Machine, links_of
-from kedge.plan.memory import MASTER, StageMemory, cache_bytes, learning_weights, sampled_rows, weight_bytes
+from kedge.plan.memory import StageMemory, learning_weights, sampled_rows
 from kedge.plan.shapes import ModelShape
+from kedge.plan.tensors import MASTER, cache_bytes, weight_bytes
 from kedge.plan.work import Sampling, StageWork
 
 LEARN_SHARE: Final[dict[Kind, float]] = {"cuda": 0.40, "cpu": 0.60}

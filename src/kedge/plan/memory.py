@@ -4,8 +4,6 @@ A GPU computes in bfloat16 with a float32 stream and float32 masters; a CPU in f
 master. What is counted is what torch has allocated at its peak, as the event `run.memory` of a run says it: while
 CUDA graphs replay, their activations are not counted a second time, but they are while they are captured.
 Left out: the allocator's own rounding, other processes on the card, optimisers other than AdamW.
-
-Letters: D width, Q width of all queries, K of the keys, F inner width, V vocabulary, N tokens of a pass.
 """
 
 from __future__ import annotations
@@ -15,19 +13,22 @@ from typing import Final, Literal
 
 from kedge.plan.holding import Holding
 from kedge.plan.machines import Kind, Machine
-from kedge.plan.passes import PassPlan, bucket, halved, is_captured, plan_passes
+from kedge.plan.passes import PassPlan, halved, is_captured, plan_passes
 from kedge.plan.shapes import ModelShape
+from kedge.plan.tensors import (
+    KEPT_SHARE,
+    MASTER,
+    NARROW,
+    TILE_TOKENS,
+    activation_bytes,
+    cache_bytes,
+    forward_bytes,
+    frozen_bytes,
+    logit_bytes,
+    weight_bytes,
+)
 from kedge.plan.work import Sampling, StageWork
 
-MASTER: Final = 4
-"""Bytes of a weight in float32."""
-NARROW: Final = 2
-"""Of one in bfloat16."""
-KEPT_SHARE: Final = 32
-"""Logits are kept for the backward pass where they take no more than one part in so many of the GPU's memory."""
-CPU_KEPT: Final = 2**28
-CPU_TILE: Final = 2**26
-TILE_TOKENS: Final = 4096
 READ_TOKENS: Final[dict[Kind, int]] = {"cuda": 65_536, "cpu": 8_192}
 """Tokens at once without gradients."""
 COLUMNS: Final = 128
@@ -37,11 +38,9 @@ CACHE_SHARE: Final = 0.5
 """Of the free memory, that the cache of `auto` rows may take."""
 OFFLOAD_BUCKET: Final = 2**28
 """Of an optimiser in host memory: what is on the GPU at a time."""
-QUANTISED: Final = {8: 1.02, 4: 0.56, 16: 2.0}
-"""Bytes of a weight in so many bits, with its scales."""
 USABLE: Final = 0.95
 """Of a machine's memory: the rest is the allocator's rounding, kernels and the driver."""
-PROCESS: Final[dict[Kind, int]] = {"cuda": 0, "cpu": 620 * 2**20}
+PROCESS: Final[dict[Kind, int]] = {"cuda": 0, "cpu": 480 * 2**20}
 """Resident before any weight: Python, torch and transformers, measured. On a GPU torch's own share is not counted."""
 
 
@@ -75,77 +74,6 @@ class StageMemory:
     at: Literal["learning", "reading", "sampling"]
     """What is being done at the peak."""
     passes: PassPlan | None
-
-
-def layer_bytes(shape: ModelShape, kind: Kind) -> int:
-    """What one layer keeps of a token for its backward pass.
-
-    On a GPU: the stream before attention and before the feed-forward part (float32), their norms, queries, keys, values
-    and attention's output, gate, up and their product. On a CPU the layers of transformers keep more of each norm, of
-    attention and of the gate, in float32.
-
-    >>> small = ModelShape(source="", layers=30, width=576, inner=1536, heads=9, kv_heads=3, head_dim=64,
-    ...     vocabulary=49152, is_tied=True, has_bias=False, window=8192)
-    >>> layer_bytes(small, "cuda")  # 12·576 + 4·576 + 4·192 + 6·1536
-    19200
-    """
-    width, query, keys, inner = shape.width, shape.query_width, shape.kv_width, shape.inner
-    if kind == "cuda":
-        return 12 * width + 4 * query + 4 * keys + 6 * inner
-    return 4 * (6 * width + 3 * query + 3 * keys + 4 * inner)
-
-
-def backward_bytes(shape: ModelShape, kind: Kind) -> int:
-    """Of a token, while one layer is computed backwards: gradients of gate, up, their product and the streams."""
-    factor = 1 if kind == "cuda" else 2
-    return factor * (6 * shape.inner + 14 * shape.width)
-
-
-def forward_bytes(shape: ModelShape, kind: Kind) -> int:
-    """Of a token, while one layer is computed without gradients."""
-    factor = 1 if kind == "cuda" else 2
-    return factor * (6 * shape.inner + 12 * shape.width + 2 * shape.query_width)
-
-
-def activation_bytes(
-    shape: ModelShape, tokens: int, *, layers: int, kind: Kind, recompute: bool = False, captured: bool = False
-) -> int:
-    """Of a pass through `layers` layers; with `recompute` the input of each, and all of one.
-
-    Twice the tokens take twice the memory:
-
-    >>> small = ModelShape(source="", layers=2, width=8, inner=16, heads=2, kv_heads=2, head_dim=4,
-    ...     vocabulary=10, is_tied=True, has_bias=False, window=64)
-    >>> activation_bytes(small, 200, layers=2, kind="cuda") == 2 * activation_bytes(small, 100, layers=2, kind="cuda")
-    True
-    """
-    padded = bucket(tokens) if captured else tokens
-    kept = layer_bytes(shape, kind)
-    if recompute:
-        return padded * (4 * shape.width * max(layers - 1, 0) + 2 * kept + backward_bytes(shape, kind))
-    return padded * (layers * kept + backward_bytes(shape, kind))
-
-
-def logit_bytes(shape: ModelShape, counted: int, *, machine: Machine) -> int:
-    """Of the logits of so many predicted tokens: all of them where they are few, else a tile; and their gradient.
-
-    >>> card = Machine(name="x", kind="cuda", memory=64 * 2**30, flops=1, bandwidth=1, watts=1)
-    >>> small = ModelShape(source="", layers=1, width=8, inner=8, heads=1, kv_heads=1, head_dim=8,
-    ...     vocabulary=1000, is_tied=True, has_bias=False, window=64)
-    >>> logit_bytes(small, 100, machine=card)  # 100 · 1000 · (4 + 2)
-    600000
-    """
-    whole = counted * shape.vocabulary * MASTER
-    if machine.kind == "cpu":
-        return whole if whole <= CPU_KEPT else 2 * CPU_TILE
-    limit = machine.memory // KEPT_SHARE
-    tile = min(min(counted, TILE_TOKENS) * shape.vocabulary * MASTER, limit)
-    return (whole if whole <= limit else tile) + tile // 2
-
-
-def cache_bytes(shape: ModelShape, kind: Kind) -> int:
-    """Keys and values of one token in all layers."""
-    return 2 * shape.layers * shape.kv_width * (NARROW if kind == "cuda" else MASTER)
 
 
 def sampled_rows(sampling: Sampling, shape: ModelShape, machine: Machine, free: float) -> tuple[int, int]:
@@ -204,25 +132,6 @@ def _top_layers(shape: ModelShape, holding: Holding) -> int:
 
 def _learning_layers(work: StageWork, holding: Holding) -> int:
     return _top_layers(work.shape, holding) if holding.roles == "trunk" else work.layers
-
-
-def weight_bytes(kind: Kind) -> int:
-    """Of a weight as it computes."""
-    return NARROW if kind == "cuda" else MASTER
-
-
-def frozen_bytes(shape: ModelShape, weights: int, bits: int, kind: Kind) -> int:
-    """Of a frozen model: its layers in so many bits, all else as it computes.
-
-    >>> small = ModelShape(source="", layers=1, width=10, inner=10, heads=1, kv_heads=1, head_dim=10,
-    ...     vocabulary=10, is_tied=True, has_bias=False, window=64)
-    >>> frozen_bytes(small, small.parameters, 16, "cuda") == 2 * small.parameters
-    True
-    """
-    if bits == 16:
-        return weights * weight_bytes(kind)
-    in_layers = shape.layers * shape.layer_weights
-    return int(in_layers * QUANTISED[bits] + (weights - in_layers) * weight_bytes(kind))
 
 
 def _standing(work: StageWork, holding: Holding, machine: Machine) -> list[RoleBytes]:
@@ -320,7 +229,15 @@ def _with_cache(work: StageWork, roles: list[RoleBytes], machine: Machine) -> li
 def _passes(work: StageWork, holding: Holding, machine: Machine, room: float, pass_tokens: int | None) -> PassPlan:
     layers = _learning_layers(work, holding)
     token_bytes = (
-        activation_bytes(work.shape, 1024, layers=layers, kind=machine.kind, recompute=holding.recompute) / 1024
+        activation_bytes(
+            work.shape,
+            1024,
+            layers=layers,
+            kind=machine.kind,
+            recompute=holding.recompute,
+            is_frozen=holding.roles == "lora",
+        )
+        / 1024
     )
     steps = [item for step in work.looked for item in step]
     share = sum(row.counted for item in steps for row in item) / sum(row.tokens for item in steps for row in item)
@@ -351,7 +268,13 @@ def _learning(
         and is_captured(passes.largest, max(layers - 1, 0) * work.shape.layer_weights)
     )
     activations = activation_bytes(
-        work.shape, passes.largest, layers=layers, kind=machine.kind, recompute=holding.recompute, captured=in_graphs
+        work.shape,
+        passes.largest,
+        layers=layers,
+        kind=machine.kind,
+        recompute=holding.recompute,
+        is_frozen=holding.roles == "lora",
+        captured=in_graphs,
     )
     logits = logit_bytes(work.shape, passes.counted, machine=machine) if work.has_logits else 0
     learning: list[RoleBytes] = []

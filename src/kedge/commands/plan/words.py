@@ -6,13 +6,35 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kedge.commands.plan.probe import Probed
-from kedge.plan.machines import GIB, Machine
+from kedge.core.errors import KedgeError
+from kedge.plan.machines import GIB, Machine, find_machine
 from kedge.plan.memory import RoleBytes
-from kedge.plan.plan import Cost, Plan, StagePlan
+from kedge.plan.plan import Cost, Plan, StagePlan, plan_recipe
 from kedge.plan.simulate import Simulated
+from kedge.recipe.schema import Recipe
 
 _ROLE: Final = ("role", "weights", "gradients", "optimiser", "activations", "cache", "logits")
 _WAY: Final = ("way", "fits", "peak GiB", "s/step", "time", "cost")
+
+
+def plan_panel(recipe: Recipe) -> list[tuple[str, list[str]]]:
+    """The plan of a recipe on this machine as headings with their lines; why there is none, where there is none."""
+    try:
+        plan = plan_recipe(recipe, find_machine(None))
+    except KedgeError as error:
+        return [("takes", [str(error)])]
+    verdict = "fits" if plan.fits else "does not fit: kedge plan proposes what does"
+    total = [f"on {machine_in_words(plan.machine)}: {total_in_words(plan)}; {verdict}", *plan.notes]
+    stages = [(f"{stage.name} takes", _panel_lines(stage, plan.machine)) for stage in plan.stages]
+    return [("takes", total), *((title, lines) for title, lines in stages if lines)]
+
+
+def _panel_lines(stage: StagePlan, machine: Machine) -> list[str]:
+    """Tables are lines that begin with spaces."""
+    roles = columns([_ROLE, *(_role_row(role) for role in stage.memory.roles)]) if stage.memory.roles else ()
+    tables = {*roles}
+    told = [f"  {line}" if line in tables else line for line in stage_lines(stage, machine)]
+    return [*told, *(f"  {line}" for line in way_lines(stage))]
 
 
 def machine_in_words(machine: Machine) -> str:
