@@ -288,7 +288,7 @@ def _tasks(reader: DataReader, name: str) -> int:
         maker: Any = reader.recipe.stages.get(link.stage) if link.stage else None
         if getattr(maker, "kind", "") == "tasks":
             asked = reader.items(link.stage, "prompts", longest=2**31, too_long="cut").count
-            return round((maker.number or asked) * (1 - maker.heldout if link.output == "tasks" else maker.heldout))
+            return maker.number or asked
         if link.kinds == ("tasks",) and not link.stage:
             with Path(link.source()).open("rb") as file:
                 return sum(1 for line in file if line.strip())
