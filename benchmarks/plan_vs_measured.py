@@ -3,9 +3,11 @@
 The stages are those of stages_vs_trl.py: the same data, lengths, batches and order. Nothing is run and no weights are
 written: the plan reads configurations and data alone. Measured rows are those of the first table of docs/speed.md and
 the ones below. Given a size of passes that the run chose, as its event `micro_batch.chosen` tells it, the plan is also
-made with that: what is left is the error of the formulas. Needs: a file of preferences, a tokenizer's folder.
+made with that: what is left is the error of the formulas. With `--probe`, on such a card, each row is corrected by two
+real steps of random weights. Needs: a file of preferences, a tokenizer's folder.
 
     python benchmarks/plan_vs_measured.py --pairs hh.jsonl.gz --tokenizer FOLDER
+    python benchmarks/plan_vs_measured.py --pairs … --tokenizer … --probe --shapes 0.5b --stages sft reward dpo ppo
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kedge.commands.plan.probe import probe_recipe
 from kedge.plan.machines import GIB, Machine, find_machine
 from kedge.plan.plan import Correction, reckon, works_of
 from kedge.recipe.schema import load_recipe
-from peers.stage_case import StageCase, StageName, Way, config_of, write_data
+from peers.stage_case import SHAPES, STAGES, StageCase, StageName, Way, config_of, write_data, write_inputs
 from stages_vs_trl import stage_of
 
 PAGE = Path(__file__).parents[1] / "docs/speed.md"
@@ -55,7 +58,11 @@ LATER = (
 
 def main() -> None:
     args = parse()
-    machine = find_machine("h200")
+    machine = find_machine(None if args.probe else "h200")
+    chosen_rows = [row for row in rows() if row.shape in args.shapes and row.stage in args.stages]
+    if args.probe:
+        probe(chosen_rows, args.pairs, args.tokenizer, machine)
+        return
     print(
         "| shape | stage | way | measured GiB | planned | error | with its passes | measured s/step | planned | error |"
     )
@@ -63,7 +70,7 @@ def main() -> None:
     errors = list[tuple[MeasuredRow, float]]()
     with tempfile.TemporaryDirectory() as home:
         write_data(Path(home), args.pairs, PAIRS)
-        for row in rows():
+        for row in chosen_rows:
             errors.append((row, show(row, Path(home), args.tokenizer, machine)))
     for name, chosen in (("all rows", errors), ("1.5B alone", [pair for pair in errors if pair[0].shape == "1.5b"])):
         near = sum(abs(error) <= 0.25 for _, error in chosen)
@@ -91,6 +98,34 @@ def show(row: MeasuredRow, home: Path, tokenizer: str, machine: Machine) -> floa
     return error
 
 
+def probe(chosen: Sequence[MeasuredRow], pairs: Path, tokenizer: str, machine: Machine) -> None:
+    """Each row with two real steps on this machine, beside the peak of the whole run that was measured."""
+    print(
+        "| shape | stage | way | measured GiB | planned | two steps | corrected | error |\n|---|---|---|---|---|---|---|---|"
+    )
+    near = 0
+    for shape in dict.fromkeys(row.shape for row in chosen):
+        with tempfile.TemporaryDirectory() as home:
+            write_inputs(Path(home), pairs, tokenizer, shape, with_reward=True)
+            write_data(Path(home), pairs, PAIRS)
+            for row in chosen:
+                if row.shape == shape:
+                    near += abs(probe_row(row, Path(home), machine)) <= 0.1
+    print(f"\n{near} of {len(chosen)} corrected peaks within 10 %")
+
+
+def probe_row(row: MeasuredRow, home: Path, machine: Machine) -> float:
+    file = recipe_of_row(row, home)
+    recipe = load_recipe(file)
+    (found,) = probe_recipe(file, (), recipe, works_of(recipe, machine), machine, lambda text: None)
+    error = found.corrected_peak / GIB / row.peak_gib - 1
+    numbers = (found.planned_peak, found.measured_peak, found.corrected_peak)
+    cells = " | ".join(f"{number / GIB:.1f}" for number in numbers)
+    said = found.problem or f"{error:+.0%}"
+    print(f"| {row.shape} | {row.stage} | {row.way} | {row.peak_gib:.1f} | {cells} | {said} |", flush=True)
+    return float("inf") if found.problem else error
+
+
 def rows() -> Iterator[MeasuredRow]:
     """Those of the page, then the later ones."""
     shapes = {"135M": (24, 12), "0.5B": (24, 12), "1.5B": (16, 7)}
@@ -112,7 +147,7 @@ def rows() -> Iterator[MeasuredRow]:
 
 
 def write_recipe(row: MeasuredRow, home: Path, tokenizer: str) -> Path:
-    """The recipe of stages_vs_trl.py for one row, over a model of which the configuration alone is there."""
+    """The recipe of a row, over a model of which the configuration alone is there."""
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(tokenizer)
@@ -122,6 +157,11 @@ def write_recipe(row: MeasuredRow, home: Path, tokenizer: str) -> Path:
     (policy / "model.safetensors").touch()
     reward.mkdir(exist_ok=True)
     (reward / "config.json").write_text("{}")
+    return recipe_of_row(row, home)
+
+
+def recipe_of_row(row: MeasuredRow, home: Path) -> Path:
+    """The recipe of stages_vs_trl.py for one row."""
     case = StageCase(
         home=str(home),
         stage=row.stage,
@@ -137,7 +177,7 @@ def write_recipe(row: MeasuredRow, home: Path, tokenizer: str) -> Path:
     )
     recipe = home / "recipe.json"
     stages = {row.stage: stage_of(case)}
-    recipe.write_text(json.dumps({"kedge": 1, "name": row.way, "model": str(policy), "stages": stages}))
+    recipe.write_text(json.dumps({"kedge": 1, "name": row.way, "model": case.file("policy"), "stages": stages}))
     return recipe
 
 
@@ -145,6 +185,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, required=True, help="the file of preferences that was measured with")
     parser.add_argument("--tokenizer", required=True, help="the folder of a tokenizer with a chat template")
+    parser.add_argument("--probe", action="store_true", help="two real steps of each row on this machine")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     return parser.parse_args()
 
 

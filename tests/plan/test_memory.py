@@ -79,6 +79,11 @@ def test_offloading_and_fewer_bits_take_away_what_they_say() -> None:
     assert base == sorted(base, reverse=True)
 
 
+def test_a_moving_average_is_one_more_float32_copy_of_the_policy() -> None:
+    averaged = replace(ppo(HALF), has_average=True)
+    assert peak(averaged) - peak(ppo(HALF)) == 4 * HALF.parameters
+
+
 def test_a_trunk_holds_the_lower_half_once() -> None:
     trunk = stage_memory(ppo(HALF, Holding(roles="trunk")), BIG)
     by_role = {role.role: role for role in trunk.roles}

@@ -52,7 +52,7 @@ class RoleBytes:
     weights: int = 0
     gradients: int = 0
     optimiser: int = 0
-    """Moments, and float32 masters of weights in bfloat16."""
+    """Moments, float32 masters of weights in bfloat16, and a moving average of them."""
     activations: int = 0
     cache: int = 0
     logits: int = 0
@@ -165,7 +165,8 @@ def _learner(work: StageWork, holding: Holding, machine: Machine, role: str) -> 
     gathered = 0
     if holding.shards > 1 and machine.kind == "cuda":
         gathered = NARROW * (2 * work.shape.layer_weights + work.shape.embedding)
-    optimiser = work.members * masters + moments
+    average = MASTER * weights if work.has_average and role == "policy" else 0
+    optimiser = work.members * masters + moments + average
     if "optimiser" in holding.offload and machine.kind == "cuda":
         optimiser = min(optimiser, OFFLOAD_BUCKET)
     return RoleBytes(

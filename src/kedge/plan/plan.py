@@ -271,6 +271,8 @@ def _notes(recipe: Recipe, stages: Sequence[StagePlan], machine: Machine) -> lis
         notes.append(
             "placement.weights: replicate: every GPU holds all weights; `shard` divides them (rows `shard` below)"
         )
+    if machine.gpus > 1 and recipe.settings.placement.processes == 1 and recipe.settings.placement.groups is None:
+        notes.append(f"placement.processes is 1: {machine.gpus} GPUs need placement: {{processes: auto}}")
     if any(stage.best and stage.best.holding.roles == "lora" for stage in stages):
         notes.append("adapters want about ten times the learning rate of full weights: look at optimiser.lr")
     return notes

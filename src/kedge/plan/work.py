@@ -65,6 +65,8 @@ class StageWork:
     """The items of the first optimiser steps."""
     batch_tokens: int = 0
     """Of all rows of an iteration, at most, which are judged."""
+    has_average: bool = False
+    """Whether a moving average of the policy's weights is kept, in float32."""
     has_logits: bool = True
     """Whether tokens are predicted: a reward model reads one number a row."""
     micro_batch: int | Literal["auto"] = "auto"
@@ -246,6 +248,7 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
         minibatches=values.minibatches,
         looked=[part for step in answered for part in _minibatches(step, values.minibatches)],
         batch_tokens=max((sum(row.tokens for item in step for row in item) for step in answered), default=0),
+        has_average=values.ema is not None,
         micro_batch=values.micro_batch,
         sampling=_sampling_of(items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations),
         reads=2.0 + has_critic + rewards,
