@@ -72,18 +72,7 @@ class StageMeasured:
 
 def write_inputs(home: Path, pairs: Path, tokenizer: str, shape: str, *, with_reward: bool) -> None:
     """The data in the form that each side reads, and random weights of the shape with a real tokenizer beside them."""
-    from kedge.data.examples import Pair
-    from kedge.data.reading import read
-
-    examples = [example for example in read(pairs) if isinstance(example, Pair)]
-    _write(
-        home / "pairs.jsonl",
-        ({"prompt": _plain(x.prompt), "chosen": _plain(x.chosen), "rejected": _plain(x.rejected)} for x in examples),
-    )
-    _write(home / "demonstrations.jsonl", ({"messages": [*_plain(x.prompt), *_plain(x.chosen)]} for x in examples))
-    _write(home / "completions.jsonl", ({"prompt": _plain(x.prompt), "completion": _plain(x.chosen)} for x in examples))
-    _write(home / "prompts.jsonl", ({"prompt": _plain(x.prompt)} for x in examples))
-    (home / "rules.py").write_text("def length(answer):\n    return float(len(answer.text))\n")
+    write_data(home, pairs)
     write_policy(home / "policy", tokenizer, shape)
     if with_reward:
         from kedge.models.reward.reward_files import build, save
@@ -94,18 +83,40 @@ def write_inputs(home: Path, pairs: Path, tokenizer: str, shape: str, *, with_re
         )
 
 
-def write_policy(folder: Path, tokenizer: str, shape: str) -> None:
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+def write_data(home: Path, pairs: Path, count: int | None = None) -> None:
+    """The data alone; of `count` pairs where that is given."""
+    from kedge.data.examples import Pair
+    from kedge.data.reading import read
 
-    words = AutoTokenizer.from_pretrained(tokenizer)
+    examples = [example for example in read(pairs, limit=count) if isinstance(example, Pair)]
+    _write(
+        home / "pairs.jsonl",
+        ({"prompt": _plain(x.prompt), "chosen": _plain(x.chosen), "rejected": _plain(x.rejected)} for x in examples),
+    )
+    _write(home / "demonstrations.jsonl", ({"messages": [*_plain(x.prompt), *_plain(x.chosen)]} for x in examples))
+    _write(home / "completions.jsonl", ({"prompt": _plain(x.prompt), "completion": _plain(x.chosen)} for x in examples))
+    _write(home / "prompts.jsonl", ({"prompt": _plain(x.prompt)} for x in examples))
+    (home / "rules.py").write_text("def length(answer):\n    return float(len(answer.text))\n")
+
+
+def config_of(words: Any, shape: str) -> Any:
+    """The configuration of a shape, with the tokens of a tokenizer."""
+    from transformers import LlamaConfig, Qwen2Config
+
     ids = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id}
     sizes = {**SHAPES[shape], "num_key_value_heads": KEYS[shape], "tie_word_embeddings": shape != "7b", **ids}
     is_llama = shape in ("tiny", "135m")
-    kind, config = (LlamaForCausalLM, LlamaConfig) if is_llama else (Qwen2ForCausalLM, Qwen2Config)
+    vocabulary = len(words) if is_llama else LARGE_VOCABULARY
+    return (LlamaConfig if is_llama else Qwen2Config)(**sizes, vocab_size=vocabulary, max_position_embeddings=8192)
+
+
+def write_policy(folder: Path, tokenizer: str, shape: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(tokenizer)
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        vocabulary = len(words) if is_llama else LARGE_VOCABULARY
-        model = kind(config(**sizes, vocab_size=vocabulary, max_position_embeddings=8192))
+        model = AutoModelForCausalLM.from_config(config_of(words, shape))
     model.to(torch.bfloat16).save_pretrained(folder)
     words.save_pretrained(folder)
     del model

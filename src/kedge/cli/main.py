@@ -36,6 +36,7 @@ from kedge.cli.judge import app as judge
 from kedge.cli.label import app as label
 from kedge.cli.launch import app as launch
 from kedge.cli.pages import board, studio, watch
+from kedge.cli.plan.app import plan
 from kedge.cli.screen import print_error
 from kedge.core.errors import KedgeError
 
@@ -54,6 +55,7 @@ app.command(rich_help_panel=START)(new.new)
 app.command(rich_help_panel=START)(studio.studio)
 app.command("import", rich_help_panel=START)(import_)
 app.command(rich_help_panel=WORK)(check.check)
+app.command(rich_help_panel=WORK)(plan)
 app.command(rich_help_panel=WORK)(run.run)
 app.add_typer(launch.app, rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(watch.watch)

@@ -176,15 +176,15 @@ class Checker:
 
 def _check_in_child(answer: Connection, folder: str, recipe: str, asks_servers: bool) -> None:
     from kedge.commands.check import check_recipe
+    from kedge.commands.plan.words import plan_panel
     from kedge.recipe.schema import load_recipe
 
     os.chdir(folder)
     try:
-        answer.send(
-            json.loads(
-                json.dumps(check_recipe(load_recipe(Path(recipe)), offline=not asks_servers).as_dict(), default=str)
-            )
-        )
+        loaded = load_recipe(Path(recipe))
+        report = check_recipe(loaded, offline=not asks_servers)
+        planned = plan_panel(loaded) if report.is_fit else []
+        answer.send(json.loads(json.dumps({**report.as_dict(), "plan": planned}, default=str)))
     except KedgeError as error:
         answer.send({"error": str(error)})
     except Exception as error:  # whatever it is, the page must say something
@@ -193,15 +193,18 @@ def _check_in_child(answer: Connection, folder: str, recipe: str, asks_servers: 
 
 
 def plan_parts(recipe: Recipe, report: Report) -> Sequence[PlanPart]:
-    """The panel beside the form: what the run will do, from what `kedge check` knows of it."""
+    """The panel beside the form: what the run will take, by `kedge plan` on this machine, and what it will do, by
+    `kedge check`."""
     from kedge.web.studio.services import PlanPart
 
     del recipe
     models: Sequence[Mapping[str, Any]] = report.get("models", ())
     stages: Mapping[str, Mapping[str, Any]] = report.get("stages", {})
     checked: Sequence[Mapping[str, Any]] = report.get("checked", ())
+    planned: Sequence[tuple[str, Sequence[str]]] = report.get("plan", ())
 
     def parts() -> Iterator[tuple[str, Sequence[str]]]:
+        yield from planned
         yield from ((f"model {model['name']}", [str(model["is"])]) for model in models)
         yield from ((f"{name} ({stage['kind']})", stage["lines"]) for name, stage in stages.items())
         yield "placement", report.get("placement", ())

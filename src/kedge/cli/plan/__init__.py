@@ -1,0 +1,1 @@
+"""`kedge plan`: what a recipe will take."""

@@ -1,0 +1,207 @@
+"""`kedge plan --probe`: two real steps of every stage that learns, on this machine, beside what was reckoned.
+
+The stages run as `kedge run` runs them, in a process of their own and a folder that is deleted at the end: what a stage
+makes in two steps is what the next one starts from. Where the weights of a model of the hub are not here, random ones
+of its shape are taken. Memory is the peak of the stage, as the event `run.memory` says it; time is that of the last
+step, since the first one compiles and tries sizes of passes. A correction is the measured peak over what is reckoned of
+the very same two steps, with passes of the size that the run chose.
+Left out: stages that wait for people or servers, several processes, and stages that learn nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final
+
+from kedge.core.errors import ConfigError
+from kedge.plan.machines import Machine
+from kedge.plan.plan import Correction, reckon
+from kedge.plan.work import StageWork
+from kedge.recipe.schema import Recipe, load_recipe
+from kedge.recipe.wiring import connect
+
+STEPS: Final = 2
+_WAITING: Final = ("label", "tasks", "revise", "gate", "exam", "evaluate", "drift")
+"""Kinds of stages that are not probed, nor what needs them."""
+_CHOSEN: Final = re.compile(r"(?:policy: )?passes of at most ([\d,]+) tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """One stage: what was reckoned of it, what two steps took, and the plan with that."""
+
+    stage: str
+    planned_peak: int
+    measured_peak: int
+    corrected_peak: int
+    planned_step_s: float
+    measured_step_s: float
+    pass_tokens: int | None
+    correction: Correction
+    problem: str = ""
+    """Why there is no measurement."""
+
+
+def probe_recipe(
+    file: Path,
+    overrides: Sequence[str],
+    recipe: Recipe,
+    works: Sequence[StageWork],
+    machine: Machine,
+    say: Callable[[str], None],
+) -> list[Probed]:
+    """Two steps of every stage that learns and can be run here, in the order of the recipe."""
+    if recipe.settings.rounds is not None:
+        raise ConfigError("--probe: a recipe with rounds is not probed; take its `rounds` out for that")
+    names = probed_stages(recipe)
+    learning = [work for work in works if work.holding is not None and work.name in names]
+    if not learning:
+        raise ConfigError(f"--probe: no stage of {file} learns from what is here already, so nothing can be measured")
+    home = Path(mkdtemp(prefix=".kedge-probe-", dir=Path.cwd()))
+    try:
+        changes = [*overrides, *_shortened(recipe, names, home)]
+        say(f"probe: {STEPS} steps of {', '.join(work.name for work in learning)}")
+        _run_apart(file, changes, names, home / "run")
+        return [_probed(work, machine, home / "run" / work.name) for work in learning]
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def probed_stages(recipe: Recipe) -> list[str]:
+    """The stages that learn, and those that make what they read; without any that waits for somebody."""
+    wiring = connect(recipe)
+    kinds = {name: str(getattr(stage, "kind", "")) for name, stage in recipe.stages.items()}
+    needs = {name: {link.stage for link in wiring.links[name] if link.stage} for name in wiring.order}
+    possible: list[str] = []
+    for name in wiring.order:
+        if kinds[name] not in _WAITING and needs[name] <= set(possible):
+            possible.append(name)
+    wanted: set[str] = set()
+    for name in reversed(possible):
+        if hasattr(recipe.stages[name], "micro_batch") or name in wanted:
+            wanted |= {name, *needs[name]}
+    return [name for name in possible if name in wanted]
+
+
+def _shortened(recipe: Recipe, names: Sequence[str], home: Path) -> Iterator[str]:
+    """Overrides that end each stage after a few steps, without samples and checkpoints."""
+    short = {"max_steps": STEPS, "samples": 0, "if_unfit": "go_on", "eval": None}
+    for name in names:
+        fields = type(recipe.stages[name]).model_fields
+        for key, value in short.items():
+            is_optional = value is not None or (key in fields and fields[key].default is None)
+            if key in fields and is_optional:
+                yield f"stages.{name}.{key}={json.dumps(value)}"
+        if "checkpoints" in fields:
+            yield f"stages.{name}.checkpoints.every=1000000"
+    if (model := _random_weights(recipe.settings.model, home)) is not None:
+        yield f"model={json.dumps(str(model))}"
+
+
+def _random_weights(model: str, home: Path) -> Path | None:
+    """A folder with random weights of the shape of a model of the hub; None where its own can be had here."""
+    from kedge.models.loading.random_weights import write_random
+    from kedge.models.loading.resolve import resolve
+
+    source = resolve(model)
+    if isinstance(source, Path) or _is_cached(source):
+        return None
+    return write_random(source, home / "model")
+
+
+def _is_cached(hub_id: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    names = ("model.safetensors", "model.safetensors.index.json")
+    return any(isinstance(try_to_load_from_cache(hub_id, name), str) for name in names)
+
+
+def _run_apart(file: Path, overrides: Sequence[str], names: Sequence[str], folder: Path) -> None:
+    """In a process of its own, which may run out of memory; what it has written says how far it came."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_run, args=(str(file), list(overrides), list(names), str(folder)))
+    process.start()
+    process.join()
+
+
+def _run(file: str, overrides: list[str], names: list[str], folder: str) -> None:
+    """Run some stages of a recipe; a failure is written for the process that waits."""
+    from kedge.recipe.runner import run_in
+
+    place = Path(folder)
+    try:
+        whole = load_recipe(Path(file), overrides)
+        recipe = replace(
+            whole,
+            stages={name: whole.stages[name] for name in names},
+            kinds={name: whole.kinds[name] for name in names},
+        )
+        run_in(place, recipe, is_resumed=False, say=lambda text: None)
+    except BaseException as error:  # whatever it is, the plan must say something
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "problem.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        raise SystemExit(1) from error
+
+
+def _probed(work: StageWork, machine: Machine, folder: Path) -> Probed:
+    planned, planned_time = reckon(work, machine, Correction())
+    events, metrics = (_records(folder / f"{name}.jsonl") for name in ("events", "metrics"))
+    peaks = [event["evidence"]["memory/peak_gib"] for event in events if event.get("code") == "run.memory"]
+    seconds = [float(record["time/step"]) for record in metrics if "time/step" in record]
+    if not peaks or not seconds:
+        problem = folder.parent / "problem.txt"
+        reason = problem.read_text(encoding="utf-8") if problem.exists() else "the process ended without a word"
+        return _unmeasured(work, planned.peak, planned_time.step, reason)
+    measured = int(peaks[-1] * 2**30)
+    tokens = _pass_tokens(events)
+    first = replace(work, looked=list(work.looked)[: STEPS * work.minibatches], steps=STEPS)
+    same, same_time = reckon(first, machine, Correction(pass_tokens=tokens))
+    found = Correction(memory=measured / same.peak, time=seconds[-1] / same_time.step, pass_tokens=tokens)
+    corrected, _ = reckon(work, machine, found)
+    return Probed(
+        stage=work.name,
+        planned_peak=planned.peak,
+        measured_peak=measured,
+        corrected_peak=max(measured, corrected.peak),
+        planned_step_s=planned_time.step,
+        measured_step_s=seconds[-1],
+        pass_tokens=tokens,
+        correction=found,
+    )
+
+
+def _unmeasured(work: StageWork, peak: int, step_s: float, problem: str) -> Probed:
+    return Probed(
+        stage=work.name,
+        planned_peak=peak,
+        measured_peak=0,
+        corrected_peak=peak,
+        planned_step_s=step_s,
+        measured_step_s=0.0,
+        pass_tokens=None,
+        correction=Correction(),
+        problem=problem,
+    )
+
+
+def _pass_tokens(events: Sequence[Mapping[str, Any]]) -> int | None:
+    """Tokens of a pass as the run chose them, of the policy where there are two learners."""
+    found = [
+        match
+        for event in events
+        if event.get("code") == "micro_batch.chosen" and (match := _CHOSEN.match(str(event["message"])))
+    ]
+    return int(found[0][1].replace(",", "")) if found else None
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

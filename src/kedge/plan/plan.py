@@ -1,0 +1,287 @@
+"""The plan of a recipe: memory, time, energy and money of its stages, and of other ways to hold their models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from kedge.models.loading.config_file import config_values
+from kedge.plan.duration import LOAD_SHARE, StageTime, stage_time
+from kedge.plan.holding import Holding
+from kedge.plan.lengths import DataReader
+from kedge.plan.machines import Machine
+from kedge.plan.memory import StageMemory, stage_memory
+from kedge.plan.shapes import ModelShape, shape_of
+from kedge.plan.ways import Changes, changes_to, merged, ways_of
+from kedge.plan.work import StageWork, work_of
+from kedge.recipe.rounds import rounds_of
+from kedge.recipe.schema import Recipe
+from kedge.recipe.wiring import Plan as Wiring
+from kedge.recipe.wiring import connect
+
+WORTH_IT: Final = 0.95
+"""Another way is proposed to a stage that fits if it takes at most this share of its time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of a stage or a whole recipe."""
+
+    seconds: float
+    kwh: float
+    money: float | None
+    """US dollars of GPUs; None without a price."""
+    labels: float = 0.0
+    label_money: float | None = None
+    """US dollars of labels; None without a price for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What a probe found of a stage: factors on what is reckoned, and the size of its passes."""
+
+    memory: float = 1.0
+    time: float = 1.0
+    pass_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayPlan:
+    """One way of holding a stage's models."""
+
+    name: str
+    holding: Holding
+    peak: int
+    fits: bool
+    step_s: float
+    cost: Cost
+    is_own: bool
+    changes: Changes | None
+    """What has to change in the recipe for it; None where this version has no such settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    name: str
+    kind: str
+    model: str
+    memory: StageMemory
+    fits: bool
+    time: StageTime
+    steps: int
+    tokens: float
+    cost: Cost
+    ways: tuple[WayPlan, ...]
+    best: WayPlan | None
+    """The way that is proposed; None where the stage stays as it is."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a recipe will take on a machine."""
+
+    name: str
+    machine: Machine
+    stages: tuple[StagePlan, ...]
+    times: int
+    """How often all of it is done: the rounds of a recipe."""
+    total: Cost
+    peak: int
+    fits: bool
+    changes: Changes
+    """Of all proposals together; empty where nothing is proposed."""
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: settings by their dotted paths."""
+        return cast("dict[str, Any]", _plain(asdict(self)))
+
+
+def plan_recipe(recipe: Recipe, machine: Machine) -> Plan:
+    """The plan of a recipe on a machine: from its settings, the configurations of its models and its data."""
+    return plan_works(recipe, works_of(recipe, machine), machine)
+
+
+def works_of(recipe: Recipe, machine: Machine) -> list[StageWork]:
+    """The work of every stage, in the order in which they are done; of a recipe with rounds, that of the first."""
+    recipe = _first_round(recipe)
+    wiring = connect(recipe)
+    reader = DataReader(recipe=recipe, wiring=wiring)
+    is_sharded = recipe.settings.placement.weights == "shard"
+    shards = machine.gpus if is_sharded else 1
+    shapes = _Shapes(recipe, wiring)
+    return [work_of(name, recipe.stages[name], shapes.of(name), reader, shards=shards) for name in wiring.order]
+
+
+def plan_works(
+    recipe: Recipe,
+    works: Sequence[StageWork],
+    machine: Machine,
+    corrections: Mapping[str, Correction] = MappingProxyType({}),
+) -> Plan:
+    """The plan of stages whose work is known; `corrections` are those of a probe, by stage."""
+    stages = tuple(_stage_plan(recipe, work, machine, corrections.get(work.name, Correction())) for work in works)
+    times = recipe.settings.rounds.count if recipe.settings.rounds else 1
+    total = _sum([stage.cost for stage in stages], times)
+    proposed = [stage.best.changes for stage in stages if stage.best is not None and stage.best.changes]
+    changes = merged(proposed)
+    return Plan(
+        name=recipe.settings.name,
+        machine=machine,
+        stages=stages,
+        times=times,
+        total=total,
+        peak=max((stage.memory.peak for stage in stages), default=0),
+        fits=all(stage.fits for stage in stages),
+        changes=changes,
+        notes=tuple(_notes(recipe, stages, machine)),
+    )
+
+
+def _first_round(recipe: Recipe) -> Recipe:
+    return recipe if recipe.settings.rounds is None else rounds_of(recipe).recipe(1)
+
+
+class _Shapes:
+    """The shape of each stage's model: that of the model behind its chain of `from`."""
+
+    def __init__(self, recipe: Recipe, wiring: Wiring) -> None:
+        self._recipe, self._wiring = recipe, wiring
+        self._known: dict[str, ModelShape] = {}
+
+    def of(self, stage: str) -> ModelShape:
+        source = self._source(stage)
+        if source not in self._known:
+            self._known[source] = shape_of(*config_values(source))
+        return self._known[source]
+
+    def _source(self, stage: str) -> str:
+        for link in self._wiring.links.get(stage, ()):
+            if link.field not in ("from", "models") or not {"model", "reward_model"} & set(link.kinds):
+                continue
+            if not link.stage:
+                return link.source()
+            if link.stage != stage and link.stage in self._wiring.links:
+                return self._source(link.stage)
+        return self._recipe.settings.model
+
+
+def reckon(work: StageWork, machine: Machine, correction: Correction) -> tuple[StageMemory, StageTime]:
+    """Memory and time of a stage, corrected."""
+    memory = stage_memory(work, machine, pass_tokens=correction.pass_tokens)
+    time = stage_time(work, memory, machine)
+    peak = round(correction.memory * memory.peak)
+    is_room = memory.fits if correction.memory <= 1 else memory.fits and peak <= machine.memory
+    whole = time.total + (correction.time - 1) * time.step * work.steps * work.members
+    return replace(memory, peak=peak, fits=is_room), replace(time, step=correction.time * time.step, total=whole)
+
+
+def _stage_plan(recipe: Recipe, work: StageWork, machine: Machine, correction: Correction) -> StagePlan:
+    memory, time = reckon(work, machine, correction)
+    others = ways_of(work, machine) if work.holding is not None else []
+    ways = [_way_plan(recipe, work, way, machine, correction) for way in others]
+    return StagePlan(
+        name=work.name,
+        kind=work.kind,
+        model=work.shape.source,
+        memory=memory,
+        fits=memory.fits,
+        time=time,
+        steps=work.steps * work.members,
+        tokens=work.tokens,
+        cost=_cost(time.total, work.labels, machine),
+        ways=tuple(ways),
+        best=best_of(ways),
+        notes=(*work.notes, *work.shape.notes),
+    )
+
+
+def _way_plan(recipe: Recipe, work: StageWork, way: Holding, machine: Machine, correction: Correction) -> WayPlan:
+    assert work.holding is not None
+    is_own = way == work.holding
+    measured = correction if is_own else replace(correction, pass_tokens=None)
+    memory, time = reckon(replace(work, holding=way), machine, measured)
+    return WayPlan(
+        name=way.name(),
+        holding=way,
+        peak=memory.peak,
+        fits=memory.fits,
+        step_s=time.step,
+        cost=_cost(time.total, work.labels, machine),
+        is_own=is_own,
+        changes=changes_to(way, work.holding, work.name, recipe.stages[work.name]),
+    )
+
+
+def best_of(ways: Sequence[WayPlan]) -> WayPlan | None:
+    """The cheapest way that fits and can be chosen, where the stage's own does not fit. One that does is left alone,
+    but for a faster way that learns the same; None where nothing is proposed."""
+    own = next((way for way in ways if way.is_own), None)
+    if own is None:
+        return None
+    fitting = [way for way in ways if way.fits and not way.is_own and way.changes is not None]
+    if own.fits:
+        fitting = [
+            way
+            for way in fitting
+            if _learns_the_same(way.holding, own.holding) and way.cost.seconds <= WORTH_IT * own.cost.seconds
+        ]
+    return min(fitting, key=lambda way: (way.cost.seconds, len(way.changes or ())), default=None)
+
+
+def _learns_the_same(way: Holding, own: Holding) -> bool:
+    return (way.roles, way.base_bits, way.frozen_bits) == (own.roles, own.base_bits, own.frozen_bits)
+
+
+def _cost(seconds: float, labels: float, machine: Machine) -> Cost:
+    hours = seconds / 3600
+    return Cost(
+        seconds=seconds,
+        kwh=hours * machine.gpus * machine.watts * LOAD_SHARE / 1000,
+        money=None if machine.price is None else hours * machine.gpus * machine.price,
+        labels=labels,
+        label_money=None if machine.label_price is None else labels * machine.label_price,
+    )
+
+
+def _sum(costs: Sequence[Cost], times: int) -> Cost:
+    def added(numbers: Sequence[float | None]) -> float | None:
+        known = [number for number in numbers if number is not None]
+        return times * sum(known) if known else None
+
+    return Cost(
+        seconds=times * sum(cost.seconds for cost in costs),
+        kwh=times * sum(cost.kwh for cost in costs),
+        money=added([cost.money for cost in costs]),
+        labels=times * sum(cost.labels for cost in costs),
+        label_money=added([cost.label_money for cost in costs]),
+    )
+
+
+def _notes(recipe: Recipe, stages: Sequence[StagePlan], machine: Machine) -> list[str]:
+    notes = list(dict.fromkeys(note for stage in stages for note in stage.notes))
+    if not machine.is_measured:
+        notes.append(f"{machine.name} was not measured: times are those of an H200 scaled by data sheets")
+    if machine.kind == "cpu":
+        notes[-1] = "times on a CPU are those of cores with AVX2 (docs/speed.md), and differ from machine to machine"
+    if machine.gpus > 1 and recipe.settings.placement.weights == "replicate":
+        notes.append(
+            "placement.weights: replicate: every GPU holds all weights; `shard` divides them (rows `shard` below)"
+        )
+    if machine.gpus > 1 and recipe.settings.placement.processes == 1 and recipe.settings.placement.groups is None:
+        notes.append(f"placement.processes is 1: {machine.gpus} GPUs need placement: {{processes: auto}}")
+    if any(stage.best and stage.best.holding.roles == "lora" for stage in stages):
+        notes.append("adapters want about ten times the learning rate of full weights: look at optimiser.lr")
+    return notes
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {".".join(key) if isinstance(key, tuple) else str(key): _plain(part) for key, part in items}
+    if isinstance(value, frozenset | set):
+        return sorted(cast("frozenset[str]", value))
+    return [_plain(part) for part in cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else value

@@ -1,0 +1,158 @@
+"""The plan of whole recipes: lengths from their data, order of their stages, costs, proposals; and its command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.commands.plan.command import Asked, plan
+from kedge.commands.plan.probe import probe_recipe, probed_stages
+from kedge.commands.plan.words import plan_panel
+from kedge.core.errors import ConfigError
+from kedge.core.seeds import seed_for
+from kedge.data.batching import step_rows
+from kedge.plan.machines import find_machine
+from kedge.plan.plan import plan_recipe, works_of
+from kedge.recipe.schema import Recipe, load_recipe
+
+RECIPE = """\
+kedge: 1
+name: loop
+model: tiny # the smallest
+stages:
+  sft: {kind: sft, data: demos.jsonl, batch: 4, epochs: 2, max_length: 512}
+  reward:
+    kind: reward
+    from: sft
+    data: pairs.jsonl
+    batch: 2
+    lora: {rank: 4}
+  ppo:
+    kind: ppo
+    from: sft
+    reward: reward
+    prompts: prompts.jsonl
+    batch: 4
+    iterations: 3
+    minibatches: 2
+    sampling: {max_new_tokens: 8}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    def asked(number: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{number}? " + "why " * (number % 5)}]
+
+    def answer(text: str) -> list[dict[str, str]]:
+        return [{"role": "assistant", "content": text}]
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    write("demos.jsonl", [{"messages": [*asked(n), *answer("yes " * (n % 7 + 1))]} for n in range(20)])
+    pairs = [{"prompt": asked(n), "chosen": answer("good"), "rejected": answer("bad bad")} for n in range(20)]
+    write("pairs.jsonl", pairs)
+    write("prompts.jsonl", [{"prompt": asked(n)} for n in range(12)])
+    file = tmp_path / "loop.yaml"
+    file.write_text(RECIPE)
+    return file
+
+
+def test_steps_are_those_that_the_run_will_take(recipe: Path) -> None:
+    loaded = load_recipe(recipe)
+    sft, reward, ppo = works_of(loaded, find_machine("h200"))
+    assert (sft.steps, reward.steps, ppo.steps, ppo.updates) == (10, 9, 3, 4)
+    tokens = [len(json.loads(line)["messages"][1]["content"]) for line in _lines(recipe.parent / "demos.jsonl")]
+    (first,) = list(step_rows(20, epochs=1, batch=4, seed=_seed(loaded, "sft"), max_steps=1))
+    # One token a byte: what a step counts is its answers, each with an end of turn.
+    assert sum(row.counted for item in sft.looked[0] for row in item) == sum(tokens[row] + 1 for row in first)
+    assert all(row.counted == 8 for step in ppo.looked for item in step for row in item)
+    assert (ppo.rewards, ppo.shared_reward, ppo.reference) == (1, True, True)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines()
+
+
+def _seed(loaded: Recipe, stage: str) -> int:
+    return seed_for(loaded.settings.seed, stage)
+
+
+def test_a_plan_adds_up_and_can_be_written_as_json(recipe: Path) -> None:
+    machine = find_machine("h200", gpus=2, price=3.0)
+    found = plan_recipe(load_recipe(recipe), machine)
+    assert [stage.name for stage in found.stages] == ["sft", "reward", "ppo"]
+    assert found.total.seconds == pytest.approx(sum(stage.cost.seconds for stage in found.stages))
+    assert found.total.money == pytest.approx(found.total.seconds / 3600 * 2 * 3.0)
+    assert found.fits
+    assert not found.changes
+    values = json.loads(json.dumps(found.as_dict()))
+    assert values["stages"][2]["ways"][0]["name"] == "lora"
+
+
+def test_what_does_not_fit_gets_the_cheapest_way_that_does_as_a_recipe_that_loads(recipe: Path) -> None:
+    wide = RECIPE.replace("{kind: sft,", "{kind: sft, optimiser: {lr: 1.0e-4},")
+    recipe.write_text(wide)
+    target = recipe.parent / "planned.yaml"
+    # Between what full weights and what adapters of the tiny model take.
+    answer = plan(Asked(recipe=recipe, gpu="0.0035", write=target))
+    sft = answer.plan.stages[0]
+    assert not sft.fits
+    assert sft.best is not None
+    fitting = [way for way in sft.ways if way.fits and way.changes is not None]
+    assert sft.best.cost.seconds == min(way.cost.seconds for way in fitting)
+    assert any(line.startswith("+") for line in answer.diff)
+    assert "# the smallest" in target.read_text()
+    again = plan(Asked(recipe=target, gpu="0.0035"))
+    assert again.plan.stages[0].fits
+    with pytest.raises(ConfigError, match="there already"):
+        plan(Asked(recipe=recipe, gpu="h200", write=target))
+    with pytest.raises(ConfigError, match="would be overwritten"):
+        plan(Asked(recipe=recipe, gpu="h200", write=recipe, force=True))
+
+
+def test_labels_and_rounds_cost_what_they_are_asked(recipe: Path) -> None:
+    tasks = "  tasks: {kind: tasks, models: [sft], prompts: prompts.jsonl, max_new_tokens: 8, heldout: 0}\n"
+    people = "  label: {kind: label, data: tasks, by: {kind: people, project: p, overlap: {share: 0.5, wanted: 3}}}\n"
+    recipe.write_text(RECIPE + tasks + people)
+    found = plan_recipe(load_recipe(recipe), find_machine("h200", label_price=0.5))
+    label = next(stage for stage in found.stages if stage.name == "label")
+    assert label.cost.labels == 12 * 2  # half of the tasks have three labels, half have one
+    assert found.total.label_money == pytest.approx(12.0)
+
+
+def test_simulated_layouts_are_those_of_the_model_of_scale(recipe: Path) -> None:
+    answer = plan(Asked(recipe=recipe, gpu="h200", gpus=4, simulate=True))
+    assert [row.layout for row in answer.simulated][:2] == ["shared, replicate", "shared, shard"]
+    assert {row.stage for row in answer.simulated} == {"ppo"}
+
+
+def test_the_panel_of_the_studio_has_stages_and_the_total(recipe: Path) -> None:
+    panel = dict(plan_panel(load_recipe(recipe)))
+    assert {"takes", "sft takes", "ppo takes"} <= panel.keys()
+    assert any("peak" in line for line in panel["ppo takes"])
+
+
+def test_stages_that_wait_for_somebody_are_not_probed(recipe: Path) -> None:
+    judged = "  eval: {kind: evaluate, models: [ppo], prompts: prompts.jsonl}\n"
+    recipe.write_text(RECIPE + judged)
+    assert probed_stages(load_recipe(recipe)) == ["sft", "reward", "ppo"]
+
+
+@pytest.mark.slow
+def test_a_probe_measures_every_stage_that_learns(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recipe.parent)
+    machine, loaded = find_machine("cpu"), load_recipe(recipe)
+    said: list[str] = []
+    rows = probe_recipe(recipe, (), loaded, works_of(loaded, machine), machine, said.append)
+    assert [(row.stage, row.problem) for row in rows] == [("sft", ""), ("reward", ""), ("ppo", "")]
+    assert all(row.measured_peak > 2**28 and row.measured_step_s > 0 for row in rows)
+    assert all(row.corrected_peak == pytest.approx(row.measured_peak, rel=0.1) for row in rows)
+    assert said == ["probe: 2 steps of sft, reward, ppo"]
+    assert not list(recipe.parent.glob(".kedge-probe-*"))
+    again = probe_recipe(recipe, ("stages.sft.data=absent.jsonl",), loaded, works_of(loaded, machine), machine, print)
+    assert "absent.jsonl" in again[0].problem
