@@ -150,6 +150,7 @@ def test_every_setting_is_named_by_a_test_of_this_stage() -> None:
     """A setting that nothing here speaks of is one that nobody has tried."""
     # tested where they live
     elsewhere = {"actor", "critic", "lora", "checkpoints", "reward", "gold", "detectors", "prompts", "eval"}
+    elsewhere |= {"offload", "frozen_bits"}
     text = "".join(file.read_text() for file in Path(__file__).parent.glob("*.py"))
     text += (Path(__file__).parents[1] / "conftest.py").read_text()
 

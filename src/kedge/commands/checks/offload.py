@@ -39,7 +39,7 @@ def offload_lines(values: Any, facts: ModelFacts, *, reward_members: int, on_gpu
 def bits_findings(recipe: Recipe) -> Iterator[Finding]:
     """A fatal finding where this machine cannot compute with frozen models of so few bits."""
     for name, settings in recipe.stages.items():
-        bits = getattr(getattr(settings, "memory", None), "frozen_bits", 16)
+        bits: Any = getattr(getattr(settings, "memory", None), "frozen_bits", 16)
         if bits == 16:
             continue
         from kedge.models.loading.load import refuse_bits  # torch

@@ -73,7 +73,7 @@ def table(rows: Sequence[RoleMemory]) -> list[str]:
     total                       1.5          0.0                   0
     >>> row = RoleMemory(role="critic", shared_bytes=0, own_bytes=0, learning_bytes=0, learns=0, host_bytes=3_000_000)
     >>> print(table([row])[1])
-    critic           0.0       0.0          0.0                   0       3.0
+    critic            0.0       0.0          0.0                   0       3.0
     """
 
     has_host = any(row.host_bytes for row in rows)
