@@ -32,8 +32,9 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.world import ALONE, World
 from kedge.data.batching import TokenSequence, padded_batches
 from kedge.models.forward.heads import language_model
+from kedge.models.forward.parts import local, num_parts
 from kedge.models.forward.reader import compile_layers
-from kedge.models.forward.sharding import local, num_parts, shard_model, whole_copy
+from kedge.models.forward.sharding import shard_model, whole_copy
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.models.training.learner import Learner

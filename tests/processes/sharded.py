@@ -22,14 +22,8 @@ from kedge.core.errors import KedgeError, ModelError, NumericsError
 from kedge.core.loss import ItemLoss
 from kedge.core.world import ALONE, World
 from kedge.models.forward.heads import language_model
-from kedge.models.forward.sharding import (
-    gathered,
-    is_part,
-    is_sharded,
-    local,
-    shard_model,
-    whole_copy,
-)
+from kedge.models.forward.parts import gathered, is_part, local
+from kedge.models.forward.sharding import is_sharded, shard_model, whole_copy
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.load import load_causal
 from kedge.models.training.passes import InferenceSize, Passes

@@ -25,7 +25,8 @@ from transformers import (
 
 from kedge.core.world import World
 from kedge.models.forward.lora import has_adapters, with_lora
-from kedge.models.forward.sharding import as_part, gathered, local, part_of, reading_note, shard_model
+from kedge.models.forward.parts import as_part, gathered, local, part_of
+from kedge.models.forward.sharding import reading_note, shard_model
 from kedge.models.loading import gather, start
 from kedge.models.loading import unread as loading_unread
 from kedge.models.loading.hashing import module_hash

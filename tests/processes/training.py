@@ -22,7 +22,7 @@ from kedge.core.optimiser import OptimiserSettings
 from kedge.core.records import cut, repeated, take
 from kedge.core.world import Spent, World
 from kedge.data.batching import TokenSequence, padded_batches
-from kedge.models.forward.sharding import gathered
+from kedge.models.forward.parts import gathered
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, Imitation, RoleSet
 from kedge.models.roles.lora import lora

@@ -60,6 +60,8 @@ def other_values(annotation: Any, value: Any) -> Iterator[Any]:
         yield "other"
     elif isinstance(value, int | float):
         yield from (value / 2, value * 2, value + 1, value + 2, 0.5)
+    elif isinstance(value, tuple):
+        yield from ([option] for of_items in get_args(annotation) for option in get_args(of_items))
     yield from (2, 0.5, 20, 5, True, "other", ["other"], [{"url": "http://x"}], [{"run": ["x"]}], {})
 
 

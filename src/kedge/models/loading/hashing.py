@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from kedge.core.files import HASHED_AT_ONCE, hash_folder, hash_json
 from kedge.models.forward.lora import adapters_of
-from kedge.models.forward.sharding import compute_dtype, gathered, is_part, is_sharded
+from kedge.models.forward.parts import gathered, is_part
+from kedge.models.forward.sharding import compute_dtype, is_sharded
 
 
 def module_hash(module: nn.Module, *, with_adapters: bool = False) -> str:

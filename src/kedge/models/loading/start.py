@@ -29,8 +29,9 @@ from kedge.models.forward.lora import (
     required_adapters,
     with_lora,
 )
+from kedge.models.forward.parts import gathered
 from kedge.models.forward.reader import compile_layers
-from kedge.models.forward.sharding import blocks_of, gathered, is_sharded
+from kedge.models.forward.sharding import blocks_of, is_sharded
 from kedge.models.loading.adapters import BASE, CONFIG, base_record, find_base, load_adapter, save_adapter
 from kedge.models.loading.gather import SHARD_SIZE, Reread, Stream, factors_of, gathered_model
 from kedge.models.loading.hashing import folder_hash

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kedge.models.forward.sharding import local
+from kedge.models.forward.parts import local
 from kedge.models.training.train_step import TrainStep
 
 _GRADIENT_BYTES = 4

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.models.forward.sharding import local, part_of
+from kedge.models.forward.parts import local, part_of
 
 
 class EMA:

@@ -23,8 +23,9 @@ from kedge.core.records import send
 from kedge.models.forward import heads
 from kedge.models.forward.heads import LanguageModel, base_language_model, language_model
 from kedge.models.forward.lora import has_adapters
+from kedge.models.forward.parts import gathered
 from kedge.models.forward.reader import evaluating
-from kedge.models.forward.sharding import frozen_copy, gathered, is_sharded
+from kedge.models.forward.sharding import frozen_copy, is_sharded
 from kedge.models.training.learner import Objective, Sums
 from kedge.models.training.passes import Cut, InferenceSize
 from kedge.models.training.preference_methods import (

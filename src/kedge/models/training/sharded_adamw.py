@@ -14,17 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.core.world import World
-from kedge.models.forward.sharding import (
-    as_part,
-    forget_sums,
-    is_part,
-    local,
-    num_copies,
-    num_parts,
-    part_of,
-    sharded_models,
-    until_last_pass,
-)
+from kedge.models.forward.parts import as_part, is_part, local, num_copies, num_parts, part_of
+from kedge.models.forward.sharding import forget_sums, sharded_models, until_last_pass
 from kedge.models.training.adamw import AdamWBackend, present
 
 

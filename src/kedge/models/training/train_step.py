@@ -24,7 +24,8 @@ from kedge.core.loss import widen
 from kedge.core.optimiser import OptimiserSettings
 from kedge.core.world import passes_of
 from kedge.models.forward.host_memory import host_copies
-from kedge.models.forward.sharding import is_part, is_sharded, local, part_of
+from kedge.models.forward.parts import is_part, local, part_of
+from kedge.models.forward.sharding import is_sharded
 from kedge.models.training.adamw import AdamWBackend, adamw_backend, load_state_of, make_adamw, state_of
 from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
 from kedge.models.training.sharded_adamw import ShardedAdamW, as_parts, own_parts, own_parts_of

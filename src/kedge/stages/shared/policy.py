@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from kedge.core.errors import ConfigError
 from kedge.models.forward.heads import LanguageModel, language_model
-from kedge.models.forward.sharding import num_copies, num_parts, reading_note, shard_model
+from kedge.models.forward.parts import num_copies, num_parts
+from kedge.models.forward.sharding import reading_note, shard_model
 from kedge.models.loading.load import dtype_for
 from kedge.models.loading.start import rounded_away, save_causal, start_causal
 from kedge.models.settings import LoraSettings, SaveDType, TrainingMemory

@@ -20,7 +20,8 @@ from kedge.core.errors import ConfigError
 from kedge.core.protocols import Generator, Metrics, Tracker
 from kedge.core.records import Prompts, Rollouts
 from kedge.core.world import World
-from kedge.models.forward.sharding import compute_dtype, gathered, is_part
+from kedge.models.forward.parts import gathered, is_part
+from kedge.models.forward.sharding import compute_dtype
 from kedge.models.loading.load import load_causal
 from kedge.models.roles.actor_critic import Critic, NoCritic, Policy, Reference, RoleSet, published
 from kedge.models.roles.build import RoleSpec, prepare
