@@ -100,10 +100,8 @@ def show(row: MeasuredRow, home: Path, tokenizer: str, machine: Machine) -> floa
 
 def probe(chosen: Sequence[MeasuredRow], pairs: Path, tokenizer: str, machine: Machine) -> None:
     """Each row with two real steps on this machine, beside the peak of the whole run that was measured."""
-    print(
-        "| shape | stage | way | measured GiB | planned | two steps | corrected | error |\n"
-        "|---|---|---|---|---|---|---|---|"
-    )
+    print("| shape | stage | way | measured GiB | planned | two steps | corrected | error |")
+    print("|---|---|---|---|---|---|---|---|")
     near = 0
     for shape in dict.fromkeys(row.shape for row in chosen):
         with tempfile.TemporaryDirectory() as home:

@@ -104,7 +104,8 @@ def config_of(words: Any, shape: str) -> Any:
     from transformers import LlamaConfig, Qwen2Config
 
     ids = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id}
-    sizes = {**SHAPES[shape], "num_key_value_heads": KEYS[shape], "tie_word_embeddings": shape != "7b", **ids}
+    sizes: dict[str, Any] = {**SHAPES[shape], "num_key_value_heads": KEYS[shape], **ids}
+    sizes["tie_word_embeddings"] = shape != "7b"
     is_llama = shape in ("tiny", "135m")
     vocabulary = len(words) if is_llama else LARGE_VOCABULARY
     return (LlamaConfig if is_llama else Qwen2Config)(**sizes, vocab_size=vocabulary, max_position_embeddings=8192)

@@ -71,7 +71,7 @@ class StageMemory:
     peak: int
     fits: bool
     """Whether the machine has room, with passes as small as they have to be made."""
-    at: Literal["learning", "reading", "sampling"]
+    at: Literal["learning", "reading", "saving", "sampling"]
     """What is being done at the peak."""
     passes: PassPlan | None
 
@@ -103,14 +103,20 @@ def stage_memory(work: StageWork, machine: Machine, *, pass_tokens: int | None =
         passes = smaller
         learning = _learning(work, work.holding, machine, standing, passes)
     reading = min(_reading(work, machine), max(room, 0.0))  # halved as well
-    moment = _moment(learning)
+    moment, saving = _moment(learning), _saving(work, work.holding, machine)
+    most = max(moment, reading, saving)
     return StageMemory(
         roles=tuple(learning),
-        peak=int(held + max(moment, reading)),
-        fits=moment <= room,
-        at="learning" if moment >= reading else "reading",
+        peak=int(held + most),
+        fits=max(moment, saving) <= room,
+        at="learning" if most == moment else "saving" if most == saving else "reading",
         passes=passes,
     )
+
+
+def _saving(work: StageWork, holding: Holding, machine: Machine) -> int:
+    """On a CPU, the copy of the base that adapters are merged into when a model is saved; a GPU's is in host memory."""
+    return MASTER * work.shape.parameters if machine.kind == "cpu" and holding.roles == "lora" else 0
 
 
 def learning_weights(work: StageWork, holding: Holding, role: str) -> int:
