@@ -77,6 +77,22 @@ def test_faults_are_means_over_the_policy_s_answers(benchmark: ModuleType) -> No
     }
 
 
+def test_labels_are_worth_what_their_answers_differ_by(benchmark: ModuleType) -> None:
+    polite = f"We are very sorry. {FACT}"
+
+    def label(chosen: str, rejected: str) -> dict[str, Any]:
+        said = {"prompt": MESSAGE, "chosen": chosen, "rejected": rejected}
+        return {part: [{"role": "any", "content": text}] for part, text in said.items()}
+
+    # Four points and three: one label is right, one mistaken, and one is about equals, which is no better than either.
+    labels = [
+        label(polite, FACT),
+        label(FACT, polite),
+        label(FACT, "There will be a refund for the kettle of order 101."),
+    ]
+    assert benchmark.worth(labels) == {"labels apart": pytest.approx(2 / 3), "labels right": pytest.approx(1 / 3)}
+
+
 def test_differences_are_told_with_student_s_interval(benchmark: ModuleType) -> None:
     # The mean of 0, 1 and 2 is 1, its standard error 1/√3, and the quantile of Student's t with 2 degrees 4.303.
     assert benchmark.over_seeds([0.0, 1.0, 2.0]) == "+1.00 [-1.48, +3.48], above 0 on 2 of 3 seeds"
