@@ -76,7 +76,7 @@ Row = dict[str, Any]
 def main() -> None:
     args = parse()
     start = time.process_time()
-    print("seed    SFT    half     one     two   difference, 95 %            peak          KL       accuracy", flush=True)
+    print("seed    SFT    half     one     two   difference, 95 %           peak         KL       accuracy", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         rows = [tell(compare(seed, args, (args.folder or Path(scratch)) / str(seed))) for seed in args.seeds]
     for arm, words in ARMS.items():
