@@ -4,8 +4,8 @@ Both arms begin with the same SFT model, ask about the same messages, and share 
 against the worst of four answers of the SFT model. The other half differs, and nothing else does: one round asks about
 four more answers of the SFT model, two rounds about four of the policy that came of the first half. Then a reward model
 learns from all labels, and PPO begins at SFT with the same settings. The recipe is `recipes/rounds.yaml` with the
-demo's model and data. The price of KL may change by a fifth in an iteration: reward models of a second round have a
-wider range of scores, and with a slow price one policy ended 15 nats from SFT where that of one round was at 7.
+demo's model and data. The price of KL may change by a fifth in an iteration, so that both come near the same target
+(`--target`); how near is printed.
 
 Printed by seed: the true reward of the policies on 100 held-out messages, four answers each; the difference with its
 95 % interval over messages; the best mean of five iterations that each arm had on its training prompts (`peak`), where
