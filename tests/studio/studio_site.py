@@ -101,6 +101,7 @@ def make_site(folder: Path, *, command: Sequence[str] | None = None, upload_limi
         run_command=run_command,
         serve_command=lambda model, token: (sys.executable, "-c", SLEEPER),
         add_badcase=lambda bad: "case-1",
+        ask_people=lambda question: f"asked-{len(question.answers)}",
     )  # fmt: skip
     jobs = Jobs(project.state / "jobs", cwd=project.folder)
     studio = Studio(project=project, services=services, jobs=jobs, upload_limit=upload_limit)

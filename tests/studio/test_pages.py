@@ -145,6 +145,32 @@ def test_the_badcase_is_one_that_a_gate_replays(tmp_path: Path) -> None:
     assert (case.id, case.bad, case.why) == (identity, "no!", "rude")
 
 
+def test_people_are_asked_about_a_pair_or_else_about_one_answer(site: StudioSite, room: ChatRoom) -> None:
+    room.say("hello")
+    room.say("again")  # each model goes on with its own answer: these two are no pair
+    html = site.post("/chat/ask", {"turn": 0, "side": 1}).json()["html"]
+    assert "which answer is better: project asked-2" in html
+    html = site.post("/chat/ask", {"turn": 1, "side": 1}).json()["html"]
+    assert "whether the answer of b is good: project asked-1" in html
+    assert "no such answer" in site.post("/chat/ask", {"turn": 2, "side": 0}).json()["error"]
+
+
+def test_what_people_are_asked_is_in_the_store_of_the_folder(tmp_path: Path) -> None:
+    from kedge.label.database import open_store
+    from kedge.label.projects import find_project
+    from kedge.label.status import status
+    from kedge.web.studio.services import Question
+
+    prompt = [{"role": "user", "content": "hi"}]
+    for answers in ({"a": "hello", "b": "no"}, {"b": "no", "a": "hello"}, {"a": "hello"}):
+        assert command._ask_people(tmp_path, Question(prompt=prompt, answers=answers)) == "studio"
+    store = open_store(str(tmp_path / "labels.db"))
+    project = find_project(store, "studio")
+    assert set(project.questions) == {"pair", "thumb"}
+    assert status(store, project).items == 2  # the pair was put twice
+    store.close()
+
+
 def test_the_address_stays_the_same(tmp_path: Path) -> None:
     token, port = command.kept_address(tmp_path / "state")
     assert port == 0

@@ -15,7 +15,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kedge.commands.listening import listen
 from kedge.core.errors import ConfigError, KedgeError, PluginError
@@ -24,7 +24,7 @@ from kedge.core.files import write_json
 if TYPE_CHECKING:
     from kedge.recipe.schema import Recipe
     from kedge.stages.shared.context import Say
-    from kedge.web.studio.services import BadAnswer, FileReport, PlanPart, Report, Services, Verdict
+    from kedge.web.studio.services import BadAnswer, FileReport, PlanPart, Question, Report, Services, Verdict
 
 ADDRESS: Final = "127.0.0.1"
 CHECK_S: Final = 600.0
@@ -140,6 +140,7 @@ def make_services(folder: Path) -> Services:
         run_command=_run_command,
         serve_command=lambda model, token: (*_RUN, "serve", model, "--port", "0", "--token-file", str(token)),
         add_badcase=partial(_add_badcase, folder),
+        ask_people=partial(_ask_people, folder),
     )
 
 
@@ -291,3 +292,38 @@ def _add_badcase(folder: Path, bad: BadAnswer) -> str:
         siblings=(),
     )
     return case.id
+
+
+_ASKED = "studio"
+"""The project of labels that questions of the chat go into."""
+_GUIDELINE = """\
+Which answer would you rather have got? Think of what was asked: is it answered, is it right, is it no longer than it
+need be? Of a single answer: would you have been content with it?
+"""
+
+
+def _ask_people(folder: Path, question: Question) -> str:
+    """Put answers of the chat to people, in a project of the store of this folder; both are made where there are none.
+
+    A question that was put before is not put again."""
+    from kedge.data.examples import Message
+
+    try:
+        from kedge.label.database import open_store
+        from kedge.label.incoming import Draft, DraftAnswer
+        from kedge.label.items import add_items
+        from kedge.label.projects import all_names, find_project, new_project
+    except ModuleNotFoundError as error:
+        raise PluginError(f"labels need {error.name}: pip install 'kedge[label]'") from error
+    prompt = tuple(Message(cast(Any, message["role"]), message["content"]) for message in question.prompt)
+    answers = tuple(
+        DraftAnswer(text=(Message("assistant", text),), model=model) for model, text in question.answers.items()
+    )
+    store = open_store(str(folder / "labels.db"), create=True)
+    try:
+        is_there = _ASKED in all_names(store)
+        project = find_project(store, _ASKED) if is_there else new_project(store, _ASKED, ("pair", "thumb"), _GUIDELINE)
+        add_items(store, project, [Draft(prompt=prompt, answers=answers)], origin="chat")
+    finally:
+        store.close()
+    return project.name

@@ -1,4 +1,4 @@
-"""`/chat`: talk with models of the project; answers become data or badcases."""
+"""`/chat`: talk with models of the project; answers become data, badcases, or questions to people."""
 
 from __future__ import annotations
 
@@ -91,6 +91,10 @@ def add_chat(app: FastAPI, studio: Studio) -> None:
     def badcase(body: Case) -> Response:  # pyright: ignore[reportUnusedFunction]
         chat = room.badcase(body.turn, body.side, why=body.why, check=body.check, value=body.value)
         return shown(chat, "kept as a badcase")
+
+    @app.post("/chat/ask")
+    def ask(body: OfAnswer) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return shown(room.ask(body.turn, body.side))
 
 
 def _talk(room: ChatRoom, chat: Chat | None) -> str:

@@ -21,7 +21,7 @@ from kedge.data.examples import Message
 from kedge.web.chat_models import ChatModel
 from kedge.web.studio.context import Studio
 from kedge.web.studio.jobs import Job
-from kedge.web.studio.services import BadAnswer
+from kedge.web.studio.services import BadAnswer, Question
 
 LONGEST: Final = 20_000
 """Characters of a message."""
@@ -164,6 +164,20 @@ class ChatRoom:
         bad = BadAnswer(prompt=prompt, answer=answer, model=chat.models[side], why=why, check=check, value=value)
         case = self.studio.services.add_badcase(bad)
         return self._sent(turn, None, {}, f"badcase {case}, which every gate replays")
+
+    def ask(self, turn: int, side: int) -> Chat:
+        """People are asked which answer is better; where the two are no pair, whether this one is good."""
+        chat, prompt, answer = self._answer(turn, side)
+        others = [other for other in range(len(chat.models)) if other != side]
+        pair = [
+            other
+            for other in others
+            if prompt == self._answer(turn, other)[1] and answer != chat.turns[turn].answers[other]
+        ]
+        answers = {chat.models[place]: chat.turns[turn].answers[place] for place in (side, *pair)}
+        project = self.studio.services.ask_people(Question(prompt=prompt, answers=answers))
+        what = "which answer is better" if pair else f"whether the answer of {chat.models[side]} is good"
+        return self._sent(turn, None, {}, f"people are asked {what}: project {project} of labels.db")
 
     def _answer(self, turn: int, side: int) -> tuple[Chat, list[dict[str, str]], str]:
         chat = self._there()

@@ -56,6 +56,15 @@ class BadAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Answers of a chat that people are asked about: which of two is better, or whether one is good."""
+
+    prompt: Sequence[Mapping[str, str]]
+    answers: Mapping[str, str]
+    """By the models that gave them; who labels never sees which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     templates: Callable[[], Mapping[str, str]]
     """Name and summary."""
@@ -76,3 +85,5 @@ class Services:
     """The command that serves a model, with the file of its token."""
     add_badcase: Callable[[BadAnswer], str]
     """Keeps a badcase and gives its id."""
+    ask_people: Callable[[Question], str]
+    """Puts a question to people, and gives the name of the project of labels that it is in."""

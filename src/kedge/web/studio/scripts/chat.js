@@ -1,4 +1,4 @@
-// A chat: Enter sends; answers become data or badcases; models are waited for while they load.
+// A chat: Enter sends; answers become data, badcases, or questions to people; models are waited for while they load.
 (() => {
   const { $, post, say } = kedge;
   const talk = $("#talk"), dialog = $("#case"), form = $("#case-form");
@@ -30,6 +30,7 @@
     try {
       if (button.dataset.thumb) await send("/chat/thumb", { ...answer, is_good: button.dataset.thumb === "true" });
       else if (button.dataset.prefer !== undefined) await send("/chat/prefer", answer);
+      else if (button.dataset.ask !== undefined) await send("/chat/ask", answer);
       else { form.reset(); $(".problem", form).hidden = true; dialog.showModal(); }
     } catch (error) { say(error.message, true); }
   });
