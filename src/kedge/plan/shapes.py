@@ -96,7 +96,7 @@ def shape_of(config: Mapping[str, Any], source: str) -> ModelShape:
     >>> tiny = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
     ...     "num_attention_heads": 2, "vocab_size": 10, "tie_word_embeddings": True}
     >>> shape_of(tiny, "x").parameters
-    1376
+    1400
     """
     text: Mapping[str, Any] = config.get("text_config") or config
     lacking = [name for name in ("num_hidden_layers", "hidden_size", "vocab_size") if not text.get(name)]

@@ -154,7 +154,7 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def gib(size: float) -> str:
     """
     >>> gib(2**30), gib(5 * 2**20)
-    ('1.0', '0.005')
+    ('1.0', '0.0049')
     """
     number = size / GIB
     return f"{number:.1f}" if number >= 0.95 or not number else f"{number:.2g}"
@@ -180,7 +180,7 @@ def _seconds(seconds: float) -> str:
 def _duration(seconds: float) -> str:
     """
     >>> _duration(45), _duration(200), _duration(7300), _duration(200_000)
-    ('45 s', '3 min 20 s', '2 h 02 min', '2 d 7 h')
+    ('45 s', '3 min 20 s', '2 h 01 min', '2 d 7 h')
     """
     whole = round(seconds)
     if whole < 100:

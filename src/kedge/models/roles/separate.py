@@ -59,10 +59,10 @@ def separate_reference(spec: RoleSpec) -> tuple[Reference, RoleMemory, str]:
     model = load_causal(spec.base, dtype=spec.dtype, device=spec.device, bits=spec.frozen_bits, unread=unread)
     prepare(spec, model, learns=False)
     shard(spec, model)
-    backbone, reference_hash = FullBackbone(model), module_hash(model)
+    backbone, head, reference_hash = FullBackbone(model), output_head(model), module_hash(model)
     moved = MovedWeights([model]) if "reference" in spec.offload else None
     memory = of_role("reference", own=parameters_of(model), is_moved=moved is not None)
-    return make_reference(spec, backbone, output_head(model), moved), memory, reference_hash
+    return make_reference(spec, backbone, head, moved), memory, reference_hash
 
 
 def separate_critic(spec: RoleSpec) -> tuple[Critic | NoCritic, list[RoleMemory]]:
