@@ -326,7 +326,7 @@ def test_a_long_run_is_diagnosed_in_no_time() -> None:
     long_run = history(list(healthy(random.Random(1), steps=1000, answers=64)))
     began = time.process_time()
     diagnose(long_run)
-    assert time.process_time() - began < 1  # 0.15 s on an idle core
+    assert time.process_time() - began < 10  # 0.15 s on an idle core; quadratic work would take minutes
 
 
 def test_only_the_change_of_a_likely_cause_is_proposed(steady: Steady) -> None:
