@@ -295,12 +295,14 @@ class FusedAdamW:
         world.add(*present(self._sums))
 
     def norm(self) -> Tensor:
+        """Added up in the order of the weights: any other order of types would change the last bit."""
         gradients = present(self._sums)
-        by_type = [
-            [gradient for gradient in gradients if gradient.dtype == dtype]
-            for dtype in {gradient.dtype for gradient in gradients}
-        ]
-        norms = [norm for same_type in by_type for norm in _torch._foreach_norm(same_type, 2, torch.float32)]
+        norms = gradients[:]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            indices = [index for index, gradient in enumerate(gradients) if gradient.dtype == dtype]
+            of_type = _torch._foreach_norm([gradients[index] for index in indices], 2, torch.float32)
+            for index, norm in zip(indices, of_type, strict=True):
+                norms[index] = norm
         return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
