@@ -145,6 +145,35 @@ def test_weights_in_parts_stay_in_parts(tmp_path: Path) -> None:
     assert imported_into(tmp_path / "c", "openrlhf-dpo.sh").recipe["placement"] == {"processes": "auto"}  # ZeRO-2
 
 
+PPO_RAY = "python -m openrlhf.cli.train_ppo_ray --pretrain a/b --prompt_data p.jsonl --reward_pretrain c/d "
+
+
+@pytest.mark.parametrize(
+    ("command", "moved"),
+    [
+        (f"{PPO_RAY} --adam_offload", ["optimiser"]),
+        (f"{PPO_RAY} --adam_offload --ref_reward_offload", ["optimiser", "reference", "reward"]),
+        (f"{PPO_RAY} --ref_offload", ["reference"]),
+        (f"{PPO_RAY} --ref_offload --lora_rank 8", None),  # it shares the policy's weights
+        (
+            f"{PPO_RAY.replace('--reward_pretrain c/d', '--remote_rm_url http://x/y')} --ref_reward_offload",
+            ["reference"],
+        ),
+        (f"{PPO_RAY} --adam_offload --zero_stage 3", None),  # weights in parts are not moved
+        ("python -m openrlhf.cli.train_sft --pretrain a/b --dataset d.jsonl --adam_offload", ["optimiser"]),
+    ],
+)
+def test_what_openrlhf_keeps_on_the_host_is_kept_there(command: str, moved: list[str] | None, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(command)
+    imported = import_recipe("openrlhf", tmp_path / "run.sh", tmp_path / "recipe.yaml", Asked())
+    write_recipe(imported)
+    assert load_recipe(tmp_path / "recipe.yaml").tree.values == imported.recipe
+    (stage,) = imported.recipe["stages"].values()
+    assert stage.get("memory", {}).get("offload") == moved
+    verdicts = {row.verdict for row in imported.rows if row.field.endswith("offload")}
+    assert verdicts == {"taken" if moved else "not needed"}
+
+
 def test_files_are_named_from_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "sft.yaml").write_text("model_name_or_path: tiny\ndataset_name: rows.jsonl\npacking: false\n")

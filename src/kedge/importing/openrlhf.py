@@ -224,13 +224,14 @@ TABLE: Final[Mapping[str, Rule]] = table(
         "input_key output_key prompt_key chosen_key rejected_key label_key": part_of("data", "its columns"),
         "ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node actor_num_nodes "
         "actor_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node colocate_actor_ref colocate_critic_reward "
-        "colocate_all_models ref_reward_offload ref_offload actor_init_on_gpu": skip(GPUS),
-        "zpg adam_offload local_rank overlap_comm grad_accum_dtype deepcompile dist_backend "
+        "colocate_all_models actor_init_on_gpu": skip(GPUS),
+        "zpg local_rank overlap_comm grad_accum_dtype deepcompile dist_backend "
         "deepspeed_enable_sleep use_ds_universal_ckpt disable_ds_ckpt": skip(training.SHARDED),
         "micro_train_batch_size micro_rollout_batch_size use_dynamic_batch train_max_tokens_per_gpu "
         "rollout_max_tokens_per_gpu vllm_generate_batch_size rollout_tasks_per_gpu": skip(
             "`micro_batch: auto` finds its size"
         ),
+        "adam_offload ref_offload ref_reward_offload": openrlhf_rules.offload,
         "zero_stage": lambda value, source: training.sharded(f"stage{whole(value)}", source),
         "bf16": skip("the device decides (`memory.dtype: auto`); what learns has float32 weights"),
         "flash_attn attn_implementation packing_samples use_liger_kernel gradient_checkpointing_use_reentrant "

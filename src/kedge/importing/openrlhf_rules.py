@@ -25,6 +25,11 @@ ESTIMATORS: Final = {
     "dr_grpo": "dr_grpo",
     "grpo": "grpo",
 }
+OFFLOADED: Final = {
+    "adam_offload": ("optimiser",),
+    "ref_offload": ("reference",),
+    "ref_reward_offload": ("reference", "reward"),
+}
 MANY: Final = 1_000_000
 """A bound of rows from which on it is none."""
 
@@ -160,6 +165,24 @@ def ema(value: Any, source: Source) -> Outcome:
     return (
         taken("stage.ema", source.number("ema_beta", 0.992), source) if flag(value) else unneeded("it asks for nothing")
     )
+
+
+def offload(value: Any, source: Source) -> Outcome:
+    """All options that ask for it make one list, which each of them sets."""
+    if not flag(value):
+        return unneeded("it asks for nothing")
+    if whole(source.get("zero_stage", 2)) == 3:
+        return unneeded("weights in parts (zero_stage 3) stay on their GPUs: each process holds a part")
+    wanted = {role for option, roles in OFFLOADED.items() if flag(source.get(option, False)) for role in roles}
+    movable = ["optimiser"]
+    if source.is_rl and not source.is_lora:
+        movable.append("reference")
+    if source.is_rl and source.get("reward_pretrain") and not source.get("remote_rm_url"):
+        movable.append("reward")
+    moved = [role for role in movable if role in wanted]
+    if not moved:
+        return unneeded("the reference shares the policy's weights, and no reward model is held here")
+    return taken("stage.memory.offload", moved, source, "in the host's memory between turns")
 
 
 def engines(value: Any, source: Source) -> Outcome:

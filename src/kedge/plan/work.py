@@ -7,7 +7,7 @@ alone. Left out: looks at the policy while it trains, samples, early stopping, r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,7 +99,7 @@ def work_of(name: str, settings: Section, shape: ModelShape, reader: DataReader,
     values: Any = settings
     match str(getattr(values, "kind", "")):
         case "sft":
-            return _supervised(name, values, shape, reader, shards, data="data")
+            return _sft(name, values, shape, reader, shards)
         case "reward":
             return _reward(name, values, shape, reader, shards)
         case "preference":
@@ -115,9 +115,8 @@ def work_of(name: str, settings: Section, shape: ModelShape, reader: DataReader,
             return StageWork(name=name, kind=kind, family="other", shape=shape, labels=labels)
 
 
-def _supervised(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: int, *, data: str) -> StageWork:
-    items = reader.items(name, data, longest=values.max_length, too_long=values.too_long)
-    steps = num_steps(items.count, epochs=values.epochs, batch=values.batch, max_steps=values.max_steps)
+def _training(name: str, values: Any, shape: ModelShape, shards: int, steps: int, notes: tuple[str, ...]) -> StageWork:
+    """What all stages that train have in common: one model that learns in so many steps."""
     return StageWork(
         name=name,
         kind=values.kind,
@@ -127,11 +126,19 @@ def _supervised(name: str, values: Any, shape: ModelShape, reader: DataReader, s
         learners=("model",),
         layers=shape.layers,
         steps=steps,
-        looked=items.steps(values.batch, count=steps, seed=reader.seed(name)),
         micro_batch=values.micro_batch,
         saves=_saves(values, steps),
         is_compiled=values.memory.compile is not False,
-        notes=items.notes,
+        notes=notes,
+    )
+
+
+def _sft(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: int) -> StageWork:
+    items = reader.items(name, "data", longest=values.max_length, too_long=values.too_long)
+    steps = num_steps(items.count, epochs=values.epochs, batch=values.batch, max_steps=values.max_steps)
+    return replace(
+        _training(name, values, shape, shards, steps, items.notes),
+        looked=items.steps(values.batch, count=steps, seed=reader.seed(name)),
     )
 
 
@@ -140,22 +147,14 @@ def _reward(name: str, values: Any, shape: ModelShape, reader: DataReader, shard
     items = reader.items(name, "data", longest=values.max_length, too_long=values.too_long)
     items = items if values.heldout else items.without(values.heldout_share, seed)
     steps = num_steps(items.count, epochs=values.epochs, batch=values.batch, max_steps=values.max_steps)
-    return StageWork(
-        name=name,
-        kind=values.kind,
+    return replace(
+        _training(name, values, shape, shards, steps, items.notes),
         family="reward",
-        shape=shape,
-        holding=holding_of(values, shards=shards),
-        learners=("model",),
         members=values.members,
         layers=shape.layers - values.frozen_layers,
-        steps=steps,
         looked=items.steps(values.batch, count=steps, seed=seed_for(seed, "member", 0)),
         has_logits=False,
-        micro_batch=values.micro_batch,
         saves=values.members * _saves(values, steps),
-        is_compiled=values.memory.compile is not False,
-        notes=items.notes,
     )
 
 
@@ -175,24 +174,14 @@ def _preference(name: str, values: Any, shape: ModelShape, reader: DataReader, s
         asked = items.steps(values.batch, count=steps, seed=reader.seed(name))
         looked = [[_answered(item, 2, new) for item in step] for step in asked]
         sampling = _sampling_of(items.items, items.count * online.answers, new, online.rows, online.rounds)
-    return StageWork(
-        name=name,
-        kind=values.kind,
-        family="supervised",
-        shape=shape,
-        holding=holding_of(values, shards=shards),
-        learners=("model",),
-        layers=shape.layers,
+    return replace(
+        _training(name, values, shape, shards, steps, items.notes),
         reference=values.method.kind == "tdpo",
         rewards=1 if online is not None and _is_model(online.reward) else 0,
-        steps=steps,
         looked=looked,
         micro_batch=values.batch if values.is_sorted else values.micro_batch,
         sampling=sampling,
         reads=1.0 / max(1.0, values.epochs),  # the reference is asked once of each answer, whatever the epochs are
-        saves=_saves(values, steps),
-        is_compiled=values.memory.compile is not False,
-        notes=items.notes,
     )
 
 
@@ -206,22 +195,11 @@ def _best_of_n(name: str, values: Any, shape: ModelShape, reader: DataReader, sh
     steps = min(steps, values.max_steps or steps)
     rows = method.answers + 1 if is_bond else 1
     asked = items.steps(values.batch, count=steps, seed=reader.seed(name))
-    return StageWork(
-        name=name,
-        kind=values.kind,
-        family="supervised",
-        shape=shape,
-        holding=holding_of(values, shards=shards),
-        learners=("model",),
-        layers=shape.layers,
+    return replace(
+        _training(name, values, shape, shards, steps, items.notes),
         rewards=1 if _is_model(values.reward) else 0,
-        steps=steps,
         looked=[[_answered(item, rows, new) for item in step] for step in asked],
-        micro_batch=values.micro_batch,
         sampling=_sampling_of(items.items, items.count * values.n, new, values.rows, rounds),
-        saves=_saves(values, steps),
-        is_compiled=values.memory.compile is not False,
-        notes=items.notes,
     )
 
 
@@ -232,29 +210,21 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
     answered = [[(row,) for item in step for row in _answered(item, values.answers, new)] for step in asked]
     has_critic = values.kind == "ppo"
     rewards = _reward_members(reader, name)
-    return StageWork(
-        name=name,
-        kind=values.kind,
+    return replace(
+        _training(name, values, shape, shards, iterations, items.notes),
         family="rl",
-        shape=shape,
-        holding=holding_of(values, shards=shards),
         learners=("policy", "critic") if has_critic else ("policy",),
-        layers=shape.layers,
         reference=True,
         rewards=rewards,
         shared_reward=rewards > 0 and _shares_reward(reader, name, values, shape),
-        steps=iterations,
         updates=values.epochs * values.minibatches,
         minibatches=values.minibatches,
         looked=[part for step in answered for part in _minibatches(step, values.minibatches)],
         batch_tokens=max((sum(row.tokens for item in step for row in item) for step in answered), default=0),
         has_average=values.ema is not None,
-        micro_batch=values.micro_batch,
         sampling=_sampling_of(items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations),
         reads=2.0 + has_critic + rewards,
         saves=_saves(values, iterations) + 1,
-        is_compiled=values.memory.compile is not False,
-        notes=items.notes,
     )
 
 

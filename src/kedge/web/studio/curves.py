@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from markupsafe import Markup
 
@@ -31,10 +31,16 @@ Smoothing = Annotated[int, Query(ge=1, le=1000)]
 Step = Annotated[float | None, Query(allow_inf_nan=False)]
 
 
-def add_curves(app: FastAPI, studio: Studio) -> None:
-    def plot_of(run: Sequence[str], picked: Picked) -> Plot | None:
-        return overlay(stages_of(studio, run), picked)
+def _picked(
+    metric: Names = (), smoothing: Smoothing = 1, is_scaled: bool = False, first: Step = None, last: Step = None
+) -> Picked:
+    return Picked(metrics=tuple(metric), smoothing=smoothing, is_scaled=is_scaled, first=first, last=last)
 
+
+Chosen = Annotated[Picked, Depends(_picked)]
+
+
+def add_curves(app: FastAPI, studio: Studio) -> None:
     @app.get("/curves")
     def curves_page(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]  # fastapi calls it
         names = studio.project.run_names()
@@ -48,31 +54,15 @@ def add_curves(app: FastAPI, studio: Studio) -> None:
         return JSONResponse({"metrics": metric_names([stage for _, stage in stages]), "revision": revision})
 
     @app.get("/curves/chart")
-    def chart(  # pyright: ignore[reportUnusedFunction]
-        run: Names = (),
-        metric: Names = (),
-        smoothing: Smoothing = 1,
-        is_scaled: bool = False,
-        first: Step = None,
-        last: Step = None,
-    ) -> Response:
-        picked = Picked(metrics=tuple(metric), smoothing=smoothing, is_scaled=is_scaled, first=first, last=last)
-        plot = plot_of(run, picked)
+    def chart(what: Chosen, run: Names = ()) -> Response:  # pyright: ignore[reportUnusedFunction]
+        plot = overlay(stages_of(studio, run), what)
         if plot is None:
             return HTMLResponse(f'<p class="soft">{_NOTHING}</p>')
         return HTMLResponse(escaped(str(svg.figure(plot, WIDE) + _scale_of(plot))))
 
     @app.get("/curves/export.svg")
-    def export_svg(  # pyright: ignore[reportUnusedFunction]
-        run: Names = (),
-        metric: Names = (),
-        smoothing: Smoothing = 1,
-        is_scaled: bool = False,
-        first: Step = None,
-        last: Step = None,
-    ) -> Response:
-        picked = Picked(metrics=tuple(metric), smoothing=smoothing, is_scaled=is_scaled, first=first, last=last)
-        plot = plot_of(run, picked)
+    def export_svg(what: Chosen, run: Names = ()) -> Response:  # pyright: ignore[reportUnusedFunction]
+        plot = overlay(stages_of(studio, run), what)
         if plot is None:
             return PlainTextResponse(_NOTHING, status_code=404)
         return _file(picture([plot], columns=1), "image/svg+xml", "curves.svg")
