@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -18,9 +19,16 @@ import pytest
 import torch
 from hypothesis import settings
 
+gc.disable()  # until all tests are collected: there is no garbage in what they are made of
 torch.set_num_threads(1)
 settings.register_profile("kedge", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("kedge")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are looked through at every collection of garbage, unless they are left out."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

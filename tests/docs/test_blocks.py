@@ -15,7 +15,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -59,10 +61,16 @@ def commands_of(text: str) -> Iterator[tuple[str, bool]]:
             yield found, bool(inline)
 
 
+@cache
+def command_line() -> Any:
+    """The parser of `kedge`, which takes a while to make."""
+    return get_command(app)
+
+
 def parse(command: str, *, is_named: bool = False) -> None:
     """As the command line would, but for running it. In running text a command may be named without its arguments."""
     words = shlex.split(re.sub(r"\b[A-Z]{2,}\b", "1", command), comments=True)[1:]  # SEED stands for a number
-    parser, name = get_command(app), "kedge"
+    parser, name = command_line(), "kedge"
     while isinstance(parser, TyperGroup) and words and not words[0].startswith("-"):
         if words[0] not in parser.commands:
             words.insert(0, getattr(parser, "default_command", words[0]))

@@ -87,6 +87,7 @@ def test_a_model_of_length_stops_the_run_and_goes_on_only_when_told_to(
     assert report(run)["accuracy"] == found["accuracy"]
 
 
+@pytest.mark.slow
 def test_length_control_raises_the_accuracy_where_the_longer_answer_lost(
     kedge: Callable[..., int], rows: Callable[..., Path], recipe: Path, tmp_path: Path
 ) -> None:

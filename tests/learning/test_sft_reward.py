@@ -79,6 +79,7 @@ def train(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flip", [0.0, 0.2])
 def test_where_the_facts_are_right_it_learns_what_people_like(
     flip: float, train: Callable[..., tuple[float, float]]

@@ -102,6 +102,7 @@ def _serve(line: Connection, rank: int) -> None:
             return
         try:
             dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timeout)
+            dist.barrier()  # else one that is done at once leaves while others still connect to it
             line.send((function(ProcessWorld(), *arguments), ""))
             dist.destroy_process_group()
         except BaseException:
