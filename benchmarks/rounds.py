@@ -275,9 +275,9 @@ def accuracy(answers: Sequence[Row]) -> float:
     return fmean((a[0] > b[0]) == (a[1] > b[1]) for a, b in pairs) if pairs else 0.5
 
 
-def faults(answers: Sequence[Row]) -> dict[str, float]:
+def faults(answers: Sequence[Row], policy: str = "ppo") -> dict[str, float]:
     """What the policy's answers do wrong, each as a mean over answers."""
-    readings = [read_reply(row["prompt"][-1]["content"], row["answer"]) for row in answers if row["model"] == "ppo"]
+    readings = [read_reply(row["prompt"][-1]["content"], row["answer"]) for row in answers if row["model"] == policy]
     return {
         "facts missing": fmean(list(reading.facts.values()).count("missing") for reading in readings),
         "facts wrong": fmean(list(reading.facts.values()).count("wrong") for reading in readings),
