@@ -30,6 +30,7 @@ PAGES = {
     "reward-polite": "results.md",
     "rlaif": "feedback.md",
     "rounds": "rounds.md",
+    "rounds-dpo": "rounds.md",
 }
 """The page about a recipe, where it is not that of the last stage that trains."""
 KINDS = {"best_of_n": "best-of-n.md", "group": "group.md", "ppo": "ppo.md", "preference": "preference.md"}

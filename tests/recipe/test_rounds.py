@@ -121,3 +121,9 @@ def test_the_shipped_recipe_has_rounds_that_can_run() -> None:
     rounds = rounds_of(load_recipe(template_folder() / "rounds.yaml"))
     assert (rounds.once, rounds.policy, rounds.reward) == (("sft",), "ppo", "reward")
     assert rounds.repeated == ("ask", "prepare", "reward", "ppo", "eval")
+
+
+def test_the_shipped_recipe_of_dpo_goes_on_from_the_round_before() -> None:
+    rounds = rounds_of(load_recipe(template_folder() / "rounds-dpo.yaml"))
+    assert (rounds.once, rounds.policy, rounds.reward) == (("sft",), "dpo", None)
+    assert rounds.repeated == ("ask", "prepare", "dpo", "eval")

@@ -1,4 +1,4 @@
-"""What `benchmarks/rounds.py` reads from runs: closed forms, no training."""
+"""What `benchmarks/rounds.py` and `rounds_dpo.py` ask for and read from runs: closed forms, no training."""
 
 from __future__ import annotations
 
@@ -15,20 +15,30 @@ from kedge.recipe.rounds import rounds_of
 from kedge.recipe.schema import load_recipe
 from kedge.recipe.templates import template_folder
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "rounds.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MESSAGE = "The kettle of order 101 smells of fish. May I have a refund?"
 FACT = "For the kettle of order 101 you get a refund."
 SPENT = Namespace(labels=30, epochs=3.0, iterations=2, start=0.1, target=8.0)
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rounds_benchmark", FILE)
+def read_module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", BENCHMARKS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    return read_module("rounds")
+
+
+@pytest.fixture
+def by_dpo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return read_module("rounds_dpo")
 
 
 def answer(gold: float, reward: float, *, model: str = "ppo", message: int = 1, text: str = FACT) -> dict[str, Any]:
@@ -113,3 +123,29 @@ def test_the_arms_differ_in_the_second_labels_alone(benchmark: ModuleType, tmp_p
     assert {name: again[name] for name in again.keys() - asked} == {name: ask[name] for name in ask.keys() - asked}
     assert again["models"] == ["sft"]
     assert two.recipe(2).stages["ask"].model_dump()["models"] == ["previous.ppo"]
+
+
+def test_the_arms_of_dpo_differ_in_the_second_labels_and_where_they_go_on_alone(
+    by_dpo: ModuleType, tmp_path: Path
+) -> None:
+    recipe = template_folder() / "rounds-dpo.yaml"
+    spent = Namespace(labels=30, epochs=3.0, rate=1e-3, imitate=0.5)
+    settings = {**by_dpo.in_the_demo_s_world(tmp_path), **by_dpo.spending(tmp_path, spent)}
+    two = rounds_of(load_recipe(recipe, {**settings, **by_dpo.rounds(5)}))
+    one = load_recipe(recipe, {**settings, **by_dpo.alone(5, "sft", settings)})
+    assert one.settings.seed == seed_for(5, "round", 1) == two.recipe(1).settings.seed
+    same = {"from", "models", "files"}
+    for stage in ("ask", "prepare", "dpo", "eval"):
+        ours, theirs = (run.stages[stage].model_dump(by_alias=True) for run in (one, two.recipe(2)))
+        assert {name: ours[name] for name in ours.keys() - same} == {name: theirs[name] for name in ours.keys() - same}
+    assert one.stages["prepare"].model_dump()["files"] == ["ask.pairs", "again.pairs"]
+    assert [one.stages[stage].model_dump()["models"] for stage in ("ask", "again")] == [["sft"], ["sft"]]
+    assert two.recipe(2).stages["ask"].model_dump()["models"] == ["previous.dpo"]
+    assert two.recipe(2).stages["dpo"].model_dump(by_alias=True)["from"] == "previous.dpo"
+    assert one.stages["dpo"].model_dump()["epochs"] == 3.0
+
+
+def test_the_truth_of_dpo_is_that_of_its_own_answers(by_dpo: ModuleType) -> None:
+    answers = [answer(1.0, 0.0, model="runs/sft/model"), answer(2.0, 0.0, model="dpo")]
+    assert by_dpo.truth(answers) == [2.0]
+    assert by_dpo.truth(answers, is_policy=False) == [1.0]
