@@ -204,6 +204,15 @@ def ranks(x_N: Floats) -> Floats:
     return (np.cumsum(count) - (count - 1) / 2)[place_N]
 
 
+def sigmoid(x: Floats) -> Floats:
+    """σ(x), also where e^−x is more than a float can hold.
+
+    >>> sigmoid(np.array([-1000.0, 0.0, 1000.0])).round(6).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    return 1 / (1 + np.exp(-np.clip(x, -500, 500)))
+
+
 def logistic_fit(
     outcome_N: Floats, inputs_NK: Floats, weight_N: Floats, *, precision: float, rounds: int = 100
 ) -> Floats:
@@ -218,7 +227,7 @@ def logistic_fit(
     num_inputs = inputs_NK.shape[1]
     theta_K = np.zeros(num_inputs)
     for _ in range(rounds):
-        p_N = 1 / (1 + np.exp(-(inputs_NK @ theta_K)))
+        p_N = sigmoid(inputs_NK @ theta_K)
         gradient_K = inputs_NK.T @ (weight_N * (outcome_N - p_N)) - precision * theta_K
         curvature_KK = inputs_NK.T @ (inputs_NK * (weight_N * p_N * (1 - p_N))[:, None])
         # Where nearly all outcomes are 1, the likelihood is flat and a whole step would go too far.

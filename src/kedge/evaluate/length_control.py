@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.core.stats import Z95, Floats, wilson
+from kedge.core.stats import Z95, Floats, sigmoid, wilson
 from kedge.evaluate.win_rates import Estimate
 
 Bools = NDArray[np.bool_]
@@ -98,7 +98,7 @@ def tells_length(rows: Sequence[PromptResult]) -> bool:
 def _rate(preference_N: Floats, length_N: Floats, difficulty_N: Floats, prior: _Prior) -> Estimate:
     """The mean of σ(θ + ψ γ), with the variance of the fit and that of the prompts that were drawn."""
     fit = _fit(preference_N, length_N, difficulty_N, prior)
-    p_N = _sigmoid(fit.theta_3[0] + fit.theta_3[2] * difficulty_N)
+    p_N = sigmoid(fit.theta_3[0] + fit.theta_3[2] * difficulty_N)
     slope_N = p_N * (1 - p_N)
     gradient_3 = np.array([slope_N.mean(), 0.0, (slope_N * difficulty_N).mean()])
     variance = gradient_3 @ fit.covariance_33 @ gradient_3 + p_N.var() / len(p_N)
@@ -111,7 +111,7 @@ def _estimate(rate: float, error: float, prompts: int) -> Estimate:
         low, high = wilson(rate * prompts, prompts)
         return Estimate(mean=rate, low=low, high=high, prompts=prompts)
     logit, reach = float(np.log(rate / (1 - rate))), Z95 * error / (rate * (1 - rate))
-    low, high = (float(_sigmoid(np.array(end))) for end in (logit - reach, logit + reach))
+    low, high = (float(sigmoid(np.array(end))) for end in (logit - reach, logit + reach))
     return Estimate(mean=rate, low=low, high=high, prompts=prompts)
 
 
@@ -143,7 +143,7 @@ def _difficulty(data: _Data) -> Floats:
         return gamma_N
 
     def rest_and_weight() -> tuple[Floats, Floats]:
-        p_MN = _sigmoid(theta_M[:, None] + phi_M[:, None] * data.length_MN + gamma_N)
+        p_MN = sigmoid(theta_M[:, None] + phi_M[:, None] * data.length_MN + gamma_N)
         return data.preference_MN - p_MN, p_MN * (1 - p_MN)
 
     for _ in range(_ROUNDS):
@@ -195,7 +195,7 @@ def _fit(preference_N: Floats, length_N: Floats, difficulty_N: Floats, prior: _P
     inputs_N3 = np.stack([np.ones_like(length_N), length_N, difficulty_N], axis=1)
     theta_3, curvature_33, p_N = prior.mean_3.copy(), np.diag(prior.precision_3), preference_N
     for _ in range(_ROUNDS):
-        p_N = _sigmoid(inputs_N3 @ theta_3)
+        p_N = sigmoid(inputs_N3 @ theta_3)
         gradient_3 = inputs_N3.T @ (preference_N - p_N) - prior.precision_3 * (theta_3 - prior.mean_3)
         curvature_33 = inputs_N3.T @ (inputs_N3 * (p_N * (1 - p_N))[:, None]) + np.diag(prior.precision_3)
         step_3 = np.clip(np.linalg.solve(curvature_33, gradient_3), -2.0, 2.0)
@@ -206,7 +206,3 @@ def _fit(preference_N: Floats, length_N: Floats, difficulty_N: Floats, prior: _P
     scores_N3 = inputs_N3 * (preference_N - p_N)[:, None]
     variance_3: Floats = np.diagonal(inverse_33).astype(np.float64)
     return _Fit(theta_3, variance_3, inverse_33 @ (scores_N3.T @ scores_N3) @ inverse_33)
-
-
-def _sigmoid(x: Floats) -> Floats:
-    return 1 / (1 + np.exp(-x))

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from kedge.core.stats import Floats, places_of
+from kedge.core.stats import Floats, places_of, sigmoid
 from kedge.evaluate.paired import holm
 
 Match = tuple[str, str, float]
@@ -151,7 +151,7 @@ def _derivatives(
     count = design_MK.shape[1]
     gap_M = design_MK @ theta_P[:count]
     if halves or not has_nu:
-        p_M = 1 / (1 + np.exp(-gap_M))
+        p_M = sigmoid(gap_M)
         weight_M = p_M * (1 - p_M)
         return (outcome_M - p_M)[:, None] * design_MK, design_MK.T @ (design_MK * weight_M[:, None])
     # log π_a = gap/2, log π_b = −gap/2, log of the tie's share = log ν: the larger exponent is taken out of all three.

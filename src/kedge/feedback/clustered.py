@@ -21,6 +21,7 @@ from kedge.core.stats import (
     logistic_fit,
     percentile_interval,
     places_of,
+    sigmoid,
     student_quantile,
     wilson,
 )  # fmt: skip
@@ -116,7 +117,7 @@ def first_slope(outcome_N: Floats, inputs_NK: Floats, clusters: Sequence[Hashabl
     if groups <= num_inputs or not np.ptp(outcome_N) or np.linalg.matrix_rank(inputs_NK) < num_inputs:
         return None
     theta_K = logistic_fit(outcome_N, inputs_NK, np.ones(len(outcome_N)), precision=_PRIOR)
-    p_N = 1 / (1 + np.exp(-(inputs_NK @ theta_K)))
+    p_N = sigmoid(inputs_NK @ theta_K)
     information_KK = inputs_NK.T @ (inputs_NK * (p_N * (1 - p_N))[:, None]) + _PRIOR * np.eye(num_inputs)
     bread_KK = np.linalg.inv(information_KK)
     score_GK = np.zeros((groups, num_inputs))

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 
 from kedge.core.errors import DataError
-from kedge.core.stats import Floats, logistic_fit, places_of
+from kedge.core.stats import Floats, logistic_fit, places_of, sigmoid
 
 Comparison = tuple[Hashable, Hashable, Hashable]
 """A person, the answer that was preferred, and the other one."""
@@ -87,7 +87,7 @@ def _design(comparisons: Sequence[Comparison], names: Sequence[Hashable]) -> Flo
 
 def _meant(gap_M: Floats, skill_M: Floats) -> tuple[Floats, Floats]:
     """The probability that each comparison was meant as it was said, and the probability of what was said."""
-    p_M = 1 / (1 + np.exp(-gap_M))
+    p_M = sigmoid(gap_M)
     chance_M = skill_M * p_M + (1 - skill_M) * (1 - p_M)
     return skill_M * p_M / chance_M, chance_M
 

@@ -14,7 +14,7 @@ from kedge.core.batches import pad_tokens
 from kedge.core.errors import ModelError
 from kedge.core.records import send
 from kedge.core.seeds import seed_for
-from kedge.core.stats import Floats, Ints
+from kedge.core.stats import Floats, Ints, sigmoid
 from kedge.core.world import ALONE, World
 from kedge.data.auditing.minhash import Sketches
 from kedge.data.auditing.neighbours import clusters
@@ -135,7 +135,7 @@ def criterion_of(
     if view is None or judge is None or kind == "random":
         return AtRandom(pairs=len(pool))
     first, second = view.places(pool)
-    p_MN = _sigmoid(view.score_MA[:, first] - view.score_MA[:, second])
+    p_MN = sigmoid(view.score_MA[:, first] - view.score_MA[:, second])
     match kind:
         case "ensemble":
             if len(p_MN) < 2:
@@ -160,10 +160,6 @@ def _d_optimal(difference_ND: Floats, p_N: Floats, judge: Judge, asked: Sequence
         score_MA, hidden_AD = _read(judge, texts, hidden=True, world=ALONE)
         assert hidden_AD is not None
         before_ND = projected(hidden_AD[0::2] - hidden_AD[1::2], seed=seed) / scale
-        p_before_N = _sigmoid((score_MA[:, 0::2] - score_MA[:, 1::2]).mean(axis=0))
+        p_before_N = sigmoid((score_MA[:, 0::2] - score_MA[:, 1::2]).mean(axis=0))
         covariance_DD = laplace_covariance(before_ND, p_before_N, precision=_PRECISION)
     return DOptimal(features_ND=features_ND / scale, covariance_DD=covariance_DD, p_N=p_N)
-
-
-def _sigmoid(x: Floats) -> Floats:
-    return 1 / (1 + np.exp(-np.clip(x, -500, 500)))
