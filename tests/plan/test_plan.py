@@ -147,6 +147,8 @@ def test_stages_that_wait_for_somebody_are_not_probed(recipe: Path) -> None:
 def test_a_probe_measures_every_stage_that_learns(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recipe.parent)
     machine, loaded = find_machine("cpu"), load_recipe(recipe)
+    left = recipe.parent / ".kedge-probe-4194999"  # no process has so large a number
+    (left / "run").mkdir(parents=True)
     said: list[str] = []
     rows = probe_recipe(recipe, (), loaded, works_of(loaded, machine), machine, said.append)
     assert [(row.stage, row.problem) for row in rows] == [("sft", ""), ("reward", ""), ("ppo", "")]

@@ -148,11 +148,12 @@ def sweep_partial_files(path: Path) -> None:
     """Remove what killed writers of `path` left beside it; one that is still at work keeps its file."""
     for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
         number = partial.name.removesuffix(".partial").rpartition(".")[2]
-        if _PARTIAL.fullmatch(partial.name) and not _is_alive(int(number)):
+        if _PARTIAL.fullmatch(partial.name) and not is_alive(int(number)):
             partial.unlink(missing_ok=True)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether there is a process of this number."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

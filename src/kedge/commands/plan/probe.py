@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, Final
 
 from kedge.core.errors import ConfigError
+from kedge.core.files import is_alive
 from kedge.plan.machines import Machine
 from kedge.plan.plan import Correction, reckon
 from kedge.plan.work import StageWork
@@ -30,6 +31,7 @@ from kedge.recipe.wiring import connect
 STEPS: Final = 2
 _WAITING: Final = ("label", "tasks", "revise", "gate", "exam", "evaluate", "drift")
 """Kinds of stages that are not probed, nor what needs them."""
+_HOME: Final = ".kedge-probe-"
 _CHOSEN: Final = re.compile(r"(?:policy: )?passes of at most ([\d,]+) tokens")
 
 
@@ -64,7 +66,7 @@ def probe_recipe(
     learning = [work for work in works if work.holding is not None and work.name in names]
     if not learning:
         raise ConfigError(f"--probe: no stage of {file} learns from what is here already, so nothing can be measured")
-    home = Path(mkdtemp(prefix=".kedge-probe-", dir=Path.cwd()))
+    home = _empty_home(Path.cwd())
     try:
         changes = [*overrides, *_shortened(recipe, names, home)]
         say(f"probe: {STEPS} steps of {', '.join(work.name for work in learning)}")
@@ -72,6 +74,17 @@ def probe_recipe(
         return [_probed(work, machine, home / "run" / work.name) for work in learning]
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _empty_home(place: Path) -> Path:
+    """A folder named by this process, without those that killed probes have left."""
+    for left in place.glob(f"{_HOME}*"):
+        number = left.name.removeprefix(_HOME)
+        if number.isdecimal() and not is_alive(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    home = place / f"{_HOME}{os.getpid()}"
+    home.mkdir()
+    return home
 
 
 def probed_stages(recipe: Recipe) -> list[str]:
