@@ -61,7 +61,10 @@ def test_a_mean_over_prompts_counts_them_and_repeats_itself() -> None:
     assert estimate([], seed=0) is None
 
 
-@pytest.mark.parametrize(("prompts", "answers"), [(20, 1), (20, 4), (50, 1), (100, 4)])
+@pytest.mark.parametrize(
+    ("prompts", "answers"),
+    [(20, 1), (20, 4), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((50, 1), (100, 4)))],
+)
 @pytest.mark.parametrize("share", [0.5, 0.65, 0.8])
 @pytest.mark.parametrize("ties", [0.1, 0.3])
 def test_intervals_of_win_rates_cover(prompts: int, answers: int, share: float, ties: float) -> None:

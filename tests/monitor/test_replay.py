@@ -56,7 +56,10 @@ FAULTS: dict[str, tuple[str, int, int, float]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=() if number % 3 == 0 else pytest.mark.slow) for number, fault in enumerate(FAULTS)],
+)
 def test_telling_steps_find_what_all_steps_find(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, start, end, value = FAULTS[fault]
     rows = steady(LONG, seed=3)

@@ -113,7 +113,7 @@ def assert_same(found: Path, expected: Path) -> None:
     assert [path.name for path in (found / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 
-QUICK = {("separate", "generation", 1), ("lora", "update", 1), ("trunk", "system", 1)}
+QUICK = {("separate", "generation", 1), ("lora", "update", 1)}
 POINTS = [(roles, watched, part) for roles in ROLES for watched in WATCHED for part in range(4)]
 
 

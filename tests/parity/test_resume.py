@@ -143,7 +143,7 @@ def test_killed_three_times_and_resumed_it_is_the_same_run(
     assert codes.count("run.resumed") >= 3
 
 
-@pytest.mark.parametrize("name", ["sft-impatient", "reward-impatient"])
+@pytest.mark.parametrize("name", ["sft-impatient", pytest.param("reward-impatient", marks=pytest.mark.slow)])
 def test_a_run_that_stops_early_is_the_same_after_a_kill(
     name: str, home: Path, whole: Callable[[str], Path], kedge: Any, tmp_path: Path
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_run_that_stops_early_is_the_same_after_a_kill(
     assert_same(tmp_path / name / "train", expected)
 
 
-@pytest.mark.parametrize("name", ["sft-lora", "reward-lora", "sft-impatient"])
+@pytest.mark.parametrize("name", ["sft-lora", pytest.param("reward-lora", marks=pytest.mark.slow), "sft-impatient"])
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=pytest.mark.slow) for part in range(20)] + [20], ids="part-{}".format
 )
@@ -180,7 +180,7 @@ def test_killed_at_a_call_into_the_system_it_is_the_same_run(
     assert_same(tmp_path / name / "train", expected)
 
 
-@pytest.mark.parametrize("name", ["sft", "reward-lora"])
+@pytest.mark.parametrize("name", ["sft", pytest.param("reward-lora", marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_gives_the_same_run(
     name: str, home: Path, whole: Callable[[str], Path], kedge: Any, tmp_path: Path
 ) -> None:

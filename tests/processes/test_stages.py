@@ -12,8 +12,14 @@ from tests.processes.test_training import assert_near
 from kedge.core.world import ALONE
 from kedge.testing.contracts.roles import assert_same_state
 
+RELATIVES = ("reward", "kto", "ppo, trunk", "remax", "bond")
+"""Stages that others stand for: they train and are shared out by the same code."""
 
-@pytest.mark.parametrize("name", stages.STAGES)
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in RELATIVES else ()) for name in stages.STAGES],
+)
 def test_a_stage_gives_on_two_processes_what_it_gives_on_one(
     pool: Pool, home: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

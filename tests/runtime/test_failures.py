@@ -9,8 +9,13 @@ import crew
 import pytest
 from failures import CASES, SHARDED, STOPPING, Case, attempt, members, metrics, resumed_equals, write_recipe
 
+ALIKE = ("raises", "is killed")
+"""Cases that others stand for: an error that all save for, and the kill of a whole command (test_together)."""
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case.name in ALIKE else (), id=case.name) for case in CASES]
+)
 def test_a_process_that(case: Case) -> None:
     assert attempt(case) is None
 

@@ -164,9 +164,11 @@ def falls(real: Callable[..., Any], call: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("method", "lora", "owner", "name", "call"),
     [
-        (REJECTION, None, LocalGenerator, "generate", 2),  # half of the first round is drawn
+        pytest.param(
+            REJECTION, None, LocalGenerator, "generate", 2, marks=pytest.mark.slow
+        ),  # half of a round is drawn
         (REJECTION, None, TrainStep, "learn", 2),  # before the first checkpoint
-        (REJECTION, None, best_of_n, "log_trained_policy", 1),
+        pytest.param(REJECTION, None, best_of_n, "log_trained_policy", 1, marks=pytest.mark.slow),
         (REJECTION, DROPOUT, LocalGenerator, "generate", 3),  # between two rounds
         pytest.param(REJECTION, DROPOUT, TrainStep, "learn", 8, marks=pytest.mark.slow),  # in the second round
         (BOND, None, LocalGenerator, "generate", 6),

@@ -364,13 +364,15 @@ def falls(real: Callable[..., Any], call: int) -> Callable[..., Any]:
     ("settings", "owner", "name", "call"),
     [
         ({"method": "dpo"}, LocalGenerator, "generate", 1),  # before anything is drawn
-        ({"method": "dpo"}, TrainStep, "learn", 2),  # before the first checkpoint
+        pytest.param({"method": "dpo"}, TrainStep, "learn", 2, marks=pytest.mark.slow),  # before the first checkpoint
         ({"method": "dpo"}, TrainStep, "learn", 4),  # in the first round, behind a checkpoint
         ({"method": "dpo"}, online_training, "save_round", 1),  # the round is learnt and not yet kept
-        ({"method": "dpo"}, online_training, "write_pairs", 2),  # the second round is drawn
+        pytest.param(
+            {"method": "dpo"}, online_training, "write_pairs", 2, marks=pytest.mark.slow
+        ),  # the second is drawn
         ({"method": "dpo"}, TrainStep, "learn", 5),  # the second round is told, and nothing of it saved
         pytest.param({"method": "dpo"}, TrainStep, "learn", 7, marks=pytest.mark.slow),  # in the second round
-        ({"method": "dpo"}, online_training, "log_trained_policy", 1),
+        pytest.param({"method": "dpo"}, online_training, "log_trained_policy", 1, marks=pytest.mark.slow),
         ({"method": "dpo", "online": {"reference": "round"}, "lora": DROPOUT}, online_training, "write_pairs", 2),
     ],
 )
