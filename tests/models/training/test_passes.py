@@ -258,10 +258,33 @@ def test_the_last_trial_is_the_whole_step() -> None:
         card.compute(tokens)
         return tokens
 
-    passes.choose(torch.device("cpu"), step_tokens=lambda: step_tokens, trial=trial)
+    passes.choose(torch.device("cpu"), tokens_of=lambda size: equal_passes(step_tokens, size), trial=trial)
     assert card.passes[-1] == step_tokens
     assert passes.size is not None
     assert (passes.size.tokens or 0) >= step_tokens
+
+
+def equal_passes(tokens: int, size: PassSize) -> list[int]:
+    """Full ones and the rest."""
+    most = min(size.tokens or 0, tokens)
+    full, rest = divmod(tokens, most)
+    return [most] * full + [rest] * (rest > 0)
+
+
+@pytest.mark.parametrize("step_tokens", [2_060, 4_150, 8_300, 16_500])
+def test_a_step_that_is_a_little_longer_than_a_trial_is_one_pass(step_tokens: int) -> None:
+    """The rate of a pass of 4,096 tokens is the best, but a step of 4,150 would be two of them, and the second costs
+    the host as much as the first."""
+    card = Card(memory=10**9, fixed=1.0, each=1e-6)
+    passes = Passes(gauge=lambda _: card)
+
+    def trial(size: PassSize) -> int:
+        tokens = min(size.tokens or 0, step_tokens)
+        card.compute(tokens)
+        return tokens
+
+    passes.choose(torch.device("cpu"), tokens_of=lambda size: equal_passes(step_tokens, size), trial=trial)
+    assert passes.size == PassSize(tokens=2 * step_tokens)
 
 
 def test_trial_passes_leave_no_trace() -> None:

@@ -1,9 +1,9 @@
 """How much of an optimiser step is computed at once: tokens or rows a pass, chosen, halved when memory runs out.
 
 A step is the sum of its passes whatever their size is, so Kedge may choose it. `auto` is a number of tokens: on CUDA
-the fewest that reach the best rate of a few trial passes and leave memory free, elsewhere a constant, so that no clock
-decides what is computed. A pass that does not fit is an event and not the end of a run: the step is computed again in
-passes of half the size, with the same random numbers.
+the fewest with which a step reaches the best rate, by a few trial passes, and that leave memory free; elsewhere a
+constant, so that no clock decides what is computed. A pass that does not fit is an event and not the end of a run: the
+step is computed again in passes of half the size, with the same random numbers.
 
 Several processes (`kedge.core.world`) share the passes of a step. They meet at the end of an attempt, never within one:
 where it did not fit on one of them, all do it again in smaller passes. Where weights are sharded they meet within every
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from kedge.core.errors import ModelError
@@ -112,29 +113,32 @@ class Passes:
         self,
         device: torch.device,
         *,
-        step_tokens: Callable[[], int],
+        tokens_of: Callable[[PassSize], Sequence[int]],
         trial: Callable[[PassSize], int],
         reserved_bytes: int = 0,
     ) -> None:
-        """Decide `auto`. `trial` computes one pass of a size, drops what it gave, and says how many tokens it had;
-        `reserved_bytes` will be taken by something else later."""
+        """Decide `auto`. `tokens_of` says of each pass of the step, at a size, how many tokens it would have; `trial`
+        computes one pass of a size, drops what it gave, and says how many tokens it had; `reserved_bytes` will be taken
+        by something else later."""
         gauge = self._gauge(device)
         if gauge is None:
             self.size = PassSize(tokens=CPU_TOKENS)
             self._report("info", "micro_batch.chosen", f"{self._owner}{self.size}")
             return
-        whole = -(-step_tokens() // self.world.size)
+        whole = -(-sum(tokens_of(WHOLE_STEP)) // self.world.size)
         on_full = partial(_release, device)
         trials = list(_trials(gauge, whole, trial, reserved_bytes, on_full=on_full, world=self.world))
         if trials:
-            best = max(trial.rate for trial in trials)
-            chosen = next(trial for trial in trials if trial.rate >= GOOD_ENOUGH * best)
+            rates = [
+                step_rate(tokens_of(PassSize(tokens=trial.tokens, shares=self.world.size)), trials) for trial in trials
+            ]
+            chosen, rate = next(pair for pair in zip(trials, rates, strict=True) if pair[1] >= GOOD_ENOUGH * max(rates))
             # Where a step in one pass is best, a longer step should not become two of them.
             tokens = (
                 chosen.tokens if chosen.tokens < whole else max(whole, min(LONGER_STEP * whole, chosen.most_tokens))
             )
             tried = ", ".join(f"{trial.tokens:,}" for trial in trials)
-            message = f"{chosen.rate:,.0f} tokens a second; tried {tried}"
+            message = f"{rate:,.0f} tokens a second; tried {tried}"
         else:
             tokens, message = LEAST_TOKENS, "a pass of that many did not fit when it was tried"
         self.size = PassSize(tokens=min(self.world.gather(tokens)))
@@ -282,12 +286,29 @@ def next_smaller(size: PassSize, cut: Cut[Any], *, shares: int = 1) -> PassSize 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
+class Trial:
+    """A pass of at most `tokens`, which had `num_tokens`."""
+
     tokens: int
-    rate: float
-    """Tokens a second."""
+    num_tokens: int
+    seconds: float
     most_tokens: int
     """Those that would fit, from the memory that these took."""
+
+
+def step_rate(passes: Sequence[int], trials: Sequence[Trial]) -> float:
+    """Tokens a second of a step that is cut into passes of so many tokens, from what trial passes took.
+
+    A pass takes as long as a line between its neighbours says, and never less than the smallest trial: where the host
+    is waited for, a rest of a few tokens costs as much as a pass.
+
+    >>> small, large = (Trial(tokens=n, num_tokens=n, seconds=1.0, most_tokens=9_999) for n in (2_048, 4_096))
+    >>> step_rate([4_096], [small, large]), step_rate([4_096, 134], [small, large])
+    (4096.0, 2115.0)
+    """
+    points = sorted((trial.num_tokens, trial.seconds) for trial in trials)
+    tokens, seconds = zip(*points, strict=True)
+    return sum(passes) / max(float(np.interp(passes, tokens, seconds).sum()), 1e-9)
 
 
 def _trials(
@@ -298,7 +319,7 @@ def _trials(
     *,
     on_full: Callable[[], None],
     world: World,
-) -> Iterator[_Trial]:
+) -> Iterator[Trial]:
     """Passes of twice as many tokens each time, while that pays and fits; `on_full` is called where one does not."""
     gauge.release()
     free = gauge.free_bytes()
@@ -315,11 +336,12 @@ def _trials(
                 raise _too_large_for_shards() from error
             is_full = True
             break
-        rate = num_tokens / max(seconds, 1e-9)
         most_tokens = int(room * num_tokens / max(free - gauge.free_bytes(), 1))
         if world.mesh is not None:  # all go on together, or none
-            rate, most_tokens = (min(numbers) for numbers in zip(*world.gather((rate, most_tokens)), strict=True))
-        yield _Trial(tokens=tokens, rate=rate, most_tokens=most_tokens)
+            slowest, fullest = zip(*world.gather((seconds, most_tokens)), strict=True)
+            seconds, most_tokens = max(slowest), min(fullest)
+        yield Trial(tokens=tokens, num_tokens=num_tokens, seconds=seconds, most_tokens=most_tokens)
+        rate = num_tokens / max(seconds, 1e-9)
         larger = min(2 * tokens, step_tokens)
         if tokens >= step_tokens or rate <= WORTHWHILE * last_rate or larger > most_tokens:
             break

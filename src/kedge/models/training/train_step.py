@@ -27,7 +27,7 @@ from kedge.models.forward.host_memory import host_copies
 from kedge.models.forward.parts import is_part, local, part_of
 from kedge.models.forward.sharding import is_sharded
 from kedge.models.training.adamw import AdamWBackend, adamw_backend, load_state_of, make_adamw, state_of
-from kedge.models.training.passes import WHOLE_STEP, Cut, InferenceSize, Passes, PassSize, same_random_numbers
+from kedge.models.training.passes import Cut, InferenceSize, Passes, PassSize, same_random_numbers
 from kedge.models.training.sharded_adamw import ShardedAdamW, as_parts, own_parts, own_parts_of
 from kedge.models.training.totals import HOST, Share, Sums, Totals, added, read
 
@@ -273,7 +273,7 @@ class TrainStep:
         num_weights = sum(local(master).numel() for master in self._masters)
         self.passes.choose(
             self.device,
-            step_tokens=lambda: sum(batch.num_tokens for batch in _all(terms, WHOLE_STEP)),
+            tokens_of=lambda size: [batch.num_tokens for batch in _all(terms, size)],
             trial=trial,
             # Moments in 8 bits, which the first update allocates, and float32 sums of the gradients of several passes.
             reserved_bytes=num_weights * (self.moment_bytes * is_fresh + _GRADIENT_BYTES),
