@@ -1,13 +1,16 @@
 """`kedge plan` beside peaks and steps that were measured on an H200: how far the plan is off, row by row.
 
-The stages are those of stages_vs_trl.py: the same data, lengths, batches and order. Nothing is run and no weights are
-written: the plan reads configurations and data alone. Measured rows are those of the first table of docs/speed.md and
-the ones below. Given a size of passes that the run chose, as its event `micro_batch.chosen` tells it, the plan is also
-made with that: what is left is the error of the formulas. With `--probe`, on such a card, each row is corrected by two
-real steps of random weights. Needs: a file of preferences, a tokenizer's folder.
+The stages are those of stages_vs_trl.py: the same data, lengths, batches and order. Without an option nothing is run
+and no weights are written: the plan reads configurations and data alone, and the measured rows are those of the first
+table of docs/speed.md. Given a size of passes that the run chose, as its event `micro_batch.chosen` tells it, the plan
+is also made with that: what is left is the error of the formulas. With `--probe`, on such a card, two real steps of
+random weights correct the plan of each row, and `--measure` runs the stages to their end beside it; both write to a
+file, from which `--probed` makes a table. Needs: a file of preferences, a tokenizer's folder.
 
     python benchmarks/plan_vs_measured.py --pairs hh.jsonl.gz --tokenizer FOLDER
-    python benchmarks/plan_vs_measured.py --pairs … --tokenizer … --probe --shapes 0.5b --stages sft reward dpo ppo
+    python benchmarks/plan_vs_measured.py --pairs … --tokenizer … --probe rows.jsonl --shapes 0.5b --ways full lora
+    python benchmarks/plan_vs_measured.py --pairs … --tokenizer … --probe rows.jsonl --measure --ways trunk
+    python benchmarks/plan_vs_measured.py --probed rows.jsonl
 """
 
 from __future__ import annotations
@@ -15,138 +18,182 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kedge.commands.plan.probe import probe_recipe
+from kedge.commands.plan.probe import Probed, probe_recipe
 from kedge.plan.machines import GIB, Machine, find_machine
 from kedge.plan.plan import Correction, reckon, works_of
+from kedge.plan.work import StageWork
 from kedge.recipe.schema import load_recipe
-from peers.stage_case import SHAPES, STAGES, StageCase, StageName, Way, config_of, write_data, write_inputs
-from stages_vs_trl import stage_of
+from peers.stage_case import STAGES, StageCase, StageName, Way, config_of, stages_of, write_data, write_inputs
+from stages_vs_trl import kedge_side, write_recipe
 
 PAGE = Path(__file__).parents[1] / "docs/speed.md"
 PAIRS = 800
-FITTED_TIMES = ("135m", "0.5b")
-"""Shapes of the rows that the shares of time were chosen by; no constant of the memory was."""
+WAYS: tuple[Way, ...] = ("full", "lora", "trunk")
+STEPS = {"tiny": (4, 2), "135m": (24, 12), "0.5b": (24, 12), "1.5b": (16, 7), "7b": (12, 5)}
+"""Of the runs that were measured: of stages that learn from files, and of those that sample."""
+LATER_STEPS = {("0.5b", "full"): (20, 8)}
+PASSES = {"sft": 11_482, "reward": 27_538, "dpo": 26_244, "grpo": 39_792, "ppo": 8_460}
+"""Tokens of a pass that the runs with 0.5B in full chose (for PPO the larger of the two learners')."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    shape: str
+    stage: StageName
+    way: Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRow:
-    shape: str
-    stage: StageName
-    way: Way
+    row: Row
     step_s: float
     peak_gib: float
-    steps: int
-    pass_tokens: int | None = None
-    """Tokens of a pass that the run chose, where its events were kept."""
-    base_bits: int = 16
-    recompute: bool = False
 
 
-LATER = (
-    MeasuredRow(shape="0.5b", stage="sft", way="full", step_s=0.063, peak_gib=15.07, steps=20, pass_tokens=11_482),
-    MeasuredRow(shape="0.5b", stage="reward", way="full", step_s=0.092, peak_gib=24.27, steps=20, pass_tokens=27_538),
-    MeasuredRow(shape="0.5b", stage="dpo", way="full", step_s=0.098, peak_gib=23.06, steps=20, pass_tokens=26_244),
-    MeasuredRow(shape="0.5b", stage="grpo", way="full", step_s=0.482, peak_gib=34.52, steps=8, pass_tokens=39_792),
-    MeasuredRow(shape="0.5b", stage="ppo", way="full", step_s=1.257, peak_gib=22.56, steps=8, pass_tokens=8_460),
-)
-"""Measured after the table, with the sizes of their passes (for PPO the larger of the two learners')."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedRow:
+    """GiB of a stage: planned, at the peak of two steps, planned with these, and at the peak of the whole run."""
+
+    row: Row
+    planned: float
+    two_steps: float
+    corrected: float
+    pass_tokens: int | None
+    whole_run: float | None
+    """None where it was not run beside the probe."""
+    problem: str
 
 
 def main() -> None:
     args = parse()
-    machine = find_machine(None if args.probe else "h200")
-    chosen_rows = [row for row in rows() if row.shape in args.shapes and row.stage in args.stages]
-    if args.probe:
-        probe(chosen_rows, args.pairs, args.tokenizer, machine)
+    chosen = [
+        Row(shape=shape, stage=stage, way=way)
+        for shape in args.shapes
+        for way in args.ways
+        for stage in stages_of(way, args.stages)
+    ]
+    if args.probed:
+        show_probed(args.probed)
         return
+    with tempfile.TemporaryDirectory() as home:
+        write_data(Path(home), args.pairs, PAIRS)
+        if args.probe:
+            probe(chosen, Path(home), args)
+        else:
+            show_planned(chosen, Path(home), args.tokenizer)
+
+
+def show_planned(chosen: Sequence[Row], home: Path, tokenizer: str) -> None:
+    machine = find_machine("h200")
     print(
         "| shape | stage | way | measured GiB | planned | error | with its passes | measured s/step | planned | error |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
-    errors = list[tuple[MeasuredRow, float]]()
-    with tempfile.TemporaryDirectory() as home:
-        write_data(Path(home), args.pairs, PAIRS)
-        for row in chosen_rows:
-            errors.append((row, show(row, Path(home), args.tokenizer, machine)))
-    for name, chosen in (("all rows", errors), ("1.5B alone", [pair for pair in errors if pair[0].shape == "1.5b"])):
-        near = sum(abs(error) <= 0.25 for _, error in chosen)
-        print(f"\n{name}: {near} of {len(chosen)} peaks within 25 %")
+    measured, errors = measured_rows(), list[tuple[Row, float]]()
+    for row in chosen:
+        if row in measured:
+            errors.append((row, show(measured[row], home, tokenizer, machine)))
+    for name, pairs in (("all rows", errors), ("1.5B alone", [pair for pair in errors if pair[0].shape == "1.5b"])):
+        print(f"\n{name}: {sum(abs(error) <= 0.25 for _, error in pairs)} of {len(pairs)} peaks within 25 %")
 
 
-def show(row: MeasuredRow, home: Path, tokenizer: str, machine: Machine) -> float:
+def show(measured: MeasuredRow, home: Path, tokenizer: str, machine: Machine) -> float:
     """One line of the table; gives the error of the peak."""
-    recipe = load_recipe(write_recipe(row, home, tokenizer))
-    (work,) = works_of(recipe, machine)
+    row = measured.row
+    work = work_of(row, home, tokenizer, machine)
     memory, time = reckon(work, machine, Correction())
     peak = memory.peak / GIB
     with_passes = ""
-    if row.pass_tokens:
-        known, _ = reckon(work, machine, Correction(pass_tokens=row.pass_tokens))
-        with_passes = f"{known.peak / GIB:.1f} ({known.peak / GIB / row.peak_gib - 1:+.0%})"
-    error, slower = peak / row.peak_gib - 1, time.step / row.step_s - 1
-    bits = f", {row.base_bits} bits" if row.base_bits != 16 else ""
+    if (row.shape, row.way) == ("0.5b", "full"):
+        known, _ = reckon(work, machine, Correction(pass_tokens=PASSES[row.stage]))
+        with_passes = f"{known.peak / GIB:.1f} ({known.peak / GIB / measured.peak_gib - 1:+.0%})"
+    error, slower = peak / measured.peak_gib - 1, time.step / measured.step_s - 1
     print(
-        f"| {row.shape.upper()} | {row.stage} | {row.way}{bits}{', recompute' if row.recompute else ''} "
-        f"| {row.peak_gib:.1f} | {peak:.1f} | {error:+.0%} | {with_passes} "
-        f"| {row.step_s:.3f} | {time.step:.3f} | {slower:+.0%} |",
+        f"| {row.shape.upper()} | {row.stage} | {row.way} | {measured.peak_gib:.1f} | {peak:.1f} | {error:+.0%} "
+        f"| {with_passes} | {measured.step_s:.3f} | {time.step:.3f} | {slower:+.0%} |",
         flush=True,
     )
     return error
 
 
-def probe(chosen: Sequence[MeasuredRow], pairs: Path, tokenizer: str, machine: Machine) -> None:
-    """Each row with two real steps on this machine, beside the peak of the whole run that was measured."""
-    print("| shape | stage | way | measured GiB | planned | two steps | corrected | error |")
-    print("|---|---|---|---|---|---|---|---|")
-    near = 0
+def probe(chosen: Sequence[Row], home: Path, args: argparse.Namespace) -> None:
+    """All stages of a shape and way in one recipe: two steps of each, and with `--measure` all of them."""
+    machine = find_machine(None)
     for shape in dict.fromkeys(row.shape for row in chosen):
-        with tempfile.TemporaryDirectory() as home:
-            write_inputs(Path(home), pairs, tokenizer, shape, with_reward=True)
-            write_data(Path(home), pairs, PAIRS)
-            for row in chosen:
-                if row.shape == shape:
-                    near += abs(probe_row(row, Path(home), machine)) <= 0.1
-    print(f"\n{near} of {len(chosen)} corrected peaks within 10 %")
+        write_inputs(home, args.pairs, args.tokenizer, shape, with_reward="ppo" in args.stages)
+        write_data(home, args.pairs, PAIRS)
+        for way in dict.fromkeys(row.way for row in chosen):
+            rows = [row for row in chosen if (row.shape, row.way) == (shape, way)]
+            cases = [case_of(row, home) for row in rows]
+            file = write_recipe(cases)
+            recipe = load_recipe(file)
+            found = probe_recipe(file, (), recipe, works_of(recipe, machine), machine, print)
+            runs = kedge_side(cases) if args.measure else {}
+            whole: dict[StageName, float] = {stage: run.peak_gib for stage, run in runs.items()}
+            append(args.probe, [probed_row(row, of, whole) for row, of in zip(rows, found, strict=True)])
 
 
-def probe_row(row: MeasuredRow, home: Path, machine: Machine) -> float:
-    file = recipe_of_row(row, home)
-    recipe = load_recipe(file)
-    (found,) = probe_recipe(file, (), recipe, works_of(recipe, machine), machine, lambda text: None)
-    error = found.corrected_peak / GIB / row.peak_gib - 1
-    numbers = (found.planned_peak, found.measured_peak, found.corrected_peak)
-    cells = " | ".join(f"{number / GIB:.1f}" for number in numbers)
-    said = found.problem or f"{error:+.0%}"
-    print(f"| {row.shape} | {row.stage} | {row.way} | {row.peak_gib:.1f} | {cells} | {said} |", flush=True)
-    return float("inf") if found.problem else error
+def probed_row(row: Row, found: Probed, whole: Mapping[StageName, float]) -> ProbedRow:
+    return ProbedRow(
+        row=row,
+        planned=found.planned_peak / GIB,
+        two_steps=found.measured_peak / GIB,
+        corrected=found.corrected_peak / GIB,
+        pass_tokens=found.pass_tokens,
+        whole_run=whole.get(row.stage),
+        problem=found.problem,
+    )
 
 
-def rows() -> Iterator[MeasuredRow]:
-    """Those of the page, then the later ones."""
-    shapes = {"135M": (24, 12), "0.5B": (24, 12), "1.5B": (16, 7)}
+def append(file: Path, rows: Sequence[ProbedRow]) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
+
+
+def show_probed(file: Path) -> None:
+    """The probed rows beside the peaks of whole runs, of the same call or of the page."""
+    print("| shape | stage | way | measured GiB | planned | error | two steps | corrected | error |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    measured, errors = measured_rows(), list[tuple[float, float]]()
+    for line in file.read_text(encoding="utf-8").splitlines():
+        fields: dict[str, Any] = json.loads(line)
+        row = Row(**fields.pop("row"))
+        probed = ProbedRow(row=row, **fields)
+        peak = probed.whole_run or (measured[row].peak_gib if row in measured else None)
+        if probed.problem or not peak:
+            print(f"| {row.shape.upper()} | {row.stage} | {row.way} | {probed.problem or 'not run to its end'} |")
+            continue
+        errors.append((probed.planned / peak - 1, probed.corrected / peak - 1))
+        before, after = (f"{error:+.0%}" for error in errors[-1])
+        print(
+            f"| {row.shape.upper()} | {row.stage} | {row.way} | {peak:.1f} | {probed.planned:.1f} | {before} "
+            f"| {probed.two_steps:.1f} | {probed.corrected:.1f} | {after} |"
+        )
+    for name, which, most in (("planned", 0, 0.25), ("corrected", 1, 0.1)):
+        near = sum(abs(pair[which]) <= most for pair in errors)
+        print(f"\n{near} of {len(errors)} {name} peaks within {most:.0%}")
+
+
+def measured_rows() -> dict[Row, MeasuredRow]:
+    """Those of the page."""
+    rows = dict[Row, MeasuredRow]()
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) > 13 and cells[1] in shapes:
-            learnt, sampled = shapes[cells[1]]
+        if len(cells) > 13 and cells[1].lower() in STEPS:
             stage: StageName = cells[2]  # pyright: ignore[reportAssignmentType]: the page has no others
             way: Way = cells[3]  # pyright: ignore[reportAssignmentType]
-            yield MeasuredRow(
-                shape=cells[1].lower(),
-                stage=stage,
-                way=way,
-                step_s=float(cells[4]),
-                peak_gib=float(cells[6]),
-                steps=sampled if stage in ("grpo", "ppo") else learnt,
-            )
-    yield from LATER
+            row = Row(shape=cells[1].lower(), stage=stage, way=way)
+            rows[row] = MeasuredRow(row=row, step_s=float(cells[4]), peak_gib=float(cells[6]))
+    return rows
 
 
-def write_recipe(row: MeasuredRow, home: Path, tokenizer: str) -> Path:
-    """The recipe of a row, over a model of which the configuration alone is there."""
+def work_of(row: Row, home: Path, tokenizer: str, machine: Machine) -> StageWork:
+    """What is planned of a row, over a model of which the configuration alone is there."""
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(tokenizer)
@@ -156,38 +203,41 @@ def write_recipe(row: MeasuredRow, home: Path, tokenizer: str) -> Path:
     (policy / "model.safetensors").touch()
     reward.mkdir(exist_ok=True)
     (reward / "config.json").write_text("{}")
-    return recipe_of_row(row, home)
+    (work,) = works_of(load_recipe(write_recipe([case_of(row, home)])), machine)
+    return work
 
 
-def recipe_of_row(row: MeasuredRow, home: Path) -> Path:
-    """The recipe of stages_vs_trl.py for one row."""
-    case = StageCase(
+def case_of(row: Row, home: Path) -> StageCase:
+    """The stage of stages_vs_trl.py."""
+    samples = row.stage in ("grpo", "ppo")
+    learnt, sampled = LATER_STEPS.get((row.shape, row.way), STEPS[row.shape])
+    return StageCase(
         home=str(home),
         stage=row.stage,
         way=row.way,
         shape=row.shape,
-        batch=64 if row.stage in ("grpo", "ppo") else 32,
-        steps=row.steps,
+        batch=64 if samples else 32,
+        steps=sampled if samples else learnt,
         skipped=0,
         max_length=768,
         micro_batch=64,
-        base_bits=row.base_bits,
-        recompute=row.recompute,
     )
-    recipe = home / "recipe.json"
-    stages = {row.stage: stage_of(case)}
-    recipe.write_text(json.dumps({"kedge": 1, "name": row.way, "model": case.file("policy"), "stages": stages}))
-    return recipe
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=Path, required=True, help="the file of preferences that was measured with")
-    parser.add_argument("--tokenizer", required=True, help="the folder of a tokenizer with a chat template")
-    parser.add_argument("--probe", action="store_true", help="two real steps of each row on this machine")
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--pairs", type=Path, help="the file of preferences that was measured with")
+    parser.add_argument("--tokenizer", help="the folder of a tokenizer with a chat template")
+    parser.add_argument("--probe", type=Path, metavar="FILE", help="two real steps of each row, appended to a file")
+    parser.add_argument("--measure", action="store_true", help="with --probe: run the stages to their end as well")
+    parser.add_argument("--probed", type=Path, metavar="FILE", help="a table of what was probed")
+    parser.add_argument("--shapes", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    return parser.parse_args()
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    args = parser.parse_args()
+    if not args.probed and not (args.pairs and args.tokenizer):
+        parser.error("without --probed, --pairs and --tokenizer are needed")
+    return args
 
 
 if __name__ == "__main__":

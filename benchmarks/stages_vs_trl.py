@@ -44,6 +44,7 @@ from peers.stage_case import (
     StageName,
     Way,
     median,
+    stages_of,
     write_inputs,
 )
 
@@ -62,7 +63,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as home:
             write_inputs(Path(home), args.pairs, args.tokenizer, shape, with_reward="ppo" in args.stages)
             for way in args.ways:
-                compare([case_of(args, home, shape, stage, way) for stage in args.stages], rates, args.who)
+                compare(
+                    [case_of(args, home, shape, stage, way) for stage in stages_of(way, args.stages)], rates, args.who
+                )
             if args.journals:
                 keep_journals(Path(home) / "runs", args.journals / shape)
 
@@ -131,16 +134,23 @@ def floor_s(case: StageCase, tokens: float, rates: Rates) -> float:
 
 def kedge_side(cases: Sequence[StageCase]) -> dict[StageName, StageMeasured]:
     """`kedge run` on a recipe of all stages; their journals say how long the steps took."""
-    home, name = Path(cases[0].home), cases[0].way
-    recipe, runs = home / "recipe.json", home / "runs"
-    stages = {case.stage: stage_of(case) for case in cases}
-    recipe.write_text(json.dumps({"kedge": 1, "name": name, "model": cases[0].file("policy"), "stages": stages}))
+    recipe, name = write_recipe(cases), cases[0].way
+    runs = recipe.parent / "runs"
     command = [sys.executable, "-m", "kedge.cli", "run", str(recipe), "--runs", str(runs), "--no-check"]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode:
         print(f"kedge failed on {name}:\n{child.stdout[-1500:]}{child.stderr[-1500:]}", flush=True)
     folders = {case: runs / name / case.stage for case in cases}
     return {case.stage: _measured(case, folder) for case, folder in folders.items() if _is_done(folder)}
+
+
+def write_recipe(cases: Sequence[StageCase]) -> Path:
+    """One recipe of all the stages, beside their data."""
+    recipe = Path(cases[0].file("recipe.json"))
+    stages = {case.stage: stage_of(case) for case in cases}
+    values = {"kedge": 1, "name": cases[0].way, "model": cases[0].file("policy"), "stages": stages}
+    recipe.write_text(json.dumps(values))
+    return recipe
 
 
 def keep_journals(runs: Path, target: Path) -> None:
@@ -215,7 +225,7 @@ def stage_of(case: StageCase) -> Mapping[str, Any]:
 
 def _rl(case: StageCase, lora: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "roles": "lora" if case.way == "lora" else "separate",
+        "roles": "separate" if case.way == "full" else case.way,
         "memory": _memory(case) | ({"lora": lora} if case.way == "lora" else {}),
         "iterations": case.steps,
         "max_prompt_tokens": case.max_length,
@@ -253,7 +263,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokenizer", required=True, help="the folder of a tokenizer with a chat template")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["135m", "0.5b", "1.5b"])
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    parser.add_argument("--ways", nargs="+", choices=["full", "lora"], default=["full", "lora"])
+    parser.add_argument("--ways", nargs="+", choices=["full", "lora", "trunk"], default=["full", "lora"])
     parser.add_argument("--who", choices=["both", "kedge", "trl"], default="both")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=24)
@@ -266,6 +276,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--journals", type=Path, help="a folder for the journals of Kedge's stages")
     parser.add_argument("--recompute", action="store_true", help="activations, on Kedge's side")
     args = parser.parse_args()
+    if "trunk" in args.ways and (args.who != "kedge" or "ppo" not in args.stages):
+        parser.error("a trunk is Kedge's, and for PPO: --ways trunk --stages ppo --who kedge")
     for skipped, of in ((args.skipped, args.steps), (args.skipped_iterations, args.iterations)):
         if skipped >= of:
             parser.error(f"{skipped} steps are skipped: of {of} none would count")

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 
 StageName = Literal["sft", "reward", "dpo", "grpo", "ppo"]
-Way = Literal["full", "lora"]
+Way = Literal["full", "lora", "trunk"]
+"""How weights are trained; a trunk is for PPO alone, and Kedge's alone."""
 STAGES: tuple[StageName, ...] = ("sft", "reward", "dpo", "grpo", "ppo")
 RANK, ALPHA = 16, 32
 NEW_TOKENS = 128
@@ -68,6 +69,15 @@ class StageMeasured:
     """Real tokens of a step; 0 where the side does not count them."""
     saving_s: float | None = None
     """From the last step to the end of the stage, its model saved; None where the side saves nothing."""
+
+
+def stages_of(way: Way, stages: Sequence[StageName]) -> list[StageName]:
+    """Those of the stages that can train in a way.
+
+    >>> stages_of("trunk", STAGES)
+    ['ppo']
+    """
+    return [stage for stage in stages if way != "trunk" or stage == "ppo"]
 
 
 def write_inputs(home: Path, pairs: Path, tokenizer: str, shape: str, *, with_reward: bool) -> None:
