@@ -168,7 +168,7 @@ def ppo(study: Study) -> Record:
         "scores": {"normalise": "standard", "missing_eos_penalty": 1.0, "length": dict(sizes.length)},
         "actor": {"lr": 5e-6, "schedule": "cosine", "eps": 1e-8},
         "critic": {"lr": 2e-5, "schedule": "cosine", "eps": 1e-8},
-        "kl": {"start": 0.4, "target": 2.0, "horizon": 100, "limit": 6.0, "on_limit": "rollback"},
+        "kl": {"start": 0.5, "target": 2.0, "horizon": 1000, "limit": 6.0, "on_limit": "rollback"},
         "logging": {"gold_every": 10, "samples": 0},  # the report of the run is kept, without texts of others
         "checkpoints": {"every": 20, "keep": 1},
     }
