@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import resource
+import os
 import statistics
 import subprocess
 import sys
@@ -43,6 +43,7 @@ from kedge.models.training.passes import Passes
 from kedge.models.training.train_step import trained_weights
 from kedge.runtime.processes import sharding_alone
 from peers.stage_case import KEYS, SHAPES
+from token_cache import peak_of, rss_anon
 
 VOCABULARY, SHORTEST, LONGEST = 49_152, 60, 700
 TINY_VOCABULARY = 512
@@ -169,30 +170,27 @@ def measure_loading(shape: str) -> None:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        subprocess.run([sys.executable, __file__, "--load-from", folder], check=True)
+        with subprocess.Popen([sys.executable, __file__, "--load-from", folder]) as child:
+            host, _ = peak_of(child)
+        print(f"  peak of the host {host / 2**30:.2f} GiB (anonymous: pages of mapped files do not count)")
 
 
 def load_and_tell(folder: Path) -> None:
     on_gpu = torch.cuda.is_available()
-    before = host_peak()
     with sharding_alone(on_gpu=on_gpu) as world:
+        start = rss_anon(os.getpid())
         model = load(folder, world.mesh, device="cuda" if on_gpu else "cpu")
         held = sum(local(weight).nbytes for weight in model.parameters())
-        gpu = f", of the GPU {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if on_gpu else ""
-        print(f"  weights in {num_parts(world.mesh)} part: {held / 2**30:.2f} GiB, float32 as they learn")
-        print(f"  peak of the host {(host_peak() - before) / 2**30:.2f} GiB above {before / 2**30:.2f}{gpu}")
+        gpu = f"; peak of the GPU {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if on_gpu else ""
+        print(f"  weights in {num_parts(world.mesh)} part: {held / 2**30:.2f} GiB, float32 as they learn{gpu}")
+        print(f"  the host before loading: {start / 2**30:.2f} GiB", flush=True)
 
 
 def load(folder: Path, mesh: Any, *, device: str) -> Any:
     """A model of which all weights learn, as a stage opens it."""
-    model = start_causal(str(folder), lora=None, device=device, seed=0)
+    model = start_causal(str(folder), lora=None, device=device, seed=0, unread=True)
     shard_model(model, mesh, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     return model
-
-
-def host_peak() -> int:
-    """Bytes of this process in the host's memory, at most so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def timed(action: Callable[[], object]) -> float:
