@@ -20,8 +20,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-READ = ["several files", "stored twice", "sent", "adapter on an adapter", "reward model", "ensemble", "merged member"]
-SAVED = ["tied float32", "several files bfloat16", "adapter, bfloat16 float32", "ensemble float32"]
+READ = [
+    "several files",
+    "other name",
+    "stored twice",
+    "sent",
+    "adapter on an adapter",
+    "reward model",
+    "ensemble",
+    "merged member",
+]
+SAVED = [
+    "tied float32",
+    "other name float32",
+    "experts float32",
+    "several files bfloat16",
+    "adapter, bfloat16 float32",
+    "ensemble float32",
+]
 
 
 def slow_but(quick: list[str], names: list[str]) -> list[Any]:
