@@ -61,11 +61,15 @@ def ray_groups(layout: Sequence[GroupLayout], *, device: str, timeout_s: float, 
         groups.close()
 
 
-def cluster_lacks(num_processes: int, *, device: str, num_gpus: int | None) -> str | None:
+def cluster_lacks(num_processes: int, *, device: str, num_gpus: int | None, most_on_cpu: int) -> str | None:
     """Why the cluster has no room for so many processes; None where it has. Without RAY_ADDRESS it will be this
-    machine, with its `num_gpus`, or, where that is None, with a CPU for each process."""
+    machine, with its `num_gpus`, or, where that is None, with a CPU for each of `most_on_cpu` processes."""
     if _ADDRESS not in os.environ:
-        return None if num_gpus is None else _lacks({"GPU": num_gpus}, num_processes, device="cuda")
+        if num_gpus is not None:
+            return _lacks({"GPU": num_gpus}, num_processes, device="cuda")
+        if num_processes <= most_on_cpu:
+            return None
+        return f"the groups have {num_processes:,} processes together, on the CPU of one machine; at most {most_on_cpu}"
     import ray
 
     with _connected(0, device=device):

@@ -123,6 +123,9 @@ class VllmSettings(StreamSettings):
         if self.gpus == "shared":
             self._refuse_with_shared()
             return self
+        if self.servers:
+            self._refuse_with_servers()
+            return self
         if self.memory_share != "auto":
             raise ValueError(
                 "memory_share is for gpus: shared; on GPUs of its own vLLM takes them whole "
@@ -136,6 +139,18 @@ class VllmSettings(StreamSettings):
         if not self.gpus and self.tensor_parallel > 1:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} needs GPUs, and gpus is 0")
         return self
+
+    def _refuse_with_servers(self) -> None:
+        """What is said of servers that Kedge starts, where others run already; and one that is named twice."""
+        own = {"gpus": self.gpus != 1, "tensor_parallel": self.tensor_parallel != 1}
+        own |= {"memory_share": self.memory_share != "auto"}
+        if given := [name for name, is_given in own.items() if is_given]:
+            raise ValueError(
+                f"{' and '.join(given)} is for servers that Kedge starts (`python`), and `servers` are given: their "
+                "own command line says it; leave it out"
+            )
+        if twice := [url for url in self.servers if self.servers.count(url) > 1]:
+            raise ValueError(f"servers: {redacted(twice[0])} is named twice; name each server once")
 
     def _refuse_with_shared(self) -> None:
         """What cannot be together with servers on the GPUs that learn."""
