@@ -191,6 +191,7 @@ def test_groups_without_ray_are_refused_with_the_command_that_installs_it(
     ("address", "words"),
     [
         ("127.0.0.1:1", r"nobody answers at 127\.0\.0\.1:1 \(RAY_ADDRESS\): .*refused"),
+        ("http://127.0.0.1:8265", r"is http://127\.0\.0\.1:8265, where a cluster takes jobs: ray job submit"),
         ("ray://127.0.0.1:10001", r"is for Ray Client; the driver of groups runs inside of the cluster"),
     ],
 )

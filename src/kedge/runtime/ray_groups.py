@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kedge.core.errors import ConfigError, PluginError
+from kedge.core.urls import redacted
 from kedge.runtime.groups import Groups
 from kedge.runtime.worker import GroupLayout, Reply, make_worker
 
@@ -125,6 +126,11 @@ def _refuse_unreachable(place: str) -> None:
         raise ConfigError(
             f"placement.groups: {_ADDRESS} is {place}, which is for Ray Client; the driver of groups runs inside of "
             "the cluster: ray job submit -- kedge run …"
+        )
+    if place.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"placement.groups: {_ADDRESS} is {redacted(place)}, where a cluster takes jobs: ray job submit -- kedge "
+            "run …; a driver joins at HOST:PORT of the head (6379)"
         )
     host, colon, port = place.rpartition(":")
     if not (colon and port.isdigit()):  # auto and local are found by Ray
