@@ -182,7 +182,7 @@ def _refuse_option(name: str, value: str) -> None:
     if name not in KNOWN:
         raise ConfigError(f"--sbatch: sbatch has no option {quoted(name)}{did_you_mean(name, sorted(KNOWN))}")
     is_gpu = name == "gres" and any(part.partition(":")[0] == "gpu" for part in value.split(","))
-    if reason := CONTRADICTING["gpus" if is_gpu else name] if is_gpu or name in CONTRADICTING else "":
+    if reason := CONTRADICTING.get("gpus" if is_gpu else name):
         raise ConfigError(f"--sbatch {name}: {reason}")
 
 

@@ -215,6 +215,7 @@ def _parameters_without_memory() -> Generator[None]:
 def _weights_in_files(model: PreTrainedModel, source: Path | str, dtype: torch.dtype) -> tuple[FileWeights | None, str]:
     """Where each weight is; or None, and why the files cannot be read weight by weight."""
     if not isinstance(source, Path):
+        _keep_usual_changes(model)
         return None, "it is not in a folder"
     stored = _renamed(model, stored_in(source))
     if reason := _changed_on_reading(model, dtype):
@@ -248,6 +249,15 @@ def _renamed(model: PreTrainedModel, stored: Mapping[str, Place]) -> dict[str, P
     renamed = {rename_source_key(key, renamings, converters)[0]: place for key, place in stored.items()}
     setattr(model, "_weight_conversions", [change for change in changes if change.was_used()])  # noqa: B010
     return renamed
+
+
+def _keep_usual_changes(model: PreTrainedModel) -> None:
+    """The same of a model whose files only process 0 sees: those that files of its kind need."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    changes = get_model_conversion_mapping(model, add_legacy=False)
+    setattr(model, "_weight_conversions", [change for change in changes if not isinstance(change, PrefixChange)])  # noqa: B010
 
 
 def _changed_on_reading(model: PreTrainedModel, dtype: torch.dtype) -> str:
