@@ -234,7 +234,7 @@ def test_kedge_run_starts_a_cluster_of_its_own_and_ends_it(tmp_path: Path) -> No
     assert "group judge: 1 process(es), reward" in ended.stdout
     assert_near(metrics(tmp_path / "runs/short"), metrics(alone), within=1e-5)
     time.sleep(1.0)
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    left = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in left.splitlines() if str(tmp_path) in line]
 
 

@@ -87,11 +87,10 @@ def driver_of(runs: Path) -> int:
     steps, until = runs / "short/ppo/metrics.jsonl", time.monotonic() + 300
     while time.monotonic() < until:
         if steps.exists() and steps.read_text().count("\n") >= 2:
-            commands = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-            lines = [line.split(maxsplit=1) for line in commands.splitlines() if str(runs) in line]
-            return next(
-                int(number) for number, command in lines if command.startswith(f"{sys.executable} -m kedge.cli")
-            )
+            listed = subprocess.run(["ps", "-eww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
+            lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines() if str(runs) in line]
+            start = f"{sys.executable} -m kedge.cli"
+            return next(int(number) for number, command in lines if command.startswith(start))
         time.sleep(0.05)
     raise AssertionError("the job has made no two steps")
 
