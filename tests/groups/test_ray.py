@@ -214,10 +214,13 @@ def test_a_process_that_hangs_ends_the_run_with_its_stack(cluster: str, home: Pa
 
 
 def test_more_than_the_cluster_has_is_refused(cluster: str) -> None:
-    assert cluster_lacks(8, device="cpu", num_gpus=None) is None
-    lacks = cluster_lacks(9, device="cpu", num_gpus=None)
+    assert cluster_lacks(8, device="cpu", num_gpus=None, most_on_cpu=64) is None
+    lacks = cluster_lacks(9, device="cpu", num_gpus=None, most_on_cpu=64)
     assert lacks == "the groups have 9 processes together, each on a CPU, and the cluster has 8"
-    assert cluster_lacks(1, device="cuda", num_gpus=0) == "the groups have 1 GPUs together, and the cluster has 0"
+    assert (
+        cluster_lacks(1, device="cuda", num_gpus=0, most_on_cpu=64)
+        == "the groups have 1 GPUs together, and the cluster has 0"
+    )
 
 
 def test_kedge_run_starts_a_cluster_of_its_own_and_ends_it(tmp_path: Path) -> None:
@@ -231,7 +234,7 @@ def test_kedge_run_starts_a_cluster_of_its_own_and_ends_it(tmp_path: Path) -> No
     assert "group judge: 1 process(es), reward" in ended.stdout
     assert_near(metrics(tmp_path / "runs/short"), metrics(alone), within=1e-5)
     time.sleep(1.0)
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    left = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in left.splitlines() if str(tmp_path) in line]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,36 @@ def test_a_job_of_a_cluster_gives_what_one_process_gives(dashboard: str, tmp_pat
     assert ended.returncode == 0, ended.stdout
     assert "group judge: 1 process(es), reward" in ended.stdout
     assert_near(metrics(tmp_path / "runs/short"), metrics(alone), within=1e-5)
+
+
+def test_a_job_whose_driver_is_killed_goes_on_in_other_groups(dashboard: str, tmp_path: Path) -> None:
+    long = RECIPE.replace("iterations: 2", "iterations: 8\n    checkpoints: {every: 1}")
+    write_run(tmp_path / "work")
+    (tmp_path / "work/r.yaml").write_text(long)
+    alone = run_recipe(load_recipe(tmp_path / "work/r.yaml"), tmp_path / "alone", is_resumed=False, say=lambda _: None)
+    (tmp_path / "work/r.yaml").write_text(f"{long}placement: {{groups: {_GROUPS}}}\n")
+    runs = ("--runs", str(tmp_path / "runs"))
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        first = pool.submit(submitted, dashboard, tmp_path / "work", *runs)
+        os.kill(driver_of(tmp_path / "runs"), signal.SIGKILL)
+        assert first.result().returncode == 1
+    parts = "placement.groups={learner: {gpus: 1}, judge: {roles: [reward], gpus: 2, weights: shard}}"
+    ended = submitted(dashboard, tmp_path / "work", *runs, "--resume-if-begun", "--set", parts)
+    assert ended.returncode == 0, ended.stdout
+    assert_near(metrics(tmp_path / "runs/short"), metrics(alone), within=1e-5)
+
+
+def driver_of(runs: Path) -> int:
+    """The process that drives the groups of the run, once it has made two steps."""
+    steps, until = runs / "short/ppo/metrics.jsonl", time.monotonic() + 300
+    while time.monotonic() < until:
+        if steps.exists() and steps.read_text().count("\n") >= 2:
+            listed = subprocess.run(["ps", "-eww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
+            lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines() if str(runs) in line]
+            start = f"{sys.executable} -m kedge.cli"
+            return next(int(number) for number, command in lines if command.startswith(start))
+        time.sleep(0.05)
+    raise AssertionError("the job has made no two steps")
 
 
 def test_a_run_is_not_written_into_the_copy_that_ray_deletes(dashboard: str, tmp_path: Path) -> None:

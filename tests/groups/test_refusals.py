@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from kedge.commands.run import alone, run_placed
 from kedge.core.errors import ConfigError, PluginError
 from kedge.recipe.schema import load_recipe
 from kedge.runtime import ray_groups as ray_file
+from kedge.runtime import worker
 
 Write = Callable[[str, str], Path]
 
@@ -120,6 +123,52 @@ def test_processes_and_groups_exclude_each_other(file: Path) -> None:
         load_recipe(file, ["placement.processes=2"])
 
 
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ("{learner: {gpus: 1}, judge: {gpus: 2}}", "judge holds no role, and its 2 GPU"),
+        (
+            "{learner: {gpus: 3}, all: {roles: [policy, reference, critic, reward, gold, generator]}}",
+            "learner holds no role, and its 3 GPU",
+        ),
+        ("{learner: {gpus: 1}, judge: {roles: [reward, reward]}}", "the role reward is twice in judge"),
+        ("{learner: {gpus: 1}, judge: {roles: reward}}", "judge.roles: must be a list, found 'reward'"),
+    ],
+)
+def test_a_group_that_would_do_nothing_or_the_same_twice_is_refused(file: Path, groups: str, words: str) -> None:
+    file.write_text(with_groups(groups))
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(file)
+
+
+def test_more_processes_than_a_machine_has_room_for_on_its_cpu_are_refused(file: Path) -> None:
+    file.write_text(with_groups("{learner: {gpus: 64}, judge: {roles: [reward]}}"))
+    with pytest.raises(
+        ConfigError, match="the groups have 65 processes together, on the CPU of one machine; at most 64"
+    ):
+        refuse_groups(load_recipe(file))
+
+
+def test_only_groups_that_learn_share_the_rows_of_a_step(file: Path) -> None:
+    file.write_text(with_groups("{learner: {gpus: 1}, judge: {roles: [reward], gpus: 33, weights: shard}}"))
+    refuse_groups(load_recipe(file, ["stages.ppo.batch=32", "stages.ppo.minibatches=1"]))
+    file.write_text(with_groups("{learner: {gpus: 1}, critic: {roles: [critic], gpus: 33, weights: shard}}"))
+    with pytest.raises(ConfigError, match="an optimiser step has 32 rows, and 33 processes share them"):
+        refuse_groups(load_recipe(file, ["stages.ppo.batch=32", "stages.ppo.minibatches=1"]))
+
+
+def test_groups_hold_their_parts_within_what_the_placement_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(file, ["placement.weights=shard", "placement.shard_within=all"])
+    learner, _ = layout_of(recipe)
+    told: list[str] = []
+    world = SimpleNamespace(write_stacks_to=lambda folder: None, shard_weights=told.append)
+    monkeypatch.setattr(worker, "joined", lambda *_, **__: nullcontext(world))
+    member = worker.Member({}, learner, 0, on_gpu=False, timeout_s=1.0, stacks=file.parent)
+    monkeypatch.chdir(file.parent)
+    member.build(("127.0.0.1", 1), str(file.parent), {}, lambda order, **_: {}, None)
+    assert told == ["all"]
+
+
 def test_more_gpus_than_there_are_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kedge.commands.checks.groups.gpus_of", lambda device: 2)
     (finding,) = (finding for finding in group_findings(load_recipe(file)) if finding.code == "machine.groups")
@@ -142,6 +191,7 @@ def test_groups_without_ray_are_refused_with_the_command_that_installs_it(
     ("address", "words"),
     [
         ("127.0.0.1:1", r"nobody answers at 127\.0\.0\.1:1 \(RAY_ADDRESS\): .*refused"),
+        ("http://127.0.0.1:8265", r"is http://127\.0\.0\.1:8265, where a cluster takes jobs: ray job submit"),
         ("ray://127.0.0.1:10001", r"is for Ray Client; the driver of groups runs inside of the cluster"),
     ],
 )
@@ -164,6 +214,25 @@ def test_runs_are_not_written_into_a_copy_of_the_folder_that_ray_deletes(file: P
     folder = Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs/short")
     with pytest.raises(ConfigError, match=r"--runs: .* which the machines do not share and Ray deletes"):
         run_placed(load_recipe(file), folder, is_resumed=False, command=[], check=_never, run=_never, say=_never)
+
+
+@pytest.mark.parametrize("started", [1, 2])
+def test_weights_that_cannot_be_sharded_are_refused_where_a_run_goes_on_too(
+    file: Path, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its placement may have changed since it was checked; and torchrun says how many processes there are."""
+    file.write_text(
+        RECIPE.replace("  groups: {learner: {gpus: 2}, critic: {roles: [critic], gpus: 1}}", "  weights: shard")
+    )
+    recipe = load_recipe(file, ["stages.ppo.roles=trunk"] if started == 1 else ["stages.ppo.batch=1"])
+    words = "roles: trunk keeps hidden states" if started == 1 else "has 1 row, and 2 processes share them"
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        if started == 2:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ConfigError, match=rf"cannot be sharded \(placement\.weights\), and nothing was started:\n.*{words}"
+    ):
+        run_placed(recipe, file.parent, is_resumed=True, command=[], check=_never, run=_never, say=_never)
 
 
 def _never(*_: Any, **__: Any) -> Any:

@@ -174,6 +174,7 @@ def test_an_sbatch_file_is_a_script_with_options_that_sbatch_has(
         ("#!/bin/bash\n#SBATCH --partion=gpu\n", (2, "did you mean 'partition'")),
         ("#!/bin/bash\necho\n#SBATCH --nodes=2\n", (3, "left out in silence")),
         ("#!/bin/bash\n#SBATCH nodes 2\n", (2, "written as #SBATCH --name=value")),
+        ("#!/bin/bash\n#SBATCH --qos\n", (2, "--qos needs a value")),
     ],
 )
 def test_what_sbatch_would_refuse_or_skip_is_found(script: str, problem: tuple[int, str]) -> None:
@@ -189,6 +190,7 @@ def test_a_container_under_slurm_sees_the_folder_and_the_runs(kedge: Kedge, tmp_
     assert f"kedge run r.yaml --runs={tmp_path}/out" in done.out
 
 
+SHARDED = ("--set", "placement.weights=shard", "--set", "stages.sft.batch=16")
 REFUSED = [
     (("slurm", "no.yaml"), "no.yaml"),
     (("slurm", "r.yaml", "--set", "stages.sft.epoch=1"), "did you mean 'epochs'"),
@@ -202,6 +204,13 @@ REFUSED = [
     (("slurm", "r.yaml", "--time", "2"), "nothing would be learnt"),
     (("slurm", "r.yaml", "--sbatch", "constrain=x"), "did you mean 'constraint'"),
     (("slurm", "r.yaml", "--sbatch", "time=1"), "use --time"),
+    (("slurm", "r.yaml", "--sbatch", "qos"), "--sbatch qos: this option of sbatch needs a value"),
+    (("slurm", "r.yaml", "--sbatch", "mem=8G", "--sbatch", "mem=9G"), "--sbatch mem: given twice"),
+    (("slurm", "r.yaml", "--sbatch", "ntasks=4"), "--nodes and --processes-per-node say"),
+    (("slurm", "r.yaml", "--sbatch", "gres=disk:1,gpu:4"), "--sbatch gres: how many GPUs there are"),
+    (("slurm", "r.yaml", "--sbatch", "array=1-4"), "would write one run"),
+    (("slurm", "r.yaml", "--nodes", "4", *SHARDED), "an optimiser step has 16 rows, and 32 processes share them"),
+    (("slurm", "r.yaml", *SHARDED, "--set", "stages.sft.memory.offload=[optimiser]"), "; leave it out: each process"),
     (("slurm", "r.yaml", "--image", "a", "--python", "p"), "give one of the two"),
     (("slurm", "r.yaml", "--to", "r.yaml", "--force"), "this is what is read"),
     (("slurm", "r.yaml", "--to", "-", "--submit"), "leave out --to -"),
@@ -210,6 +219,9 @@ REFUSED = [
     (("kubernetes", "r.yaml", *POD, "--runs", "/scratch/runs"), "where runs are written"),
     (("kubernetes", "r.yaml", *POD, "--runs", "/data/../scratch"), "absolute path"),
     (("kubernetes", "r.yaml", *POD, "--volume", "more:/data"), "two claims"),
+    (("kubernetes", "r.yaml", *POD, "--volume", "more:/data/"), "two claims"),
+    (("kubernetes", "r.yaml", *POD, "--volume", "more:/dev/shm"), "hides /dev/shm"),
+    (("kubernetes", "r.yaml", *POD, "--at", "/data/"), "name its file: --at /data/r.yaml"),
     (("kubernetes", "r.yaml", *POD, "--volume", "data"), "CLAIM:PATH"),
     (("kubernetes", "r.yaml", *POD, "--kind", "rayjob"), "a RayJob is for placement.groups"),
     (("kubernetes", "r.yaml", *POD, "--set", f"name={'a' * 60}"), "--name"),
@@ -226,6 +238,26 @@ def test_what_cannot_be_launched_is_refused_with_words(
     assert message in done.err.replace("\n", " ")
     assert [path.name for path in tmp_path.iterdir()] == ["r.yaml"]
     assert (tmp_path / "r.yaml").read_text() == before
+
+
+def test_groups_that_a_stage_does_not_allow_are_refused_before_a_file_is_written(kedge: Kedge, tmp_path: Path) -> None:
+    ppo = "stages: {ppo: {kind: ppo, prompts: p.jsonl, reward: {kind: regex, pattern: a}, roles: lora}}"
+    groups = "placement: {groups: {learner: {gpus: 4}, critic: {roles: [critic]}}}"
+    (tmp_path / "r.yaml").write_text(f"kedge: 1\nname: pair\nmodel: tiny\n{ppo}\n{groups}\n")
+    for arguments in (("slurm", "r.yaml"), ("kubernetes", "r.yaml", *POD)):
+        done = kedge("launch", *arguments)
+        assert (done.code, "what is shared cannot be apart; set roles: separate" in done.err) == (2, True), done.err
+        assert [path.name for path in tmp_path.iterdir()] == ["r.yaml"]
+
+
+@pytest.mark.parametrize("option", ["container-id=3", "exclusive", "gres=disk:1"])
+def test_options_of_sbatch_come_as_they_are_given(kedge: Kedge, option: str) -> None:
+    assert f"#SBATCH --{option}\n" in kedge("launch", "slurm", "r.yaml", "--sbatch", option, "--to", "-").out
+
+
+def test_every_option_of_sbatch_that_is_treated_apart_is_one() -> None:
+    assert {*sbatch.OWN, *sbatch.BARE, *sbatch.CONTRADICTING} <= sbatch.KNOWN
+    assert all(name.isascii() and not name.endswith("-") for name in sbatch.KNOWN)
 
 
 def test_gpus_of_vllm_do_not_learn(kedge: Kedge) -> None:

@@ -252,8 +252,10 @@ def test_the_script_of_groups_starts_ray_on_all_machines_and_the_driver_when_the
     assert kedge("launch", "slurm", "r.yaml", *arguments, "--to", "pair.sbatch").code == 0
     write_tools(tmp_path / "bin")
     (tmp_path / "bin/srun").write_text(_RAY_SRUN)
-    for name in ("ray", "python"):
-        (tmp_path / "bin" / name).symlink_to(Path(sys.executable).with_name(name))
+    for name in ("ray", "python"):  # not links: by a link Python does not find its environment
+        shim = tmp_path / "bin" / name
+        shim.write_text(f'#!/bin/bash\nexec "{Path(sys.executable).with_name(name)}" "$@"\n')
+        shim.chmod(0o755)
     job = start(tmp_path, seconds_left=3600, job=free_port() % 20_000, more={"RAY_AUTH_MODE": "disabled"})
     try:
         job.wait(timeout=300)

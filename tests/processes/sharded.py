@@ -45,8 +45,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "phi3": {"model_type": "phi3", "pad_token_id": 0},
+    "opt": {"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32},
 }
-"""Decoders that are read packed in our layers, packed in theirs, and padded."""
+"""Decoders that are read packed in our layers, packed in theirs, and padded; OPT's layers give views."""
 
 
 def shard(world: World, copies: int = 1) -> None:

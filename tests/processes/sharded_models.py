@@ -15,8 +15,12 @@ from torch import Tensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -61,6 +65,10 @@ def write_models(home: Path) -> None:
     _write(qwen, home / "several files", max_shard_size="20KB")
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **ends))
     _write(gpt2, home / "gpt2")
+    neox = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **ends))
+    _write(neox, home / "other name")
+    experts = MixtralForCausalLM(MixtralConfig(num_key_value_heads=2, num_local_experts=4, **sizes, **ends))
+    _write(experts, home / "experts")
     _write(load_causal(tiny), home / "stored twice")
     weights = load_file(home / "stored twice" / "model.safetensors")
     twice = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1}
@@ -127,6 +135,8 @@ MODELS: dict[str, Open] = {
     "bfloat16": lambda home, unread: load_causal(home / "tiny", dtype="bfloat16", unread=unread),
     "several files": lambda home, unread: load_causal(home / "several files", dtype="float32", unread=unread),
     "gpt2": lambda home, unread: load_causal(home / "gpt2", dtype="float32", unread=unread),
+    "other name": lambda home, unread: load_causal(home / "other name", dtype="float32", unread=unread),
+    "experts": lambda home, unread: load_causal(home / "experts", dtype="float32", unread=unread),
     "stored twice": lambda home, unread: load_causal(home / "stored twice", dtype="float32", unread=unread),
     "sent": lambda home, unread: _sent(home, unread),
     "adapter": lambda home, unread: _with_adapter(home, "float32", unread),
@@ -138,7 +148,7 @@ MODELS: dict[str, Open] = {
     "merged member": _second_member,
     "sent member": lambda home, unread: _sent(home, unread, _second_member),
 }
-SENT = {"sent", "sent member"}
+SENT = {"sent", "sent member", "experts"}
 """Those of which process 0 has to send the others their parts."""
 
 SAVED = [name for name in MODELS if name not in ("sent", "merged member", "sent member")]

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.processes import sharded_models
 from tests.processes.pool import Pool
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
+from transformers.core_model_loading import revert_weight_conversion
 
 from kedge.core.world import ALONE
+from kedge.models.loading.unread import without_weights
 from kedge.testing.contracts.roles import assert_same_state
 
 
@@ -20,8 +24,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-READ = ["several files", "stored twice", "sent", "adapter on an adapter", "reward model", "ensemble", "merged member"]
-SAVED = ["tied float32", "several files bfloat16", "adapter, bfloat16 float32", "ensemble float32"]
+READ = [
+    "several files",
+    "other name",
+    "stored twice",
+    "sent",
+    "adapter on an adapter",
+    "reward model",
+    "ensemble",
+    "merged member",
+]
+SAVED = [
+    "tied float32",
+    "other name float32",
+    "experts float32",
+    "several files bfloat16",
+    "adapter, bfloat16 float32",
+    "ensemble float32",
+]
 
 
 def slow_but(quick: list[str], names: list[str]) -> list[Any]:
@@ -54,6 +74,14 @@ def test_what_is_saved_is_to_the_byte_what_one_process_saves(
     assert len([file for file in expected if file.startswith("run/model/model-0")]) > 1, "one file only"
     assert sorted(found) == sorted(expected)
     assert [file for file in expected if found[file] != expected[file]] == []
+
+
+def test_a_model_of_a_hub_is_saved_as_files_of_its_kind_are() -> None:
+    """Only process 0 sees its files, and all must write by the same names."""
+    config = GPTNeoXConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    model, _ = without_weights(AutoModelForCausalLM, "some/where", config, dtype=torch.float32, read=pytest.fail)
+    saved = revert_weight_conversion(model, model.state_dict())
+    assert {"embed_out.weight"} == saved.keys() - model.state_dict().keys()
 
 
 def test_no_process_ever_holds_more_than_its_part_and_a_layer(tmp_path: Path) -> None:

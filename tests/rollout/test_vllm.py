@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import interpreter
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_parts import (
     NEW,
     Events,
@@ -34,12 +36,14 @@ from kedge.core.records import Prompts, Rollouts
 from kedge.core.world import Alone
 from kedge.models.forward.lora import with_lora
 from kedge.models.loading.load import load_causal
+from kedge.models.loading.tiny import tiny_tokenizer
 from kedge.models.settings import LoraSettings
 from kedge.rollout.generators import close_generator
 from kedge.rollout.settings import SamplingSettings
 from kedge.rollout.vllm.generator import devices_of
 from kedge.rollout.vllm.processes import FirstProcess
 from kedge.rollout.vllm.settings import VllmSettings
+from kedge.rollout.vllm.weights import weights_of, write_weights
 
 
 def test_requests_say_everything_that_changes_what_is_sampled(tmp_path: Path) -> None:
@@ -56,6 +60,29 @@ def test_requests_say_everything_that_changes_what_is_sampled(tmp_path: Path) ->
     assert {name: body[name] for name in expected} == expected
     assert len({body["seed"] for body in engine.bodies}) == 8  # one a row and batch
     assert all(0 <= body["seed"] < 2**63 for body in engine.bodies)
+
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 259, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+@pytest.mark.parametrize("settings", [{"model_type": "gpt_neox"}, {"model_type": "mixtral", "num_local_experts": 2}])
+def test_weights_are_sent_under_the_names_of_the_files_that_the_server_has_read(
+    settings: dict[str, Any], is_adapted: bool, tmp_path: Path
+) -> None:
+    """transformers calls GPT-NeoX's `embed_out` otherwise, and puts experts together."""
+    config = AutoConfig.for_model(**_SMALL, **settings)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model = load_causal(tmp_path, dtype="float32")
+    if is_adapted:
+        model = with_lora(model, LoraSettings(rank=2), name="policy", seed=1)
+    write_weights(tmp_path / "sent", weights_of(model, {}))
+    sent, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path / "sent", tmp_path))
+    assert sent.keys() == expected.keys()
+    assert all(torch.equal(sent[name], weight) for name, weight in expected.items())
 
 
 def test_weights_arrive_after_every_update_with_tied_heads_and_merged_adapters(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
+from kedge.commands.checks.groups import refuse_layout
 from kedge.commands.checks.machine import num_sampling
+from kedge.commands.checks.sharding import refuse_unsharded
 from kedge.core.errors import ConfigError, RunError
 from kedge.core.files import refuse_overwriting, write_text
 from kedge.core.quoting import one_line, quoted
@@ -120,6 +122,7 @@ def launch_kubernetes(
         folder=folder,
     )
     checks.refuse_unshared(place, "where the recipe lies", mounted, flag="--at")
+    checks.refuse_folder(place, mounted, file=asked.recipe.name)
     checks.refuse_unshared(run_place, "where runs are written", mounted, flag="--runs")
     _refuse_odd(asked, {"--at": place, "--runs": run_place, "--volume": " ".join(volumes)})
     if job.kind == "rayjob":
@@ -169,6 +172,8 @@ def _job(asked: Asked, recipe: Recipe, *, recipe_place: str, runs: str) -> Job:
         has_groups=groups is not None,
     )
     checks.refuse_contradictions(job, settings.placement.processes)
+    refuse_unsharded(recipe, job.nodes * job.processes_per_node, undone="written")
+    refuse_layout(recipe, undone="written")
     if groups is not None and settings.device != "cpu":
         num_gpus = sum(group.gpus for group in groups.values())
         checks.refuse_large_groups(num_gpus, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node)

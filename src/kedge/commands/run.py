@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kedge.commands.checks.groups import layout_of, refuse_groups
 from kedge.commands.checks.machine import gpus_of, num_sampling
+from kedge.commands.checks.sharding import refuse_unsharded
 from kedge.core.errors import ConfigError, ContractStop, KedgeError, ProcessLost, RunError
 from kedge.core.world import ALONE, World, once
 from kedge.recipe.placement import num_processes
@@ -65,6 +66,7 @@ def run_placed(
     count = _count(recipe)
     if not is_resumed:
         check()
+    refuse_unsharded(recipe, count)
     if count > 1:
         return _run_launched(recipe, folder, count, is_resumed=is_resumed, command=command, say=say)
     with alone(recipe) as world:
@@ -164,6 +166,7 @@ def _run_joined(
     is_restarted = int(os.environ.get(_RESTARTS, "0")) > 0
     device = None if num_gpus is None else f"cuda:{place.local_rank}"
     try:
+        refuse_unsharded(recipe, place.size)
         with joined(place, on_gpu=num_gpus is not None, timeout_s=placement.timeout) as world:
             world.write_stacks_to(folder / "stacks")
             if placement.weights == "shard":

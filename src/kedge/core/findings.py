@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from kedge.core.errors import ConfigError
 from kedge.core.quoting import escaped
 
 Level = Literal["ok", "info", "warning", "fatal"]
@@ -28,6 +29,17 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def refuse_fatal(findings: Iterable[Finding], what: str) -> None:
+    """An error with all that is fatal, each with its place and what to do about it."""
+    lines = [
+        f"  {finding.where}: {finding.message}" + (f"; {finding.fix}" if finding.fix else "")
+        for finding in findings
+        if finding.level == "fatal"
+    ]
+    if lines:
+        raise ConfigError("\n".join([f"{what}:", *lines]))
 
 
 def has_fatal(findings: Iterable[Finding]) -> bool:

@@ -14,12 +14,13 @@ from typing import Final
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import quoted
 from kedge.core.suggest import did_you_mean
-from kedge.launch.sbatch import KNOWN, OWN
+from kedge.launch.sbatch import BARE, CONTRADICTING, KNOWN, OWN
 from kedge.launch.settings import Job, Volume
 
 MOST_PROCESSES: Final = 1024
 LONGEST_OBJECT_NAME: Final = 40
 """JobSet's pods are called NAME-node-0-0, Ray's get some 20 letters more; 63 is what a name may have."""
+SHARED_MEMORY: Final = "/dev/shm"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./=,:@%+-]+")
 """What two shells in a row leave as it is."""
 _SHELL: Final = re.compile(r"""[$`\\"'<>|&;(){}*?!#~\[\]]""")
@@ -161,16 +162,28 @@ def checked_options(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     >>> checked_options(["constraint=h100", "exclusive"])
     (('constraint', 'h100'), ('exclusive', ''))
     """
-    options: list[tuple[str, str]] = []
+    options: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         name = name.removeprefix("--")
-        if name in OWN:
-            raise ConfigError(f"--sbatch {name}: Kedge writes this option itself{_flag_for(name)}")
-        if name not in KNOWN:
-            raise ConfigError(f"--sbatch: sbatch has no option {quoted(name)}{did_you_mean(name, sorted(KNOWN))}")
-        options.append((name, checked_option(f"--sbatch {name}", value) if sign else ""))
-    return tuple(options)
+        _refuse_option(name, value)
+        if name in options:
+            raise ConfigError(f"--sbatch {name}: given twice, and sbatch would take the last one; give it once")
+        if not sign and name not in BARE:
+            raise ConfigError(f"--sbatch {name}: this option of sbatch needs a value: --sbatch {name}=VALUE")
+        options[name] = checked_option(f"--sbatch {name}", value) if sign else ""
+    return tuple(options.items())
+
+
+def _refuse_option(name: str, value: str) -> None:
+    """An error where sbatch has no such option, or the file says the same by another one."""
+    if name in OWN:
+        raise ConfigError(f"--sbatch {name}: Kedge writes this option itself{_flag_for(name)}")
+    if name not in KNOWN:
+        raise ConfigError(f"--sbatch: sbatch has no option {quoted(name)}{did_you_mean(name, sorted(KNOWN))}")
+    is_gpu = name == "gres" and any(part.partition(":")[0] == "gpu" for part in value.split(","))
+    if reason := CONTRADICTING.get("gpus" if is_gpu else name):
+        raise ConfigError(f"--sbatch {name}: {reason}")
 
 
 def _flag_for(name: str) -> str:
@@ -222,12 +235,18 @@ def checked_volumes(texts: Iterable[str]) -> tuple[Volume, ...]:
     """
     volumes: list[Volume] = []
     for text in texts:
-        claim, sign, path = text.partition(":")
-        is_place = path.startswith("/") and ":" not in path and ".." not in PurePosixPath(path).parts
+        claim, sign, given = text.partition(":")
+        is_place = given.startswith("/") and ":" not in given and ".." not in PurePosixPath(given).parts
+        path = str(PurePosixPath("/", given.lstrip("/")))
         if not sign or not _SUBDOMAIN.fullmatch(claim) or not is_place or path == "/":
             raise ConfigError(
                 f"--volume: CLAIM:PATH, the name of a persistent volume claim and an absolute path in the pods, found "
                 f"{quoted(text)}"
+            )
+        if PurePosixPath(SHARED_MEMORY).is_relative_to(path):
+            raise ConfigError(
+                f"--volume: {quoted(text)} hides {SHARED_MEMORY}, the memory through which processes exchange; use "
+                "another path"
             )
         if path in (volume.path for volume in volumes):
             raise ConfigError(f"--volume: two claims on {quoted(path)}; give each a path of its own")
@@ -250,6 +269,13 @@ def refuse_unshared(place: str, what: str, volumes: Sequence[Volume], *, flag: s
     )
 
 
+def refuse_folder(place: str, volumes: Sequence[Volume], *, file: str) -> None:
+    """An error where a recipe is said to lie at a volume itself, which is a folder."""
+    path = str(PurePosixPath(place))
+    if path in (volume.path for volume in volumes):
+        raise ConfigError(f"--at: {quoted(place)} is a volume, not the recipe on it; name its file: --at {path}/{file}")
+
+
 def refuse_two_shells(words: Iterable[str]) -> None:
     """An error where the entry point of a Ray job would not arrive as it was written."""
     for word in words:
@@ -257,7 +283,7 @@ def refuse_two_shells(words: Iterable[str]) -> None:
             raise ConfigError(
                 f"KubeRay hands the command of a Ray job through two shells, which would not leave {quoted(word)} as "
                 "it is; "
-                "use names of letters, digits and . / _ - = , : @ % +"
+                "use names of letters, digits and . / _ - = , : @ % +, and write other settings into the recipe"
             )
 
 

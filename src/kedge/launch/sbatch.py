@@ -9,8 +9,8 @@ from typing import Final
 from kedge.core.suggest import did_you_mean
 
 _NAMES: Final = """
-account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container container-
-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
+container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
 distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus
 gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold ignore-pbs input job-name kill-on-invalid-dep
 licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue
@@ -27,6 +27,24 @@ chdir
 """
 OWN: Final = frozenset(_OWN.split())
 """Those that the templates write, or rely on."""
+_BARE: Final = """
+contiguous exclusive get-user-env hold ignore-pbs nice no-kill no-requeue overcommit oversubscribe parsable propagate
+quiet reboot requeue resv-ports spread-job stepmgr test-only use-min-nodes verbose wait
+"""
+BARE: Final = frozenset(_BARE.split())
+"""Those that may stand without a value."""
+_PROCESSES: Final = "how many processes there are, --nodes and --processes-per-node say"
+_GPUS: Final = "how many GPUs there are, --nodes and --gpus-per-node say"
+CONTRADICTING: Final = {
+    "ntasks": _PROCESSES,
+    "ntasks-per-gpu": _PROCESSES,
+    "gpus": _GPUS,
+    "gpus-per-task": _GPUS,
+    "gpus-per-socket": _GPUS,
+    "array": "all jobs of an array would write one run; write a file for each run, with a name of its own "
+    "(--set name=NAME)",
+}
+"""Those that say otherwise what the templates say, and why they are refused."""
 _DIRECTIVE: Final = re.compile(r"#SBATCH\s+--(?P<name>[a-z0-9-]+)(?:[= ](?P<value>\S.*))?\s*")
 
 
@@ -48,3 +66,5 @@ def problems(script: str) -> Iterator[tuple[int, str]]:
             yield number, f"sbatch options are written as #SBATCH --name=value, found {line!r}"
         elif match["name"] not in KNOWN:
             yield number, f"sbatch has no option --{match['name']}{did_you_mean(match['name'], sorted(KNOWN))}"
+        elif match["value"] is None and match["name"] not in BARE:
+            yield number, f"sbatch's option --{match['name']} needs a value"

@@ -83,7 +83,8 @@ class PlacementSettings(Section):
         for name, group in self.groups.items():
             for role in group.roles:
                 if role in homes:
-                    raise ValueError(f"groups: the role {role} is in {homes[role]} and in {name}; leave one out")
+                    where = f"twice in {name}" if homes[role] == name else f"in {homes[role]} and in {name}"
+                    raise ValueError(f"groups: the role {role} is {where}; leave one out")
                 homes[role] = name
         homeless = [role for role in ROLES if role not in homes]
         if homeless and LEARNER not in self.groups:
@@ -92,6 +93,12 @@ class PlacementSettings(Section):
                 f"groups: {', '.join(homeless)} live in `{LEARNER}`, which is not among them{meant}; add "
                 f"{LEARNER}: {{roles: [policy], gpus: 1}}"
             )
+        for name, group in self.groups.items():
+            if not (group.roles or (name == LEARNER and homeless)):
+                raise ValueError(
+                    f"groups: {name} holds no role, and its {group.gpus} GPU(s) would do nothing; give it some "
+                    f"({', '.join(ROLES)}), or leave it out"
+                )
         return self
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kedge.core.errors import ConfigError, PluginError
+from kedge.core.urls import redacted
 from kedge.runtime.groups import Groups
 from kedge.runtime.worker import GroupLayout, Reply, make_worker
 
@@ -61,11 +62,15 @@ def ray_groups(layout: Sequence[GroupLayout], *, device: str, timeout_s: float, 
         groups.close()
 
 
-def cluster_lacks(num_processes: int, *, device: str, num_gpus: int | None) -> str | None:
+def cluster_lacks(num_processes: int, *, device: str, num_gpus: int | None, most_on_cpu: int) -> str | None:
     """Why the cluster has no room for so many processes; None where it has. Without RAY_ADDRESS it will be this
-    machine, with its `num_gpus`, or, where that is None, with a CPU for each process."""
+    machine, with its `num_gpus`, or, where that is None, with a CPU for each of `most_on_cpu` processes."""
     if _ADDRESS not in os.environ:
-        return None if num_gpus is None else _lacks({"GPU": num_gpus}, num_processes, device="cuda")
+        if num_gpus is not None:
+            return _lacks({"GPU": num_gpus}, num_processes, device="cuda")
+        if num_processes <= most_on_cpu:
+            return None
+        return f"the groups have {num_processes:,} processes together, on the CPU of one machine; at most {most_on_cpu}"
     import ray
 
     with _connected(0, device=device):
@@ -121,6 +126,11 @@ def _refuse_unreachable(place: str) -> None:
         raise ConfigError(
             f"placement.groups: {_ADDRESS} is {place}, which is for Ray Client; the driver of groups runs inside of "
             "the cluster: ray job submit -- kedge run …"
+        )
+    if place.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"placement.groups: {_ADDRESS} is {redacted(place)}, where a cluster takes jobs: ray job submit -- kedge "
+            "run …; a driver joins at HOST:PORT of the head (6379)"
         )
     host, colon, port = place.rpartition(":")
     if not (colon and port.isdigit()):  # auto and local are found by Ray

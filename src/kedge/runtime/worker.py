@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kedge.core.errors import KedgeError, ProcessError
 from kedge.core.world import ALONE, World, portable
-from kedge.runtime.processes import Place, joined, sharding_alone
+from kedge.runtime.processes import Place, Within, joined, sharding_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +121,8 @@ class GroupLayout:
     size: int
     """Processes, each with a GPU of its own where there are GPUs."""
     weights: str = "replicate"
+    shard_within: Within = "machine"
+    """Whose processes hold all parts of sharded weights together: those of a machine, or all of the group."""
 
 
 class Make(Protocol):
@@ -231,7 +233,7 @@ class Member:
         world = self._stack.enter_context(joined(place, on_gpu=self._on_gpu, timeout_s=self._timeout_s))
         world.write_stacks_to(self._stacks)
         if is_cut:
-            world.shard_weights()
+            world.shard_weights(self._layout.shard_within)
         return world
 
 

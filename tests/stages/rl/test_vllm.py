@@ -267,6 +267,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no share": ({"generator": {"gpus": "shard"}}, "from 0 to 1024, or shared (those that learn); found 'shard'"),
     "shared lag": ({"generator": {"gpus": "shared", "lag": 1}}, "nothing is sampled ahead: lag must be 0, found 1"),
     "shared given": ({"generator": {"servers": ["http://a:1"], "gpus": "shared"}}, "for servers that Kedge starts"),
+    "servers and gpus": (
+        {"generator": {"servers": ["http://a:1"], "gpus": 4}},
+        "gpus is for servers that Kedge starts",
+    ),
+    "servers in parts": (
+        {"generator": {"servers": ["http://a:1"], "tensor_parallel": 2}},
+        "tensor_parallel is for servers that Kedge starts",
+    ),
+    "one server twice": ({"generator": {"servers": ["http://a:1", "http://a:1/"]}}, "http://a:1 is named twice"),
     "shared memory": ({"generator": {"gpus": "shared", "extra": {"gpu_memory_utilization": 0.3}}}, "is that share"),
     "much": ({"generator": {"gpus": "shared", "memory_share": 1.5}}, "share of each GPU between 0 and 1 (0.4)"),
     "memory": ({"generator": {"memory_share": 0.5}}, "memory_share is for gpus: shared"),

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kedge.commands.checks.machine import gpus_of, learning_weight_bytes, role_rows
 from kedge.commands.checks.sharding import stage_findings
-from kedge.core.errors import ConfigError
 from kedge.core.files import readable_bytes
-from kedge.core.findings import Finding
+from kedge.core.findings import Finding, refuse_fatal
 from kedge.core.plugin_sections import kind_of
 from kedge.core.settings import Section
-from kedge.recipe.placement import ROLES, roles_of, weights_of
+from kedge.recipe.placement import MOST_ON_CPU, ROLES, roles_of, weights_of
 
 if TYPE_CHECKING:
     from kedge.models.loading.describe import ModelFacts
@@ -33,21 +32,29 @@ def layout_of(recipe: Recipe) -> list[GroupLayout]:
     placement = recipe.settings.placement
     roles, weights = roles_of(placement), weights_of(placement)
     return [
-        GroupLayout(name=name, roles=roles[name], size=group.gpus, weights=weights[name])
+        GroupLayout(
+            name=name,
+            roles=roles[name],
+            size=group.gpus,
+            weights=weights[name],
+            shard_within=placement.shard_within,
+        )
         for name, group in (placement.groups or {}).items()
     ]
 
 
 def refuse_groups(recipe: Recipe) -> None:
     """Raise with all that keeps the groups of a recipe from running."""
-    fatal = [finding for finding in group_findings(recipe) if finding.level == "fatal"]
-    if fatal:
-        listed = "\n".join(f"  {finding.where}: {finding.message}" for finding in fatal)
-        raise ConfigError(f"{recipe.file}: its groups cannot run, and nothing was started:\n{listed}")
+    refuse_fatal(group_findings(recipe), f"{recipe.file}: its groups cannot run, and nothing was started")
+
+
+def refuse_layout(recipe: Recipe, *, undone: str) -> None:
+    """The same of what is so on every machine."""
+    refuse_fatal(layout_findings(recipe), f"{recipe.file}: its groups cannot run, and nothing was {undone}")
 
 
 def group_findings(recipe: Recipe) -> Iterator[Finding]:
-    """What keeps the groups of a recipe from running."""
+    """What keeps the groups of a recipe from running here."""
     placement = recipe.settings.placement
     if placement.groups is None:
         return
@@ -55,10 +62,11 @@ def group_findings(recipe: Recipe) -> Iterator[Finding]:
 
     if (problem := missing_ray()) is not None:
         yield Finding(level="fatal", code="machine.ray", message=problem, where="placement.groups")
-    homes = {role: name for name, roles in roles_of(placement).items() for role in roles}
     total = sum(group.gpus for group in placement.groups.values())
     num_gpus = gpus_of(recipe.settings.device)
-    lacks = None if problem else cluster_lacks(total, device=recipe.settings.device, num_gpus=num_gpus)
+    lacks = None
+    if problem is None:
+        lacks = cluster_lacks(total, device=recipe.settings.device, num_gpus=num_gpus, most_on_cpu=MOST_ON_CPU)
     if lacks is not None:
         yield Finding(
             level="fatal",
@@ -67,11 +75,23 @@ def group_findings(recipe: Recipe) -> Iterator[Finding]:
             where="placement.groups",
             fix="give the groups fewer gpus, or join a larger cluster (RAY_ADDRESS)",
         )
+    yield from layout_findings(recipe)
+
+
+def layout_findings(recipe: Recipe) -> Iterator[Finding]:
+    """What groups cannot do for the stages of a recipe, on whatever machine."""
+    placement = recipe.settings.placement
+    if placement.groups is None:
+        return
+    homes = {role: name for name, roles in roles_of(placement).items() for role in roles}
     stages = {name: stage for name, stage in recipe.stages.items() if kind_of(stage) in _RL}
-    cut = [placement.groups[name].gpus for name, weights in weights_of(placement).items() if weights == "shard"]
+    cut = [name for name, weights in weights_of(placement).items() if weights == "shard"]
+    # Groups that only read may have more processes than a step has rows.
+    learners = {homes["policy"], homes["critic"]}
+    learning = max((placement.groups[name].gpus for name in cut if name in learners), default=1)
     for name, settings in stages.items():
         yield from _stage_findings(name, settings, homes)
-        yield from stage_findings(f"stages.{name}", settings, max(cut)) if cut else ()
+        yield from stage_findings(f"stages.{name}", settings, learning) if cut else ()
     if not stages:
         yield Finding(
             level="warning",

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kedge.core.findings import Finding
+from kedge.core.findings import Finding, refuse_fatal
 
 if TYPE_CHECKING:
     from kedge.recipe.schema import Recipe
+
+
+def refuse_unsharded(recipe: Recipe, processes: int, *, undone: str = "started") -> None:
+    """Raise with all that keeps weights from being sharded over so many processes: also where a run goes on, for its
+    placement may have changed."""
+    refuse_fatal(
+        shard_findings(recipe, processes),
+        f"{recipe.file}: its weights cannot be sharded (placement.weights), and nothing was {undone}",
+    )
 
 
 def shard_findings(recipe: Recipe, processes: int) -> Iterator[Finding]:

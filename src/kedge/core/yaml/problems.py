@@ -37,6 +37,7 @@ _WORDS: dict[str, Describe] = {
     "string_too_short": lambda _, found: f"must not be empty, found {quoted(found)}",
     "string_pattern_mismatch": lambda ctx, found: f"must match {ctx['pattern']}, found {quoted(found)}",
     "list_type": lambda _, found: f"must be a list, found {quoted(found)}",
+    "tuple_type": lambda _, found: f"must be a list, found {quoted(found)}",
     "dict_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",
     "model_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",
     "model_attributes_type": lambda _, found: f"must be a mapping of settings, found {quoted(found)}",

@@ -89,12 +89,12 @@ def lm_head(model: PreTrainedModel) -> Tensor:
     """The output matrix (V, D), for models whose logits are hidden states times it and nothing more."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or getattr(head, "bias", None) is not None:
-        raise ModelError(f"{type(model).__name__}: expected a linear output head without bias, found {head}")
+        raise ModelError(f"{sharding.class_name(model)}: expected a linear output head without bias, found {head}")
     for setting in _LOGIT_CHANGES:
         if (value := getattr(model.config, setting, None)) not in (None, 1):
             raise ModelError(
-                f"{type(model).__name__} changes its logits after the head ({setting} = {value}), which Kedge does not "
-                "compute; log-probs would be wrong. Use a model without it"
+                f"{sharding.class_name(model)} changes its logits after the head ({setting} = {value}), which Kedge "
+                "does not compute; log-probs would be wrong. Use a model without it"
             )
     return head.weight
 
@@ -113,8 +113,8 @@ def refuse_other_logits(model: PreTrainedModel) -> None:
     distance = (logits_TV.float() - expected_TV.float()).abs().mean()
     if distance > _MAX_DISTANCE[model.dtype.itemsize == 2] * expected_TV.float().abs().mean():
         raise ModelError(
-            f"{type(model).__name__} computes more than its output matrix from hidden states to logits (they differ by "
-            f"{distance.item():.3g}), which Kedge does not know; log-probs would be wrong. Use another model"
+            f"{sharding.class_name(model)} computes more than its output matrix from hidden states to logits (they "
+            f"differ by {distance.item():.3g}), which Kedge does not know; log-probs would be wrong. Use another model"
         )
 
 

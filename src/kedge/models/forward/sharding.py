@@ -92,6 +92,7 @@ def shard_model(
     is_cut = num_parts(mesh) > 1  # else a whole layer is no larger than its part, and stays
     is_summed = mesh.size() > 1
     for block in blocks_of(model):
+        block.register_forward_hook(_unview_output)  # before FSDP2's own, which sees what this one gives
         _register(fully_shard(block, reshard_after_forward=is_cut, **options), is_summed=is_summed)
     _register(fully_shard(model, reshard_after_forward=False, **options), is_summed=is_summed)
     if unread is not None:
@@ -175,6 +176,12 @@ def _call(module: nn.Module, compute: Callable[..., T], *arguments: Any) -> T:
     return compute(*arguments)
 
 
+def _unview_output(module: nn.Module, given: Any, output: Any) -> Any:
+    """Some layers (OPT's) give a view."""
+    del module, given
+    return _unviewed(output)
+
+
 def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
     """The transformer blocks, lowest first."""
     decoder, count = cast(nn.Module, model.get_decoder()), model.config.get_text_config().num_hidden_layers
@@ -189,6 +196,11 @@ def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
 
 def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, _RECORD)
+
+
+def class_name(model: nn.Module) -> str:
+    """The name of its class in transformers, of which FSDP2 makes one of its own."""
+    return type(model).__name__.removeprefix("FSDP")
 
 
 def compute_dtype(model: PreTrainedModel) -> torch.dtype:

@@ -33,7 +33,7 @@ SHARD_SIZE = "2GB"
 Reread = Callable[[str], Tensor]
 """The weight of the base with this name, in float32, from its files."""
 Stream = Iterator[tuple[str, Tensor]]
-"""Weights by the names under which they are saved; on process 0."""
+"""Weights by the names that the model has for them, in the order in which they are saved; on process 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,9 @@ class GatheredModel:
     def write_into(self, folder: Path, stream: Stream) -> None:
         """Settings and weights in the Hugging Face layout."""
         if self._files is None:
-            self.plain.load_state_dict(dict(stream), strict=False, assign=True)
+            # Copies: the memory of one that is gathered may be larger than it is, which would be counted.
+            weights = {key: weight.clone() for key, weight in stream}
+            self.plain.load_state_dict(weights, strict=False, assign=True)
             self.plain.tie_weights()
             self.plain.save_pretrained(folder, max_shard_size=SHARD_SIZE)
             return
@@ -83,10 +85,10 @@ class GatheredModel:
         (folder / "model.safetensors").unlink(missing_ok=True)
         for name, like in self._files.items():
             with TensorFile(folder / name, like, {"format": "pt"}) as file:
-                for key in file.names:
-                    saved_as, weight = next(stream)
-                    assert saved_as == key
-                    file.add(key, weight)
+                for saved_as in file.names:
+                    key, weight = next(stream)
+                    assert key == self._names[saved_as]
+                    file.add(saved_as, weight)
         if len(self._files) > 1:
             by_name = {key: name for name, like in self._files.items() for key in like}
             sizes = {
@@ -104,20 +106,33 @@ class GatheredModel:
         return remove_tied_weights_from_state_dict(state, self.plain)
 
     @cached_property
+    def _as_in_files(self) -> dict[str, Tensor]:
+        """The same as its files have it, which may call it otherwise, or keep it in several weights."""
+        return revert_weight_conversion(self.plain, dict(self._saved))
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """By the names in the files those of the model, of weights that are the same in both."""
+        own = {id(weight): key for key, weight in self._saved.items()}
+        return {saved_as: own[id(weight)] for saved_as, weight in self._as_in_files.items() if id(weight) in own}
+
+    @cached_property
     def _files(self) -> dict[str, dict[str, Tensor]] | None:
         """What is in which file; None where transformers saves weights otherwise than the model has them."""
-        reverted = revert_weight_conversion(self.plain, dict(self._saved))
-        if reverted.keys() != self._saved.keys():
+        if self._names.keys() != self._as_in_files.keys():
             return None
         split = split_torch_state_dict_into_shards(
-            reverted, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_SIZE
+            self._as_in_files, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_SIZE
         )
-        return {name: {key: self._saved[key] for key in keys} for name, keys in split.filename_to_tensors.items()}
+        return {name: {key: self._as_in_files[key] for key in keys} for name, keys in split.filename_to_tensors.items()}
 
     def _stream(self) -> Stream:
         """In the order in which they are written. Each process calls it to its end."""
-        files = self._files or {"": self._saved}
-        order = [key for name, like in files.items() for key in TensorFile(Path(name), like, {}).names]
+        if self._files is None:
+            order = TensorFile(Path(), self._saved, {}).names
+        else:
+            files = self._files.items()
+            order = [self._names[key] for name, like in files for key in TensorFile(Path(name), like, {}).names]
         own: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
         for key in order:
             weight = self._weight(key, own)

@@ -179,7 +179,6 @@ def without_weights(
     with torch.random.fork_rng(devices=[]), _parameters_without_memory():
         model: PreTrainedModel = loader.from_config(config, dtype=dtype, **options)
     model.name_or_path = config.name_or_path = str(source)
-    setattr(model, "_weight_conversions", [])  # noqa: B010 (as of a model that was read: it is saved as it is)
     if model.can_generate():
         _take_generation_config(model, source)
     weights, reason = _weights_in_files(model, source, dtype)
@@ -216,10 +215,11 @@ def _parameters_without_memory() -> Generator[None]:
 def _weights_in_files(model: PreTrainedModel, source: Path | str, dtype: torch.dtype) -> tuple[FileWeights | None, str]:
     """Where each weight is; or None, and why the files cannot be read weight by weight."""
     if not isinstance(source, Path):
+        _keep_usual_changes(model)
         return None, "it is not in a folder"
+    stored = _renamed(model, stored_in(source))
     if reason := _changed_on_reading(model, dtype):
         return None, reason
-    stored = stored_in(source)
     _untie(model, stored)
     names = _names(model)
     places: dict[str, Place] = {}
@@ -233,6 +233,31 @@ def _weights_in_files(model: PreTrainedModel, source: Path | str, dtype: torch.d
             return None, f"'{name}' has the shape {place.shape} in the files, and {tuple(weight.shape)} in the model"
         places |= dict.fromkeys(names[name], place)
     return FileWeights(places=places, dtype=dtype, missing=frozenset(missing)), ""
+
+
+def _renamed(model: PreTrainedModel, stored: Mapping[str, Place]) -> dict[str, Place]:
+    """What is in the files by the names that transformers gives it on reading (GPT-NeoX's `embed_out` is `lm_head`).
+
+    The model keeps the changes that its files needed, as one that transformers has read: it is saved as they are.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    changes = get_model_conversion_mapping(model)
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    converters = [change for change in changes if isinstance(change, WeightConverter)]
+    renamed = {rename_source_key(key, renamings, converters)[0]: place for key, place in stored.items()}
+    setattr(model, "_weight_conversions", [change for change in changes if change.was_used()])  # noqa: B010
+    return renamed
+
+
+def _keep_usual_changes(model: PreTrainedModel) -> None:
+    """The same of a model whose files only process 0 sees: those that files of its kind need."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    changes = get_model_conversion_mapping(model, add_legacy=False)
+    setattr(model, "_weight_conversions", [change for change in changes if not isinstance(change, PrefixChange)])  # noqa: B010
 
 
 def _changed_on_reading(model: PreTrainedModel, dtype: torch.dtype) -> str:

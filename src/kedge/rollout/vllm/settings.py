@@ -123,6 +123,9 @@ class VllmSettings(StreamSettings):
         if self.gpus == "shared":
             self._refuse_with_shared()
             return self
+        if self.servers:
+            self._refuse_with_servers()
+            return self
         if self.memory_share != "auto":
             raise ValueError(
                 "memory_share is for gpus: shared; on GPUs of its own vLLM takes them whole "
@@ -136,6 +139,19 @@ class VllmSettings(StreamSettings):
         if not self.gpus and self.tensor_parallel > 1:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} needs GPUs, and gpus is 0")
         return self
+
+    def _refuse_with_servers(self) -> None:
+        """What is said of servers that Kedge starts, where others run already; and one that is named twice."""
+        own = {"gpus": self.gpus != 1, "tensor_parallel": self.tensor_parallel != 1}
+        own |= {"memory_share": self.memory_share != "auto"}
+        if given := [name for name, is_given in own.items() if is_given]:
+            are = "is" if len(given) == 1 else "are"
+            raise ValueError(
+                f"{' and '.join(given)} {are} for servers that Kedge starts (`python`), and `servers` are given: their "
+                "own command line says it; leave it out"
+            )
+        if twice := [url for url in self.servers if self.servers.count(url) > 1]:
+            raise ValueError(f"servers: {redacted(twice[0])} is named twice; name each server once")
 
     def _refuse_with_shared(self) -> None:
         """What cannot be together with servers on the GPUs that learn."""
@@ -280,16 +296,16 @@ def too_few_gpus(settings: VllmSettings, num_gpus: int, *, num_learning: int) ->
 def _check_python(python: str) -> Iterator[Finding]:
     where, fix = "generator.python", "`make vllm` makes .venv-vllm; docs/vllm.md says how to make one for GPUs"
     if which(python) is None:
-        message = f"generator.python: there is no program {python!r} (paths start at {os.getcwd()})"
+        message = f"there is no program {python!r} (paths start at {os.getcwd()})"
         yield Finding(level="fatal", code="vllm.python", message=message, where=where, fix=fix)
         return
     version = installed_version(python)
     if version is None or _numbers(version) < FIRST_VERSION:
         what = "has no vLLM" if version is None else f"has vLLM {version}, whose weight API is another"
-        message = f"generator.python: {python} {what}; {_dotted(FIRST_VERSION)} or newer is needed"
+        message = f"{python} {what}; {_dotted(FIRST_VERSION)} or newer is needed"
         yield Finding(level="fatal", code="vllm.version", message=message, where=where, fix=fix)
     elif _numbers(version) > TRIED_VERSION:
-        message = f"generator.python: vLLM {version} is newer than {_dotted(TRIED_VERSION)}, which was tried"
+        message = f"vLLM {version} is newer than {_dotted(TRIED_VERSION)}, which was tried"
         yield Finding(level="warning", code="vllm.version", message=message, where=where, fix="watch policy/mismatch")
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from kedge.core.errors import SyncError
 from kedge.core.files import run_errors
@@ -40,6 +41,7 @@ def weights_of(model: PreTrainedModel, trained: Mapping[str, Tensor]) -> dict[st
     plain = merge(model, weights=trained, dtype=model.dtype, device="cpu")
     weights = dict(plain.state_dict())
     weights.setdefault(_HEAD, heads.lm_head(plain))
+    weights = revert_weight_conversion(plain, weights)  # GPT-NeoX's head, say, has another name in the files
     owners: dict[int, str] = {}
     for name, weight in weights.items():
         is_shared = owners.setdefault(weight.data_ptr(), name) != name
