@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kedge.commands.sample import is_language_model
 from kedge.commands.serve import is_reward_place
@@ -64,7 +64,7 @@ def _last_policy(folder: Path) -> Path:
     return stages[-1]
 
 
-def saved_dtype(place: str) -> str:
+def saved_dtype(place: str) -> Literal["float32", "bfloat16", "float16"]:
     """The type that the weights of a model folder were saved in, as its config.json says; float32 where it does not."""
     config = Path(place) / "config.json"
     facts: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
