@@ -25,7 +25,7 @@ from kedge.commands.export.templates import GoTemplate, go_template, modelfile, 
 from kedge.core.files import write_json, write_text
 from kedge.data.examples import Message
 from kedge.data.template import render
-from kedge.models.forward.lora import merge
+from kedge.models.forward.merging import merge
 from kedge.models.loading.adapters import BASE, CONFIG, WEIGHTS, find_base, load_adapter
 from kedge.models.loading.describe import window_of
 from kedge.models.loading.gguf import open_gguf, read_causal, tokenizer_from

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from kedge.core.errors import SyncError
 from kedge.core.files import run_errors
 from kedge.models.forward import heads
-from kedge.models.forward.lora import merge
+from kedge.models.forward.merging import merge
 
 _FILE: Final = "model.safetensors"
 _HEAD: Final = "lm_head.weight"
