@@ -176,6 +176,10 @@ TABLE: Final[Mapping[str, Rule]] = table(
             preferences.method({"label_smoothing": number(value)}) if number(value) else unneeded("it asks for nothing")
         ),
         "nll_loss_coef": preferences.setting("sft_weight", ("dpo",)),
+        "desirable_loss_weight": preferences.setting("desirable_weight", ("kto",)),
+        "undesirable_loss_weight": preferences.setting("undesirable_weight", ("kto",)),
+        "unpaired_preference": skip("rows with a label each are known by their columns"),
+        "pretrain_data": refuse("texts learnt beside PPO are `loss.imitate`, with data and a weight: set it"),
         "margin_loss": take("stage.loss.margin", flag),
         "loss": refuse("comparisons of two are Bradley–Terry", ("sigmoid",)),
         "pretrain_mode": refuse("rows of bare `text` are learnt whole without a mode"),
