@@ -190,3 +190,10 @@ def test_losses_have_as_many_weights(tmp_path: Path) -> None:
     (tmp_path / "dpo.yaml").write_text(f"{TRL}loss_type: [sigmoid, sft]\nloss_weights: [0.8]\n")
     with pytest.raises(ConfigError, match="2 losses have 1 weights"):
         import_recipe("trl", tmp_path / "dpo.yaml", tmp_path / "recipe.yaml", Asked(trainer="dpo"))
+
+
+def test_prompts_are_counted_up_to_their_limit(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n" * 100)
+    sizes = "--rollout_batch_size 8 --train_batch_size 8 --num_episodes 2 --max_samples 16"
+    done = imported(Case(name="", tool="openrlhf", text=f"{GROUP}{sizes}"), tmp_path)
+    assert done.recipe["stages"]["ppo"]["iterations"] == 4

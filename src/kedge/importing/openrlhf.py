@@ -59,9 +59,14 @@ def source_of(file: Path, asked: Asked, folder: Path) -> Source:
         lines=command.lines,
         asked=asked,
         is_lora=int(number(given.get("lora_rank", 0))) > 0,
-        num_rows=places.num_rows(str(data), file.parent) if data else None,
+        num_rows=_rows(str(data), file.parent, given) if data else None,
         folder=folder,
     )
+
+
+def _rows(data: str, beside: Path, given: Mapping[str, Any]) -> int | None:
+    rows = places.num_rows(data, beside)
+    return min(rows, whole(given.get("max_samples", rows))) if rows else None
 
 
 def _defaults(trainer: str) -> dict[str, Any]:
