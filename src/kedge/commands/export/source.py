@@ -36,8 +36,8 @@ def find_source(place: str) -> Source:
     """Of a whole run, what its last stage made that made a language model; of rounds, the best."""
     if is_reward_place(place):
         raise ModelError(
-            f"{place}: a reward model; what is exported are language models. Its folder is in the Hugging Face layout "
-            "as it is, and `kedge serve` puts it behind HTTP"
+            f"{place}: a reward model, and a language model is wanted here. Its folder is in the Hugging Face layout "
+            "as it is; `kedge score` asks it, and `kedge serve` puts it behind HTTP"
         )
     folder = Path(place).expanduser()
     if not folder.is_dir():
