@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.commands.export import templates
+from kedge.core.errors import ModelError
 from kedge.models.loading import gguf_write
 from kedge.models.loading.gguf import open_gguf, read_causal
 from kedge.models.loading.load import load_causal
@@ -334,7 +335,12 @@ def test_templates_that_have_a_go_template() -> None:
     ],
 )
 def test_templates_without_one_are_refused(template: str) -> None:
-    from kedge.core.errors import ModelError
-
     with pytest.raises(ModelError, match=r"none of those that are known as Go templates \(ChatML, Llama 3, plain\)"):
         templates.go_template(templated(template), adds_bos=False)
+
+
+def test_a_model_without_a_template_has_no_modelfile() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="no chat template, and a Modelfile is one; export to gguf"):
+        templates.go_template(tokenizer, adds_bos=False)
