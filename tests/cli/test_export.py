@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.commands.export import templates
+from kedge.core.errors import ModelError
 from kedge.models.loading import gguf_write
 from kedge.models.loading.gguf import open_gguf, read_causal
 from kedge.models.loading.load import load_causal
@@ -36,17 +37,31 @@ def _model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two stages: SFT of an adapter, then of all weights."""
+    """A run of three stages: SFT of an adapter, of one that is saved merged in bfloat16, and of all weights."""
     home = tmp_path_factory.mktemp("run")
-    base = make_tiny(home / "base", seed=5, hidden=32)
+    base = sharpened(make_tiny(home / "base", seed=5, hidden=32))
     rows = [{"prompt": f"Say {word}", "completion": f"{word}."} for word in ("yes", "no", "maybe", "so")]
     (home / "demos.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sft = {"kind": "sft", "data": "demos.jsonl", "epochs": 2, "batch": 2, "max_length": 64, "optimiser": {"lr": 0.01}}
-    stages = {"first": {**sft, "lora": {"rank": 4}}, "last": {**sft, "from": "first"}}
+    lora = {**sft, "lora": {"rank": 4}}
+    rounded = {**lora, "memory": {"save_dtype": "bfloat16"}}
+    stages = {"first": lora, "rounded": rounded, "last": {**sft, "from": "first"}}
     recipe = {"kedge": 1, "name": "talk", "model": str(base), "device": "cpu", "stages": stages}
     (home / "talk.yaml").write_text(json.dumps(recipe))
     run_recipe(load_recipe(home / "talk.yaml"), home / "runs", is_resumed=False, say=lambda line: None)
     return home / "runs/talk"
+
+
+def sharpened(folder: Path) -> Path:
+    """The model of a folder with weights as large as those of trained ones: what is rounded wrongly shows."""
+    factors = {"self_attn": 8, "embed_tokens": 4}
+    weights = load_file(folder / "model.safetensors")
+    sharper = {
+        name: weight * next((factor for part, factor in factors.items() if part in name), 1)
+        for name, weight in weights.items()
+    }
+    save_file(sharper, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @torch.no_grad()
@@ -81,6 +96,17 @@ def test_a_folder_for_vllm(kedge: Kedge, tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
     theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(talk, tokenize=False)
     assert theirs == tiny_tokenizer().apply_chat_template(talk, tokenize=False)
+
+
+def test_positions_are_not_rounded_with_the_weights(kedge: Kedge, tmp_path: Path) -> None:
+    sharpened(tmp_path / "model")
+    done = kedge("export", "./model", "--to", "vllm", "-o", "out")
+    assert (done.code, done.err) == (0, "")
+    source = load_causal(tmp_path / "model")
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.copy_(parameter.bfloat16())
+    assert torch.equal(logits(load_causal(tmp_path / "out", dtype="float32")), logits(source))
 
 
 def test_a_gguf_file_and_a_modelfile(kedge: Kedge, tmp_path: Path) -> None:
@@ -123,6 +149,13 @@ def test_an_adapter_for_peft(kedge: Kedge, run: Path, tmp_path: Path) -> None:
     assert "library_name: peft" in (tmp_path / "adapter/README.md").read_text()
 
 
+def test_an_adapter_whose_merged_model_was_rounded(kedge: Kedge, run: Path) -> None:
+    """The adapter is compared with the merged model as its stage rounded it; how far that is from it is told."""
+    done = kedge("export", str(run / "rounded"), "--to", "adapter", "-o", "adapter", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["fidelity"]["mean_change"] > 1e-3
+
+
 def test_where_all_weights_were_trained_there_is_no_adapter(kedge: Kedge, run: Path) -> None:
     done = kedge("export", str(run / "last"), "--to", "adapter")
     assert done.code == 2
@@ -134,9 +167,7 @@ def test_a_file_that_is_not_the_model_does_not_stay(
     kedge: Kedge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A weight in another order, or a number of its shape that is wrong, is found in what was written."""
-    weights = load_file(tmp_path / "model/model.safetensors")
-    sharper = {name: weight * (8 if "q_proj" in name or "k_proj" in name else 1) for name, weight in weights.items()}
-    save_file(sharper, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
+    sharpened(tmp_path / "model")
     real = gguf_write.rope_order
     monkeypatch.setattr(gguf_write, "rope_order", lambda weight, heads: weight)
     done = kedge("export", "./model", "--to", "gguf", "-o", "out")
@@ -149,6 +180,16 @@ def test_a_file_that_is_not_the_model_does_not_stay(
     done = kedge("export", "./model", "--to", "gguf", "-o", "out")
     assert (done.code, "log-probs differ by" in done.err) == (1, True)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["model"]
+
+
+def test_a_folder_that_may_not_be_written_to_is_said_first(
+    kedge: Kedge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != str(tmp_path / "shut"))
+    (tmp_path / "shut").mkdir()
+    done = kedge("export", "./model", "--to", "adapter", "-o", "shut/new/out")
+    assert done.code == 2
+    assert f"{tmp_path / 'shut'} may not be written to" in done.err
 
 
 def test_nothing_is_overwritten_unless_asked(kedge: Kedge, tmp_path: Path) -> None:
@@ -294,7 +335,12 @@ def test_templates_that_have_a_go_template() -> None:
     ],
 )
 def test_templates_without_one_are_refused(template: str) -> None:
-    from kedge.core.errors import ModelError
-
     with pytest.raises(ModelError, match=r"none of those that are known as Go templates \(ChatML, Llama 3, plain\)"):
         templates.go_template(templated(template), adds_bos=False)
+
+
+def test_a_model_without_a_template_has_no_modelfile() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="no chat template, and a Modelfile is one; export to gguf"):
+        templates.go_template(tokenizer, adds_bos=False)

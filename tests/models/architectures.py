@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import kedge
 from kedge.core.errors import ContractStop, KedgeError
 from kedge.models.forward.reader import reader_of
+from kedge.models.loading.load import load_causal
 from kedge.models.loading.tiny import tiny_tokenizer
 
 _TOKENS = {"vocab_size": 259, "bos_token_id": None, "eos_token_id": 258, "pad_token_id": 256}
@@ -29,6 +30,11 @@ _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 _SMALL = {**_TOKENS, **_SIZES, "num_key_value_heads": 2, "max_position_embeddings": 128}
 _LLAMA = {**_SMALL, "head_dim": 8}
 _GPT = {**_TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_DEEPSEEK = {
+    **_SMALL, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
 _OPT = {**_SMALL, "ffn_dim": 64}
 _LR = 1e-3
 _TALKS = [
@@ -65,6 +71,15 @@ CASES = (
     Case("Mixtral", "packed", model_type="mixtral", settings={**_LLAMA, "num_local_experts": 4}),
     Case("Qwen 3 MoE", "packed", model_type="qwen3_moe",
          settings={**_LLAMA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    Case("Qwen 2 MoE", "packed", model_type="qwen2_moe",
+         settings={**_LLAMA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                   "shared_expert_intermediate_size": 16}),
+    Case("OLMoE", "packed", _NO_CLASS, model_type="olmoe",
+         settings={**_LLAMA, "num_experts": 8, "num_experts_per_tok": 2}),
+    Case("DeepSeek V3", "packed", model_type="deepseek_v3", settings=_DEEPSEEK),
+    Case("Llama 4 (text)", "packed", _NO_CLASS, model_type="llama4_text",
+         settings={**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 64,
+                   "attention_chunk_size": 128}),
     Case("Gemma", "packed", model_type="gemma"),
     Case("Gemma 2", _CHANGED, "yes", _CHANGED, model_type="gemma2"),
     Case("Gemma 3 (text)", "padded", model_type="gemma3_text", settings={**_LLAMA, "sliding_window": 128}),
@@ -99,6 +114,9 @@ CASES = (
     Case("XGLM", "padded", _NO_CLASS, _OWN,
          {**_TOKENS, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64}, "xglm"),
     Case("Mamba", "padded", _NO_CLASS, _OWN, {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2}, "mamba"),
+    Case("MiniMax", "padded", "yes", "no: layers without attention", {**_LLAMA, "num_local_experts": 4}, "minimax"),
+    Case("LFM 2", "padded", _NO_CLASS, "no: layers without attention",
+         {**_LLAMA, "layer_types": ["conv", "full_attention"]}, "lfm2"),
     Case("gpt-oss", "padded", "yes", "no: attention sinks",
          {**_LLAMA, "num_local_experts": 4, "sliding_window": 128}, "gpt_oss"),
     Case("Falcon-H1", _CHANGED, _NO_CLASS, _CHANGED,
@@ -113,6 +131,7 @@ _WORDS = {
     "changes its logits": _CHANGED,
     "cannot be loaded as a sequence-classification": _NO_CLASS,
     "does not let its attention be chosen": _OWN,
+    "that are no attention": "no: layers without attention",
     "attention sinks": "no: attention sinks",
     "see those after them": "no: tokens see later ones",
     "made from decoders": "no: no decoder",
@@ -171,7 +190,7 @@ def _sft(folder: Path, run: Path) -> tuple[str, float]:
     )
     losses = [step["train/loss"] for step in stage.run(run).metrics()]
     distance = max(abs(ours - plain) for ours, plain in zip(losses, plain_losses(folder), strict=True))
-    reader = reader_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).get_decoder())
+    reader = reader_of(load_causal(folder, dtype="float32").get_decoder())
     partial = ", last layer in part" if reader.has_partial_last_layer else ""
     return (f"packed{partial}" if reader.is_packed else "padded"), distance
 

@@ -13,6 +13,11 @@ from transformers import AutoModelForCausalLM
 from kedge.core.errors import ModelError
 from kedge.models.forward import heads
 from kedge.models.forward.backbones import backbone_of
+from kedge.models.forward.lora import required_adapters, with_lora
+from kedge.models.loading.load import load_causal
+from kedge.models.reward.reward_files import build
+from kedge.models.settings import LoraSettings
+from kedge.rollout.cache import for_decoding
 
 BY_NAME = {case.name: case for case in CASES}
 PAGE = Path(__file__).parents[2] / "docs/architectures.md"
@@ -59,6 +64,43 @@ def test_logits_that_are_changed_in_a_way_no_setting_tells_of_are_refused(tmp_pa
 def test_tokens_that_see_later_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="its tokens see those after them"):
         backbone_of(loaded("BERT", tmp_path))
+
+
+def test_adapters_are_on_layers_that_are_products_and_nothing_else(tmp_path: Path) -> None:
+    """The router of experts is a linear layer by its class, and gives out choices."""
+    write_model(BY_NAME["Llama 4 (text)"], tmp_path)
+    model = with_lora(load_causal(tmp_path, dtype="float32"), LoraSettings(rank=2), name="policy", seed=0)
+    tokens_BT = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]])
+    mask_BT = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool()
+    heads.language_model(model).logprobs(tokens_BT, mask_BT, mask_BT).sum().backward()
+    adapters = required_adapters(model)
+    assert {path.rpartition(".")[2] for path in adapters.layers} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+    }  # fmt: skip
+    learning = [weight for name, weight in adapters.parameters("policy") if ".lora_B." in name]
+    assert all(weight.grad is not None and weight.grad.any() for weight in learning)
+
+
+def test_layers_that_are_never_called_cannot_have_adapters(tmp_path: Path) -> None:
+    write_model(BY_NAME["Mamba"], tmp_path)
+    model = with_lora(load_causal(tmp_path, dtype="float32"), LoraSettings(rank=2), name="policy", seed=0)
+    with pytest.raises(ModelError, match=r"LoRA targets dt_proj: .* `targets: \[in_proj, out_proj, x_proj\]`"):
+        backbone_of(model)
+    learns = LoraSettings(rank=2, targets=("in_proj", "out_proj", "x_proj"))
+    backbone_of(with_lora(load_causal(tmp_path, dtype="float32"), learns, name="policy", seed=0))
+
+
+def test_layers_that_keep_another_state_cannot_sample(tmp_path: Path) -> None:
+    model = loaded("LFM 2", tmp_path)
+    with pytest.raises(ModelError, match=r"layers that are no attention \(conv\)"), for_decoding(model):
+        pass
+
+
+def test_a_model_without_a_class_is_told_in_a_line(tmp_path: Path) -> None:
+    write_model(BY_NAME["OLMoE"], tmp_path)
+    with pytest.raises(ModelError, match=r"transformers has no such class for it; train the reward model from") as told:
+        build(tmp_path, seed=0)
+    assert len(str(told.value)) < 300 + len(str(tmp_path))
 
 
 def test_the_page_has_the_rows_that_are_tested() -> None:

@@ -263,6 +263,23 @@ def test_check_refuses_few_bits_without_a_gpu(ppo_recipe: Callable[..., Path], t
     assert not list(bits_findings(load_recipe(ppo_recipe(tmp_path))))
 
 
+def test_a_base_in_few_bits_is_fatal_where_there_is_no_gpu_for_it(tmp_path: Path) -> None:
+    stages = {
+        "first": {"kind": "sft", "data": "a.jsonl", "lora": {"base_bits": 4}},
+        "second": {"kind": "ppo", "prompts": "a.jsonl", "reward": "rm", "roles": "lora",
+                   "memory": {"lora": {"base_bits": 8}}},
+        "third": {"kind": "sft", "data": "a.jsonl", "lora": {}},
+    }  # fmt: skip
+    (tmp_path / "few.yaml").write_text(
+        json.dumps({"kedge": 1, "name": "few", "model": "tiny", "device": "cpu", "stages": stages})
+    )
+    findings = list(bits_findings(load_recipe(tmp_path / "few.yaml")))
+    assert [(finding.level, finding.where) for finding in findings] == [
+        ("fatal", "stages.first.lora.base_bits"),
+        ("fatal", "stages.second.memory.lora.base_bits"),
+    ]
+
+
 @pytest.mark.parametrize("kind", ["ppo", "group"])
 def test_a_run_with_a_rounded_reference_says_how_far_it_is_off(
     kind: str, run_ppo: RunPPO, ppo_home: Path, records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

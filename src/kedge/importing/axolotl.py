@@ -25,6 +25,7 @@ from kedge.importing.rules import (
     split_of,
     table,
     take,
+    take_in,
     taken,
     unneeded,
     whole,
@@ -137,6 +138,7 @@ TABLE: Final[Mapping[str, Rule]] = {
             "kto_desirable_weight": preferences.setting("desirable_weight", ("kto",)),
             "kto_undesirable_weight": preferences.setting("undesirable_weight", ("kto",)),
             "dpo_label_smoothing": preferences.smoothing,
+            "center_rewards_coefficient": take_in(("reward",), "stage.loss.centre", number),
             "dpo_use_weighting": refuse("weighted DPO (WPO) is not there"),
             "datasets[].path": axolotl_rules.datasets("datasets", "stage.data"),
             "test_datasets[].path": axolotl_rules.datasets("test_datasets", "stage.heldout"),
@@ -145,11 +147,16 @@ TABLE: Final[Mapping[str, Rule]] = {
             "datasets[].roles_to_train": refuse(
                 "the assistant's turns are learnt; `weight: 0` leaves one out", (["assistant"],)
             ),
+            "datasets[].message_property_mappings": axolotl_rules.message_keys,
+            "datasets[].message_field_role": axolotl_rules.message_keys,
+            "datasets[].message_field_content": axolotl_rules.message_keys,
+            "datasets[].roles": axolotl_rules.roles,
             "datasets[].train_on_eos": refuse("the end of each of the assistant's turns is learnt", ("turn",)),
             "datasets[].split": split_of,
             "test_datasets[].split": split_of,
             "datasets[].shards": refuse("`limit` of a file takes its first rows"),
             "pretraining_dataset": refuse("rows of `text` are learnt whole by stage sft: name them as --data"),
+            "vllm.tensor_parallel_size": axolotl_rules.of_trl("vllm_tensor_parallel_size"),
             "val_set_size": axolotl_rules.val_set,
             "sequence_len": axolotl_rules.length,
             "max_prompt_len": lambda value, source: (
@@ -208,11 +215,12 @@ TABLE: Final[Mapping[str, Rule]] = {
         },
         {
             "datasets[].name datasets[].data_files datasets[].ds_type datasets[].revision "
-            "datasets[].field_messages datasets[].field datasets[].field_tools test_datasets[].name "
+            "datasets[].field_messages datasets[].field datasets[].field_tools datasets[].field_chosen "
+            "datasets[].field_rejected datasets[].field_prompt datasets[].field_instruction datasets[].field_output "
+            "datasets[].field_completion datasets[].field_label datasets[].field_system test_datasets[].name "
             "test_datasets[].data_files test_datasets[].ds_type test_datasets[].revision "
             "test_datasets[].field_messages": part_of("data", "which part of it, and its columns"),
-            "datasets[].message_property_mappings datasets[].message_field_role datasets[].message_field_content "
-            "datasets[].roles datasets[].chat_template datasets[].field_human datasets[].field_model "
+            "datasets[].chat_template datasets[].field_human datasets[].field_model "
             "datasets[].conversation datasets[].drop_system_message datasets[].trust_remote_code": skip(
                 "layouts of messages are known by their columns"
             ),
@@ -240,7 +248,7 @@ TABLE: Final[Mapping[str, Rule]] = {
             ),
             "wandb_watch wandb_run_id wandb_log_model wandb_mode use_wandb mlflow_tracking_uri hf_mlflow_log_artifacts "
             "comet_api_key use_comet use_mlflow": skip("of a service; its project and entity are taken"),
-            "vllm.host vllm.port vllm.tensor_parallel_size vllm.data_parallel_size vllm.gpu_memory_utilization "
+            "vllm.host vllm.port vllm.data_parallel_size vllm.gpu_memory_utilization "
             "vllm.dtype "
             "vllm.max_model_len vllm.enable_prefix_caching trl.vllm_gpu_memory_utilization trl.vllm_device "
             "trl.vllm_dtype "

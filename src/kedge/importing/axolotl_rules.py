@@ -29,6 +29,13 @@ COLUMNS: Final = {
     "field_chosen": "chosen", "field_rejected": "rejected", "field_instruction": "prompt", "field_output": "completion",
     "field_completion": "completion", "field_label": "label", "field_system": "system",
 }  # fmt: skip
+KEYS: Final = frozenset(("role", "content", "from", "value", "name", "tool_calls", "tool_call_id", "tools", "weight"))
+"""Keys of a message that are known."""
+ROLES: Final = frozenset(
+    ("system", "developer", "user", "human", "prompter", "assistant", "gpt", "bot", "model", "tool", "function",
+     "observation")
+)  # fmt: skip
+"""Roles of messages that are known."""
 BETAS: Final = ("dpo", "ipo", "kto", "orpo", "simpo")
 
 
@@ -139,6 +146,25 @@ def type(value: Any, source: Source) -> Outcome:
             f"text is made by the chat template: {', '.join(odd)} have no counterpart; bring the rows into a layout"
         )
     return unneeded("layouts are known by their columns; the chat template makes the text")
+
+
+def message_keys(value: Any, source: Source) -> Outcome:
+    """The keys of a message, by the names of which its parts are known."""
+    given = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
+    odd = sorted({str(key) for key in given} - KEYS)
+    if odd:
+        return refused(f"messages have {', '.join(sorted(KEYS))} here: rename {', '.join(odd)} in the rows")
+    return unneeded("messages are known by these keys")
+
+
+def roles(value: Any, source: Source) -> Outcome:
+    named: Any = cast("dict[str, Any]", value).values() if isinstance(value, dict) else [value]
+    given = {
+        str(name) for group in named for name in (cast("list[Any]", group) if isinstance(group, list) else [group])
+    }
+    if odd := sorted(given - ROLES):
+        return refused(f"no roles of messages here: rename {', '.join(odd)} in the rows")
+    return unneeded("these roles are known")
 
 
 def template(value: Any, source: Source) -> Outcome:

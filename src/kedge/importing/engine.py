@@ -60,15 +60,15 @@ def through(source: Source, table: Mapping[str, Rule], fixed: Mapping[str, Any],
             settings |= outcome.sets
             if name not in source.given and (outcome.sets or outcome.verdict == "refused"):
                 defaults.append(_row(name, value, outcome, source, is_default=True))
-    rows: list[Row] = []
-    for name, value in source.given.items():
-        outcome = _judged(name, value, table, source)
+    outcomes = {name: _judged(name, value, table, source) for name, value in source.given.items()}
+    for outcome in outcomes.values():
         settings |= outcome.sets
-        rows.append(_row(name, value, outcome, source))
+    settings |= fixed
+    rows = [_row(name, source.given[name], _settled(name, outcomes, settings), source) for name in outcomes]
     if fixed:
         outcome = Outcome(verdict="taken", sets=fixed, why="what this trainer always does")
         defaults.append(_row("(trainer)", source.trainer, outcome, source, is_default=True))
-    imported = Imported(settings={**settings, **fixed}, rows=(*rows, *defaults))
+    imported = Imported(settings=settings, rows=(*rows, *defaults))
     if imported.unknown and not skip_unknown:
         listed = "\n".join(f"  {_where(source, row.field)}{one_line(row.field)}: {row.why}" for row in imported.unknown)
         raise ConfigError(
@@ -76,6 +76,18 @@ def through(source: Source, table: Mapping[str, Rule], fixed: Mapping[str, Any],
             "Correct them, or leave them out with --skip-unknown."
         )
     return imported
+
+
+def _settled(name: str, outcomes: Mapping[str, Outcome], settings: Mapping[str, Any]) -> Outcome:
+    """The outcome of a field, or a refusal where another field has set something else in the same place."""
+    outcome = outcomes[name]
+    lost = [path for path, value in outcome.sets.items() if settings[path] != value]
+    if not lost:
+        return outcome
+    others = [other for other, its in outcomes.items() if its.sets.get(lost[0]) == settings[lost[0]]]
+    winner = f"`{others[-1]}`" if others else "the trainer"
+    kept = {path: value for path, value in outcome.sets.items() if path not in lost}
+    return Outcome(verdict="refused", sets=kept, why=f"{winner} says otherwise, and stands in the recipe: keep one")
 
 
 def is_secret(name: str, value: Any) -> bool:

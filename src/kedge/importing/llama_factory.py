@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from kedge.core.errors import ConfigError
 from kedge.core.suggest import did_you_mean
-from kedge.core.yaml.source import read_tree
-from kedge.importing import places, preferences, rollouts, training
+from kedge.importing import llama_factory_data, places, preferences, rollouts, training
 from kedge.importing.fields import read_fields
 from kedge.importing.rules import (
     Asked,
@@ -17,10 +16,8 @@ from kedge.importing.rules import (
     Outcome,
     Rule,
     Source,
-    changed,
     flag,
     lora,
-    names,
     number,
     part_of,
     refuse,
@@ -37,17 +34,6 @@ from kedge.importing.rules import (
 KINDS: Final[Mapping[str, Kind]] = {
     "pt": "sft", "sft": "sft", "rm": "reward", "dpo": "preference", "kto": "preference", "ppo": "ppo",
 }  # fmt: skip
-INFO: Final = "dataset_info.json"
-COLUMNS: Final = {
-    "prompt": "prompt", "response": "completion", "messages": "messages", "system": "system", "history": "history",
-    "tools": "tools", "chosen": "chosen", "rejected": "rejected", "kto_tag": "label",
-}  # fmt: skip
-"""Parts of a dataset by LLaMA-Factory's names, and by Kedge's."""
-READ_AS_THEY_ARE: Final = frozenset(
-    ("instruction", "output", "conversations", "messages", "prompt", "completion", "chosen", "rejected", "kto_tag",
-     "label", "system", "history", "tools", "text")
-)  # fmt: skip
-"""Columns that Kedge knows under these names anyway."""
 
 
 def source_of(file: Path, asked: Asked, folder: Path) -> Source:
@@ -77,8 +63,8 @@ def _rows(file: Path, given: Mapping[str, Any], asked: Asked) -> int | None:
         return places.num_rows(asked.data, file.parent)
     if not isinstance(given.get("dataset"), str) or "," in str(given["dataset"]):
         return None
-    found = _info(file, given)
-    entry = _entry(found[1].get(str(given["dataset"]))) if found else {}
+    found = llama_factory_data.info(file, given)
+    entry = llama_factory_data.entry(found[1].get(str(given["dataset"]))) if found else {}
     path = str(found[0] / str(entry.get("file_name", ""))) if found and entry.get("file_name") else None
     rows, most = places.num_rows(path, file.parent), given.get("max_samples")
     return min(rows, whole(most)) if rows and most else rows
@@ -114,67 +100,6 @@ def fixed(source: Source) -> dict[str, Any]:
     if source.trainer == "kto":
         settings["stage.method.kind"] = "kto"
     return settings
-
-
-def _info(file: Path, given: Mapping[str, Any]) -> tuple[Path, Mapping[str, Any]] | None:
-    """The list of datasets and its folder: in `dataset_dir`, or beside the configuration."""
-    folder = str(given.get("dataset_dir", "data"))
-    for start in (Path(folder), file.parent / folder, file.parent):
-        if (start / INFO).is_file():
-            return start, read_tree(start / INFO, noun="list of datasets").values
-    return None
-
-
-def _entry(entry: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-
-
-def _data(value: Any, source: Source) -> Outcome:
-    """Datasets by the names of dataset_info.json."""
-    path = "stage.prompts" if source.is_rl else "stage.data"
-    if source.asked.data:
-        return changed(path, source.asked.data, source, "--data stands in its place")
-    return _files(value, path, source)
-
-
-def _heldout(value: Any, source: Source) -> Outcome:
-    return refused("stage `evaluate` measures") if source.is_rl else _files(value, "stage.heldout", source)
-
-
-def _files(value: Any, path: str, source: Source) -> Outcome:
-    info = _info(source.file, source.given)
-    if info is None:
-        return refused(f"no {INFO} in `dataset_dir` or beside the configuration says what this is: give --data")
-    folder, known = info
-    chosen = names(value)
-    for name in chosen:
-        if name not in known:
-            raise ValueError(f"{folder / INFO} has no dataset {name!r}{did_you_mean(name, known)}")
-    limit = source.get("max_samples")
-    shares = (
-        [number(share) for share in names(source.get("interleave_probs"))] if source.get("interleave_probs") else []
-    )
-    entries = [_file(_entry(known[name]), folder, limit, source) for name in chosen]
-    if len(shares) == len(entries) > 1:
-        entries = [{**(entry if isinstance(entry, dict) else {"file": entry}), "weight": share}
-                   for entry, share in zip(entries, shares, strict=True)]  # fmt: skip
-    return changed(path, entries[0] if len(entries) == 1 else entries, source, f"by {INFO}")
-
-
-def _file(entry: Mapping[str, Any], folder: Path, limit: Any, source: Source) -> Any:
-    """One dataset: a file beside the list, or one of the hub; with its columns."""
-    if entry.get("file_name"):
-        file = places.place(str(folder / str(entry["file_name"])), source)
-    elif entry.get("hf_hub_url"):
-        file = places.data_place(str(entry["hf_hub_url"]), source, config=entry.get("subset"), split=entry.get("split"))
-    else:
-        raise ValueError(f"an entry of {INFO} needs file_name or hf_hub_url here; give --data")
-    named = _entry(entry.get("columns"))
-    columns = {COLUMNS[part]: str(column) for part, column in named.items()
-               if part in COLUMNS and str(column) not in READ_AS_THEY_ARE}  # fmt: skip
-    rows = {"columns": columns} if columns else {}
-    rows |= {"limit": whole(limit)} if limit else {}
-    return {"file": file, **rows} if rows else file
 
 
 def _template(value: Any, source: Source) -> Outcome:
@@ -249,7 +174,11 @@ def _pref_loss(value: Any, source: Source) -> Outcome:
 
 def _pref_ftx(value: Any, source: Source) -> Outcome:
     weight = number(value)
-    return preferences.method({"sft_weight": weight}) if weight else unneeded("it asks for nothing")
+    if not weight:
+        return unneeded("it asks for nothing")
+    if source.get("pref_loss") == "orpo":
+        return preferences.method({"sft_weight": 1 + weight}, "beside the likelihood that is in ORPO", is_same=False)
+    return preferences.method({"sft_weight": weight})
 
 
 def _quantised(value: Any, source: Source) -> Outcome:
@@ -288,9 +217,9 @@ TABLE: Final[Mapping[str, Rule]] = {
             "model_revision": training.model_revision,
             "adapter_name_or_path": refuse("merge the adapter into its model first, and name that as --model"),
             "finetuning_type": _finetuning,
-            "dataset": _data,
-            "eval_dataset": _heldout,
-            "dataset_dir": part_of("data", f"where {INFO} lies"),
+            "dataset": llama_factory_data.data,
+            "eval_dataset": llama_factory_data.heldout,
+            "dataset_dir": part_of("data", f"where {llama_factory_data.INFO} lies"),
             "max_samples": part_of("data", "its limit"),
             "interleave_probs": part_of("data", "weights of its files"),
             "mix_strategy": skip("files with weights have their shares; without any, every row counts once"),
@@ -359,6 +288,14 @@ TABLE: Final[Mapping[str, Rule]] = {
             "use_dft_loss": refuse("the loss is the likelihood"),
         },
         {
+            "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules": refuse(
+                "parts of a model do not learn alone: all weights do, or adapters"
+            ),
+            "ref_model_quantization_bit reward_model_quantization_bit": refuse(
+                "`memory.frozen_bits` is for reference and reward model together"
+            ),
+            "moe_aux_loss_coef": refuse("there is no loss of routers"),
+            "pissa_iter pissa_convert loraplus_lr_embedding create_new_adapter": skip("of a field that is refused"),
             "use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro shift_attn mixture_of_depths": refuse(
                 "AdamW on all weights or on adapters is what there is"
             ),

@@ -59,9 +59,14 @@ def source_of(file: Path, asked: Asked, folder: Path) -> Source:
         lines=command.lines,
         asked=asked,
         is_lora=int(number(given.get("lora_rank", 0))) > 0,
-        num_rows=places.num_rows(str(data), file.parent) if data else None,
+        num_rows=_rows(str(data), file.parent, given) if data else None,
         folder=folder,
     )
+
+
+def _rows(data: str, beside: Path, given: Mapping[str, Any]) -> int | None:
+    rows = places.num_rows(data, beside)
+    return min(rows, whole(given.get("max_samples", rows))) if rows else None
 
 
 def _defaults(trainer: str) -> dict[str, Any]:
@@ -176,6 +181,10 @@ TABLE: Final[Mapping[str, Rule]] = table(
             preferences.method({"label_smoothing": number(value)}) if number(value) else unneeded("it asks for nothing")
         ),
         "nll_loss_coef": preferences.setting("sft_weight", ("dpo",)),
+        "desirable_loss_weight": preferences.setting("desirable_weight", ("kto",)),
+        "undesirable_loss_weight": preferences.setting("undesirable_weight", ("kto",)),
+        "unpaired_preference": skip("rows with a label each are known by their columns"),
+        "pretrain_data": refuse("texts learnt beside PPO are `loss.imitate`, with data and a weight: set it"),
         "margin_loss": take("stage.loss.margin", flag),
         "loss": refuse("comparisons of two are Bradley–Terry", ("sigmoid",)),
         "pretrain_mode": refuse("rows of bare `text` are learnt whole without a mode"),

@@ -78,8 +78,10 @@ def clip(value: Any, source: Source) -> Outcome:
         return Outcome(verdict="taken", sets={"stage.loss.policy.clip": low, **extra})
     if source.trainer in ("rloo",):
         return unneeded("rloo has no ratio")
-    extra = {"clip_high": high} if high != low and source.trainer in ("group_norm", "grpo") else {}
-    return preferences.method({"clip": low, **extra})
+    if high != low and source.trainer not in ("group_norm", "grpo"):
+        why = f"the clip above, {high:g}, is not there for this method: both are {low:g}"
+        return preferences.method({"clip": low}, why, is_same=False)
+    return preferences.method({"clip": low, **({"clip_high": high} if high != low else {})})
 
 
 def eps_clip(value: Any, source: Source) -> Outcome:

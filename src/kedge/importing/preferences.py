@@ -29,21 +29,37 @@ def loss_type(value: Any, source: Source) -> Outcome:
     weights = (
         [number(weight) for weight in cast("list[Any]", given)] if isinstance(given, list) else [1.0] * len(losses)
     )
-    by_loss = dict(zip(losses, weights, strict=False))
+    if len(weights) != len(losses):
+        raise ValueError(f"{len(losses)} losses have {len(weights)} weights (loss_weights)")
+    by_loss = dict(zip(losses, weights, strict=True))
     likelihood = by_loss.pop("sft", 0.0)
     main = [RENAMED.get(loss, loss) for loss in by_loss]
-    extra = {"sft_weight": likelihood} if likelihood else {}
     if len(main) != 1:
         raise ValueError(f"one loss, with `sft` beside it, can be had; found {quoted(losses)}")
-    if main[0] == "ipo":
+    weight = next(iter(by_loss.values()))
+    if not weight > 0:
+        raise ValueError(f"the weight of {main[0]} must be above 0, found {weight:g}")
+    extra = {"sft_weight": likelihood / weight} if likelihood else {}
+    if weight != 1:
+        return _divided(_one_loss(main[0], extra, source), weight)
+    return _one_loss(main[0], extra, source)
+
+
+def _divided(outcome: Outcome, weight: float) -> Outcome:
+    why = f"all of it divided by the loss's own weight {weight:g}, which AdamW does not see"
+    return Outcome(verdict="changed", sets=outcome.sets, why="; ".join(part for part in (outcome.why, why) if part))
+
+
+def _one_loss(loss: str, extra: Mapping[str, float], source: Source) -> Outcome:
+    if loss == "ipo":
         return method(
             {"kind": "ipo", "log_probs": "mean", **extra}, "means of log-probs, as TRL has them", is_same=False
         )
-    if main[0] in DPO_LOSSES:
-        return method({"kind": "dpo", "loss": main[0], **extra}, is_same=not likelihood)
-    if main[0] == "simpo":
+    if loss in DPO_LOSSES:
+        return method({"kind": "dpo", "loss": loss, **extra}, is_same=not extra)
+    if loss == "simpo":
         return method({"kind": "simpo", "sft_weight": source.number("cpo_alpha", 0.0)})
-    raise ValueError(f"there is no loss {quoted(main[0])} here; there are ipo, simpo, {', '.join(DPO_LOSSES)}")
+    raise ValueError(f"there is no loss {quoted(loss)} here; there are ipo, simpo, {', '.join(DPO_LOSSES)}")
 
 
 def setting(key: str, kinds: tuple[str, ...]) -> Rule:

@@ -15,6 +15,9 @@ from kedge.core.yaml.limits import MAX_VALUES, read_bounded
 _ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\S.*)?$", re.M)
 _VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _NUMBER: Final = re.compile(r"-?(\d|\.\d)[\d.eE+-]*")
+_ANSI: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
+"""A text in which bash writes a new line as backslash and n."""
+_ESCAPED: Final = {"n": "\n", "t": "\t"}
 _ENDS: Final = (";", "&", "&&", "|", "||", ">", ">>", "<", "<<", "(", ")", "\n")
 
 
@@ -54,7 +57,8 @@ def _is_comment(text: str, at: int) -> bool:
 
 def _tokens(rest: str, file: Path, line: int) -> list[tuple[str, int]]:
     """Words up to the end of the command, each with its line. A backslash at the end of a line goes on."""
-    joined = re.sub(r"\\\r?\n", "\v", rest)  # a mark of its own, so that lines can still be counted
+    joined = _ANSI.sub(_plainly_quoted, rest)
+    joined = re.sub(r"\\\r?\n", "\v", joined)  # a mark of its own, so that lines can still be counted
     lexer = shlex.shlex(joined, posix=True, punctuation_chars=";&|<>()\n")
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r\v", "", True
     words: list[tuple[str, int]] = []
@@ -66,6 +70,10 @@ def _tokens(rest: str, file: Path, line: int) -> list[tuple[str, int]]:
     except ValueError as problem:
         raise ConfigError(f"{file}: line {line}: a quotation mark that is not closed ({problem})") from None
     return _numbered(words, rest, line)
+
+
+def _plainly_quoted(ansi: re.Match[str]) -> str:
+    return shlex.quote(re.sub(r"\\(.)", lambda match: _ESCAPED.get(match[1], match[1]), ansi[1]))
 
 
 def _numbered(words: list[tuple[str, int]], rest: str, first: int) -> list[tuple[str, int]]:

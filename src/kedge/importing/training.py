@@ -94,6 +94,8 @@ def schedule(value: Any, source: Source) -> Outcome:
 
 
 def warmup_ratio(value: Any, source: Source) -> Outcome:
+    if source.given.get("warmup_steps"):
+        return unneeded("warmup_steps counts where both are set")
     return taken("optimiser.warmup", number(value), source)
 
 
@@ -262,14 +264,17 @@ def sharded(value: Any, source: Source) -> Outcome:
     """DeepSpeed, FSDP: weights in parts where the other tool has them so."""
     if not value or str(value).lower() in ("false", "none"):
         return unneeded("it asks for nothing")
+    is_offloaded = "offload" in str(value).lower()
     if _PARTS.search(str(value)):
-        return Outcome(verdict="changed", sets=SHARD, why="each process holds a part of the weights (FSDP2)")
-    why = "each process holds all weights; `placement.weights: shard` gives it a part"
+        host = "; none of it is moved to the host" if is_offloaded else ""
+        return Outcome(verdict="changed", sets=SHARD, why=f"each process holds a part of the weights (FSDP2){host}")
+    host = "; `memory: {offload: [optimiser]}` moves the moments to the host" if is_offloaded else ""
+    why = f"each process holds all weights; `placement.weights: shard` gives it a part{host}"
     return Outcome(verdict="changed", sets={"placement.processes": "auto"}, why=why)
 
 
 def fully_sharded(value: Any, source: Source) -> Outcome:
-    return sharded("full_shard" if value else value, source)
+    return sharded(f"full_shard {value}" if value else value, source)
 
 
 def seed(value: Any, source: Source) -> Outcome:

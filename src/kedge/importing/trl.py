@@ -142,7 +142,7 @@ TABLE: Final[Mapping[str, Rule]] = {
     **training.TABLE,
     **table(
         {
-            "model_name_or_path": training.model,
+            "model_name_or_path": trl_rules.model,
             "sft_model_path": training.model,
             "model_revision": training.model_revision,
             "dataset_name": trl_rules.data,
@@ -216,6 +216,7 @@ TABLE: Final[Mapping[str, Rule]] = {
             "ref_model_mixup_alpha": skip("of sync_ref_model"),
             "ref_model_sync_steps": skip("of sync_ref_model"),
             "use_vllm": trl_rules.vllm,
+            "vllm_tensor_parallel_size": trl_rules.tensor_parallel,
             "use_peft": trl_rules.peft,
             "lora_r": lora("rank", whole),
             "lora_alpha": lora("alpha", number),
@@ -262,7 +263,7 @@ TABLE: Final[Mapping[str, Rule]] = {
             "precompute_ref_batch_size local_rollout_forward_batch_size bnb_4bit_quant_storage "
             "use_bnb_nested_quant": skip("it changes speed and memory; Kedge has its own way"),
             "vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout "
-            "vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length vllm_tensor_parallel_size "
+            "vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length "
             "vllm_enable_sleep_mode vllm_importance_sampling_correction vllm_importance_sampling_mode "
             "vllm_importance_sampling_cap vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min": skip(
                 "vLLM is started, asked and corrected for by `generator` and `loss.correct: auto` (docs/vllm.md)"

@@ -35,7 +35,8 @@ def _completions(source: Source) -> tuple[int, int]:
 def batch(value: Any, source: Source) -> Outcome:
     """Supervised: rows a step. RL: prompts an iteration, and minibatches; TRL counts completions."""
     if source.kind == "ppo":
-        return training.batch(value, source)
+        parts, step = whole(source.get("num_mini_batches")), training.batch(value, source).sets["stage.batch"]
+        return changed("stage.batch", parts * step, source, f"{step} a step × num_mini_batches {parts}")
     if source.kind != "group":
         return training.batch(value, source)
     sampled, learnt = _completions(source)
@@ -53,8 +54,7 @@ def batch(value: Any, source: Source) -> Outcome:
 
 def _prompts(source: Source) -> int:
     if source.kind == "ppo":
-        step = whole(source.get("per_device_train_batch_size")) * whole(source.get("gradient_accumulation_steps"))
-        return step * source.processes
+        return int(batch(source.get("per_device_train_batch_size"), source).sets["stage.batch"])
     return max(1, _completions(source)[0] // whole(source.get("num_generations")))
 
 
@@ -238,6 +238,21 @@ def vllm(value: Any, source: Source) -> Outcome:
     return rollouts.vllm(
         "on the GPUs that learn, in turn with it, in an environment of its own (docs/vllm.md)", gpus="shared"
     )
+
+
+def model(value: Any, source: Source) -> Outcome:
+    """Of PPO the policy has a field of its own, and this one names the tokenizer."""
+    if source.given.get("sft_model_path"):
+        return unneeded("sft_model_path is the policy, and has its tokenizer")
+    return training.model(value, source)
+
+
+def tensor_parallel(value: Any, source: Source) -> Outcome:
+    if not flag(source.get("use_vllm", False)):
+        return unneeded("vLLM does not sample")
+    if source.get("vllm_server_base_url"):
+        return unneeded("the server that runs says so")
+    return taken("stage.generator.tensor_parallel", whole(value), source)
 
 
 def clip_range(value: Any, source: Source) -> Outcome:

@@ -20,6 +20,8 @@ from kedge.core.errors import ModelError
 from kedge.models.forward.reader import evaluating, uncompiled
 
 _ATTENTION = "kedge_grouped"
+_ATTENDING_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers, in transformers' words, whose state is keys and values of earlier tokens."""
 _UNSUPPORTED = {"softcap": "soft-capped attention", "s_aux": "attention sinks", "position_bias": "a position bias"}
 
 
@@ -91,6 +93,12 @@ def for_decoding(model: PreTrainedModel) -> Generator[None]:
         raise ModelError(
             f"{type(model).__name__} does not let its attention be chosen, which generation here needs; "
             "use a model of transformers that does (Llama, Qwen, Mistral, GPT-2, …), or let vLLM sample (docs/vllm.md)"
+        )
+    other_kinds = sorted({*(getattr(config, "layer_types", None) or ())} - _ATTENDING_KINDS)
+    if other_kinds:
+        raise ModelError(
+            f"{type(model).__name__} has layers that are no attention ({', '.join(other_kinds)}), whose state "
+            "generation here does not keep; use a model of attention alone, or let vLLM sample (docs/vllm.md)"
         )
     AttentionInterface.register(_ATTENTION, grouped_attention)
     config._attn_implementation = _ATTENTION

@@ -15,11 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from kedge.core.errors import ModelError
 from kedge.models.forward.lora import (
     LoraLinear,
-    merge,
     required_adapters,
     using,
     with_lora,
 )
+from kedge.models.forward.merging import merge
 from kedge.models.loading import load
 from kedge.models.loading.adapters import load_adapter, save_adapters
 from kedge.models.loading.load import quantisation

@@ -65,3 +65,11 @@ def test_an_output_that_nobody_uses_adds_nothing() -> None:
     assert ours[1].grad is not None
     assert not ours[1].grad.any()
     torch.testing.assert_close(ours[0].grad, plain[0].grad)
+
+
+def test_an_output_may_be_changed_in_place() -> None:
+    """As Llama 4 adds its experts to the output of a linear layer."""
+    ours, plain = tensors(torch.float32), tensors(torch.float32)
+    for given, outputs in ((ours, together(*ours)), (plain, apart(*plain))):
+        outputs[0].mul_(2).add_(given[0].sum()).square().sum().backward()
+    torch.testing.assert_close(ours[0].grad, plain[0].grad)

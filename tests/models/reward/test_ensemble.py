@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from kedge.core.errors import ModelError
-from kedge.models.forward.lora import has_adapters, merge, required_adapters
+from kedge.models.forward.lora import has_adapters, required_adapters
+from kedge.models.forward.merging import merge
 from kedge.models.loading.tiny import make_tiny, tiny_model
 from kedge.models.reward.ensemble import (
     Ensemble,

@@ -37,16 +37,26 @@ def offload_lines(values: Any, facts: ModelFacts, *, reward_members: int, on_gpu
 
 
 def bits_findings(recipe: Recipe) -> Iterator[Finding]:
-    """A fatal finding where this machine cannot compute with frozen models of so few bits."""
+    """A fatal finding where this machine cannot compute with frozen models, or a base, of so few bits."""
     for name, settings in recipe.stages.items():
-        bits: Any = getattr(getattr(settings, "memory", None), "frozen_bits", 16)
-        if bits == 16:
-            continue
-        from kedge.models.loading.load import refuse_bits  # torch
-        from kedge.stages.shared.device import pick_device
+        for path, bits in few_bits(settings):
+            from kedge.models.loading.load import refuse_bits  # torch
+            from kedge.stages.shared.device import pick_device
 
-        try:
-            refuse_bits(bits, pick_device(recipe.settings.device))
-        except ModelError as error:
-            where = f"stages.{name}.memory.frozen_bits"
-            yield Finding(level="fatal", code="machine.bits", message=str(error), where=where)
+            try:
+                refuse_bits(bits, pick_device(recipe.settings.device))
+            except ModelError as error:
+                where = f"stages.{name}.{path}"
+                yield Finding(level="fatal", code="machine.bits", message=str(error), where=where)
+
+
+def few_bits(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Where a stage asks for frozen weights of fewer than 16 bits, and for how many."""
+    memory = getattr(settings, "memory", None)
+    lora_of_roles = getattr(memory, "lora", None) if getattr(settings, "roles", None) == "lora" else None
+    asked = {
+        "memory.frozen_bits": getattr(memory, "frozen_bits", 16),
+        "memory.lora.base_bits": getattr(lora_of_roles, "base_bits", 16),
+        "lora.base_bits": getattr(getattr(settings, "lora", None), "base_bits", 16),
+    }
+    yield from ((path, bits) for path, bits in asked.items() if bits != 16)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from kedge.commands.export.templates import GoTemplate, go_template, modelfile, 
 from kedge.core.files import write_json, write_text
 from kedge.data.examples import Message
 from kedge.data.template import render
+from kedge.models.forward.merging import merge
 from kedge.models.loading.adapters import BASE, CONFIG, WEIGHTS, find_base, load_adapter
 from kedge.models.loading.describe import window_of
 from kedge.models.loading.gguf import open_gguf, read_causal, tokenizer_from
@@ -61,6 +62,8 @@ class Format:
     round: Callable[[], None]
     """Gives the weights of the material, in place and once it is written, the values that the format rounds them to."""
     read: Callable[[Path], PreTrainedModel]
+    as_saved: Callable[[PreTrainedModel], PreTrainedModel]
+    """What was read back as the source was saved: the same model, or an adapter merged into its base and rounded."""
     has_all_weights: bool
     """Whether what is read back has the material's own weights, and not a base and an adapter."""
     tokenizer: Callable[[Path], PreTrainedTokenizerBase]
@@ -78,21 +81,30 @@ def folder_format(material: Material, *, dtype: SavedDType, has_marks: bool) -> 
         config: Any = model.generation_config
         config.eos_token_id, config.pad_token_id = sorted(material.ends), tokenizer.pad_token_id
         with no_bars():
-            cast(Any, model).to(_TORCH[dtype]).save_pretrained(folder, max_shard_size=SHARD_SIZE)
+            _cast_weights(model, _TORCH[dtype])
+            model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
             tokenizer.save_pretrained(folder)
-        model.float()
+        _cast_weights(model, torch.float32)
 
     return Format(
         write=write,
         round=lambda: None,  # writing has rounded it
         read=lambda folder: load_causal(folder, dtype="float32"),
+        as_saved=lambda model: model,
         has_all_weights=True,
         tokenizer=auto_tokenizer,
     )
 
 
-def adapter_format(material: Material, adapter: Path, *, keeps_path: bool) -> Format:
-    """The adapter of a stage, checked against the merged model that the stage made.
+def _cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Weights alone: tables that are computed (those of rotary positions) are not in the file, and rounded ones here
+    would differ from what is read back."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def adapter_format(material: Material, adapter: Path, *, saved: SavedDType, keeps_path: bool) -> Format:
+    """The adapter of a stage, checked against the merged model that the stage made and `saved` in that type.
 
     Without `keeps_path` a folder of this machine is not named as its base.
     """
@@ -106,10 +118,17 @@ def adapter_format(material: Material, adapter: Path, *, keeps_path: bool) -> Fo
         shutil.copyfile(adapter / WEIGHTS, folder / WEIGHTS)
         material.tokenizer.save_pretrained(folder)
 
+    def merged(adapted: PreTrainedModel) -> PreTrainedModel:
+        model = merge(adapted)
+        _cast_weights(model, _TORCH[saved])
+        _cast_weights(model, torch.float32)
+        return model
+
     return Format(
         write=write,
         round=lambda: None,
         read=lambda folder: load_adapter(load_causal(base, dtype="float32"), folder, name="policy"),
+        as_saved=merged,
         has_all_weights=False,
         tokenizer=auto_tokenizer,
     )
@@ -140,6 +159,7 @@ def gguf_format(material: Material, *, quantisation: Quantisation, ollama: bool)
         write=write,
         round=lambda: round_as_stored(material.model, quantisation),
         read=lambda folder: read_causal(open_gguf(folder / file)),
+        as_saved=lambda model: model,
         has_all_weights=True,
         tokenizer=lambda folder: tokenizer_from(open_gguf(folder / file)),
     )

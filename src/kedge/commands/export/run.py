@@ -5,6 +5,7 @@ What the format itself rounds away is told; anything beyond that is a fault, and
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,6 +148,9 @@ def _refuse_place(target: Path, source: Source, *, force: bool) -> None:
     inside = Path(source.place).resolve() if Path(source.place).is_dir() else None
     if inside is not None and (target.resolve() == inside or inside in target.resolve().parents):
         raise ConfigError(f"{target}: inside of the model that is exported; write to another folder (--output)")
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK):
+        raise ConfigError(f"{target}: {above} may not be written to; name another folder (--output)")
     if not target.exists():
         return
     if not (target / RECORD).is_file():
@@ -161,8 +165,9 @@ def _format(request: ExportRequest, source: Source, material: Material) -> tuple
         return quantisation, gguf_format(material, quantisation=quantisation, ollama=request.to == "ollama")
     if request.to == "adapter":
         assert source.adapter is not None  # refused before
-        return "adapter", adapter_format(material, source.adapter, keeps_path=request.push is None)
-    dtype: Any = request.dtype or ("bfloat16" if request.to == "vllm" else saved_dtype(source.place))
+        saved = saved_dtype(source.place)
+        return "adapter", adapter_format(material, source.adapter, saved=saved, keeps_path=request.push is None)
+    dtype = request.dtype or ("bfloat16" if request.to == "vllm" else saved_dtype(source.place))
     return dtype, folder_format(material, dtype=dtype, has_marks=request.to == "hf")
 
 
@@ -211,7 +216,9 @@ def _read_back(fmt: Format, folder: Path, material: Material, texts: Sequence[Se
             "format rounds away; nothing was exported"
         )
     after = next_token_logprobs(exported, texts)
-    rest = compare(next_token_logprobs(material.model, texts), after, texts).mean_change
+    saved = fmt.as_saved(exported)
+    again = after if saved is exported else next_token_logprobs(saved, texts)
+    rest = compare(next_token_logprobs(material.model, texts), again, texts).mean_change
     limit = _UNEXPLAINED if fmt.has_all_weights else _UNMERGED
     if not rest <= limit:  # a mean that is not a number is not below the limit either
         raise NumericsError(

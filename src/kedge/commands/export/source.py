@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kedge.commands.sample import is_language_model
 from kedge.commands.serve import is_reward_place
@@ -36,8 +36,8 @@ def find_source(place: str) -> Source:
     """Of a whole run, what its last stage made that made a language model; of rounds, the best."""
     if is_reward_place(place):
         raise ModelError(
-            f"{place}: a reward model; what is exported are language models. Its folder is in the Hugging Face layout "
-            "as it is, and `kedge serve` puts it behind HTTP"
+            f"{place}: a reward model, and a language model is wanted here. Its folder is in the Hugging Face layout "
+            "as it is; `kedge score` asks it, and `kedge serve` puts it behind HTTP"
         )
     folder = Path(place).expanduser()
     if not folder.is_dir():
@@ -64,7 +64,7 @@ def _last_policy(folder: Path) -> Path:
     return stages[-1]
 
 
-def saved_dtype(place: str) -> str:
+def saved_dtype(place: str) -> Literal["float32", "bfloat16", "float16"]:
     """The type that the weights of a model folder were saved in, as its config.json says; float32 where it does not."""
     config = Path(place) / "config.json"
     facts: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kedge.core.errors import ModelError
 from kedge.data.examples import Message, Messages
-from kedge.data.template import render, template_of
+from kedge.data.template import render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +99,11 @@ FAMILIES = (
 
 def go_template(tokenizer: PreTrainedTokenizerBase, *, adds_bos: bool) -> GoTemplate:
     """The model's chat template for Ollama. `adds_bos`: the begin token comes from the tokenizer's own settings."""
-    template_of(tokenizer)
+    if not tokenizer.chat_template:
+        raise ModelError(
+            "it has no chat template, and a Modelfile is one; export to gguf, which needs none, or train it on "
+            "conversations first (chat_template in a recipe)"
+        )
     bos, eos = str(tokenizer.bos_token or ""), str(tokenizer.eos_token or "")
     for family in FAMILIES:
         # The begin token may be a part of the family's own text (SmolLM2's is ChatML's first), or stand before it.

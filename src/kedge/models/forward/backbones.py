@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from kedge.core.errors import ModelError
 from kedge.core.records import Experience, Rollouts, ValueTargets, cut, send, take, trimmed
 from kedge.models.forward import sharding
-from kedge.models.forward.lora import has_adapters, required_adapters
+from kedge.models.forward.lora import has_adapters, refusing_unused, required_adapters
 from kedge.models.forward.packing import lay_out
 from kedge.models.forward.reader import Reader, reader_of, view
 
@@ -143,7 +143,8 @@ def _reader_of(model: PreTrainedModel) -> Reader:
             f"{type(model).__name__}: transformers names no decoder of it, whose hidden states are read here; use "
             "another model"
         )
-    return sharding.computing(model, lambda: reader_of(decoder))
+    with refusing_unused(model):
+        return sharding.computing(model, lambda: reader_of(decoder))
 
 
 def _read(reader: Reader, tokens_BT: Tensor, read_BT: Tensor) -> Tensor:

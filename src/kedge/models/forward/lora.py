@@ -1,9 +1,9 @@
-"""LoRA adapters on a frozen base: adding, switching and merging them. Their files are in `models/loading/adapters`.
+"""LoRA adapters on a frozen base: making and switching them. `merging` adds them to the base's weights; their files are
+in `models/loading/adapters`.
 
 The model stays the transformers model that it is: its linear layers are replaced by `LoraLinear`, which holds the
 layer and any number of adapters by name. Those that are active are added to the layer's output. The adapter of a
-reward model has its own score head. Left out: other kinds of adapters, and merging into a quantised base, which would
-round the result to its bits.
+reward model has its own score head. Left out: other kinds of adapters.
 Shape letters: K inputs and N outputs of a layer, R the rank of an adapter.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -29,7 +29,7 @@ from kedge.models.forward.low_rank import Product, add_low_rank, products
 from kedge.models.forward.sharding import real_device
 from kedge.models.settings import LoraSettings
 
-_REGISTRY = "lora_adapters"
+REGISTRY = "lora_adapters"
 """The attribute of a model that holds its `Adapters`."""
 
 
@@ -197,7 +197,7 @@ class Adapters:
 
 
 def adapters_of(model: nn.Module) -> Adapters | None:
-    return getattr(model, _REGISTRY, None)
+    return getattr(model, REGISTRY, None)
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -223,7 +223,7 @@ def with_lora(model: PreTrainedModel, settings: LoraSettings, *, name: str, seed
         rslora=settings.rslora,
         targets=tuple(_targets(model, settings.targets)),
     )
-    paths = [path for path in linears(model) if path.rpartition(".")[2] in adapter.targets]
+    paths = [path for path in linears(model) if _last(path) in adapter.targets]
     return attach(model, adapter, paths, name=name, seed=seed)
 
 
@@ -244,7 +244,7 @@ def attach(model: PreTrainedModel, adapter: Adapter, paths: Sequence[str], *, na
             layer.add(name, adapter, dtype=layer.weight.dtype if layer.is_plain else model.dtype)
     _add_head(model, adapters, name)
     adapters.known[name] = adapter
-    setattr(model, _REGISTRY, adapters)
+    setattr(model, REGISTRY, adapters)
     activate(model, name)
     return model
 
@@ -270,77 +270,37 @@ def using(model: PreTrainedModel, name: str | None) -> Generator[None]:
         adapters.activate(before)
 
 
+@contextmanager
+def refusing_unused(model: PreTrainedModel) -> Generator[None]:
+    """An error at the end of the block, in which the model computes, where no layer of a target was called: some models
+    (Mamba) multiply by a layer's weight themselves, and an adapter on it would never learn."""
+    adapters = adapters_of(model)
+    layers = {} if adapters is None else adapters.layers
+    called: set[str] = set()
+
+    def note(path: str) -> Callable[..., None]:
+        return lambda *_: called.add(_last(path))
+
+    hooks = [layer.register_forward_pre_hook(note(path)) for path, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if unused := sorted({_last(path) for path in layers} - called):
+        others = ", ".join(sorted(called)) or "none"
+        raise ModelError(
+            f"LoRA targets {_list(unused)}: {type(model).__name__} takes their weights and never calls them as layers, "
+            f"so that an adapter would learn nothing; name the others: `targets: [{others}]`"
+        )
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def is_quantised(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "is_quantized", False))
-
-
-def merge(
-    model: PreTrainedModel,
-    *,
-    name: str | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-    dtype: torch.dtype | None = None,
-    device: str | None = None,
-) -> PreTrainedModel:
-    """A plain model with adapter `name` (what is active if None) added to its weights; `model` is not changed.
-
-    `weights` are more precise ones than the model's own, by the names of its parameters. Sums are computed in float32
-    and rounded once, to `dtype` (None: that of the base). What has no adapter is shared with `model` unless its type or
-    device changes.
-    """
-    if is_quantised(model):
-        raise ModelError(
-            f"{model.name_or_path}: an adapter cannot be merged into a quantised base without rounding it; "
-            "save the adapter, load the base in 16 bits, and merge there"
-        )
-    # New parameters over the same storage: what is changed below gets storage of its own.
-    shared: dict[int, Any] = {
-        id(parameter): nn.Parameter((weights or {}).get(key, parameter).detach(), requires_grad=False)
-        for key, parameter in model.named_parameters()
-    }
-    twin = copy.deepcopy(model, shared)
-    if (adapters := adapters_of(twin)) is not None:
-        names = adapters.active if name is None else adapters.stack(name)
-        for path, layer in adapters.layers.items():
-            merged = layer.merged(names).to(device or layer.weight.device, dtype or layer.weight.dtype)
-            layer.base_layer.weight = nn.Parameter(merged, requires_grad=False)
-            twin.set_submodule(path, layer.base_layer)
-        if adapters.heads is not None:
-            adapters.heads.active = names
-            cast(Any, twin).score = adapters.heads.current()
-        delattr(twin, _REGISTRY)
-    return cast(PreTrainedModel, nn.Module.to(twin, device=device, dtype=dtype))
-
-
-def merge_anew(
-    model: PreTrainedModel,
-    base: PreTrainedModel,
-    *,
-    name: str | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-    dtype: torch.dtype | None = None,
-) -> PreTrainedModel:
-    """As `merge`, but into `base`, which is changed in place: the base of `model` loaded again in 16 or 32 bits.
-
-    Without adapters it is `base` with `weights`.
-    """
-    own = dict(base.named_parameters())
-    with torch.no_grad():
-        for key in own.keys() & (weights or {}).keys():
-            own[key].copy_((weights or {})[key])
-    adapters = adapters_of(model)
-    if adapters is None:
-        return merge(base, dtype=dtype)
-    names = adapters.active if name is None else adapters.stack(name)
-    for part in names:
-        paths = [path for path, layer in adapters.layers.items() if part in layer.lora_A]
-        attach(base, adapters.known[part], paths, name=part, seed=0)
-        precise = {key: (weights or {}).get(key, parameter) for key, parameter in adapters.parameters(part)}
-        with torch.no_grad():
-            for key, parameter in required_adapters(base).parameters(part):
-                parameter.copy_(precise[key])
-    required_adapters(base).activate(names)
-    return merge(base, dtype=dtype)
 
 
 def linears(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -349,10 +309,18 @@ def linears(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {
         path: module
         for path, module in model.named_modules()
-        if id(module) in blocks
-        and isinstance(module, nn.Linear | Conv1D | LoraLinear)
-        and not path.endswith(".base_layer")
+        if id(module) in blocks and _is_linear(module) and not path.endswith(".base_layer")
     }
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a layer's output is its matrix times its input. Routers of experts are linear by class, and give out
+    choices of their own; bitsandbytes computes the same product from few bits."""
+    if isinstance(module, Conv1D | LoraLinear):
+        return True
+    kind = type(module)
+    is_product = kind.forward is nn.Linear.forward or kind.__module__.startswith("bitsandbytes")
+    return isinstance(module, nn.Linear) and is_product
 
 
 def _shape(layer: nn.Module) -> tuple[int, int]:
@@ -384,7 +352,7 @@ def _check_name(adapters: Adapters, name: str) -> None:
 
 def _targets(model: PreTrainedModel, names: str | Sequence[str]) -> list[str]:
     """The names of the layers that get an adapter: these, or all of them for a string (`all`)."""
-    known = {path.rpartition(".")[2] for path in linears(model)}
+    known = {_last(path) for path in linears(model)}
     if isinstance(names, str):
         return sorted(known)
     for name in names:

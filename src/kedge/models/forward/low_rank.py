@@ -34,8 +34,11 @@ def products(x: Tensor, layers: Sequence[Product]) -> tuple[Tensor, ...]:
     factors = [factor for layer in layers for a_RK, b_NR, _ in layer.adapters for factor in (a_RK, b_NR)]
     tensors = (x, *weights, *biases, *factors)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return cast("tuple[Tensor, ...]", _Products.apply(x, scales, *weights, *biases, *factors))
-    return _forward(x, scales, weights, biases, factors)[0]
+        ys = cast("tuple[Tensor, ...]", _Products.apply(x, scales, *weights, *biases, *factors))
+    else:
+        ys = _forward(x, scales, weights, biases, factors)[0]
+    # Out here: what is a view inside of a backward pass of our own may not be changed in place, as Llama 4 does.
+    return tuple(y_TN.view(*x.shape[:-1], y_TN.shape[-1]) for y_TN in ys)
 
 
 def add_low_rank(base: Tensor, x: Tensor, a_RK: Tensor, b_NR: Tensor, scale: float) -> Tensor:
@@ -113,7 +116,7 @@ def _forward(
     biases: Sequence[Tensor | None],
     factors: Sequence[Tensor | None],
 ) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
-    """The outputs; x times the A of all adapters, and these A, where there are any."""
+    """The outputs, a row a token; x times the A of all adapters, and these A, where there are any."""
     x_TK = x.reshape(-1, x.shape[-1])
     ys = [linear(x_TK, cast(Tensor, weight_NK), bias_N) for weight_NK, bias_N in zip(weights, biases, strict=True)]
     low_TZ = a_ZK = None
@@ -123,7 +126,7 @@ def _forward(
         low_TZ = x_TK @ a_ZK.T
         for (layer, scale, span), b_NR in zip(_spans(scales, bs), bs, strict=True):
             ys[layer].addmm_(low_TZ[:, span], b_NR.T, alpha=scale)
-    return tuple(y_TN.view(*x.shape[:-1], y_TN.shape[-1]) for y_TN in ys), low_TZ, a_ZK
+    return tuple(ys), low_TZ, a_ZK
 
 
 def _spans(scales: Scales, bs: Sequence[Tensor]) -> Iterator[Place]:

@@ -22,7 +22,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from kedge.core.world import World, acting_alone, portable
-from kedge.models.forward.lora import adapters_of, merge
+from kedge.models.forward.lora import adapters_of
+from kedge.models.forward.merging import merge
 from kedge.models.forward.parts import gathered, is_part
 from kedge.models.forward.sharding import blank_of
 from kedge.models.loading.tensor_file import TensorFile

@@ -65,6 +65,7 @@ def load_causal(
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(explain(str(source), error)) from error
     _check_complete(str(source), report)
+    _name_decoder(loaded)
     return (loaded if "device_map" in quantised else loaded.to(device)).eval()
 
 
@@ -85,7 +86,14 @@ def _load_later(
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(explain(str(source), error)) from error
     _check_complete(str(source), {"missing_keys": missing})
+    _name_decoder(model)
     return model
+
+
+def _name_decoder(model: PreTrainedModel) -> None:
+    """Let transformers find the decoder where the class of a model (Llama 4's) names a part that it does not have."""
+    if model.get_decoder() is model and isinstance(getattr(model, "model", None), PreTrainedModel):
+        model.base_model_prefix = "model"
 
 
 def dtype_for(name: DTypeName, device: str | torch.device) -> torch.dtype:
@@ -145,11 +153,18 @@ def _check_complete(source: str, report: dict[str, Any]) -> None:
         )
 
 
+def without_class(error: Exception) -> bool:
+    """Whether transformers has no class for this use of a model; its own words list all that it has, hundreds."""
+    return "Unrecognized configuration class" in str(error)
+
+
 def explain(source: str, error: Exception) -> str:
     """Why `source` could not be loaded, in words, and what to do about it."""
     text = " ".join(str(error).split())
     if "trust_remote_code" in text:
         return f"{source} brings its own Python code, which is not run unless you ask: set trust_remote_code: true"
+    if without_class(error):
+        return f"{source}: cannot be loaded as a causal language model: transformers has no such class for it"
     if Path(source).is_dir():
         return f"{source}: cannot be loaded as a causal language model: {text}"
     if "safetensors" in text:

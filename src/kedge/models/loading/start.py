@@ -24,11 +24,10 @@ from kedge.models.forward.lora import (
     adapters_of,
     has_adapters,
     is_quantised,
-    merge,
-    merge_anew,
     required_adapters,
     with_lora,
 )
+from kedge.models.forward.merging import merge, merge_anew
 from kedge.models.forward.parts import gathered
 from kedge.models.forward.reader import compile_layers
 from kedge.models.forward.sharding import blocks_of, is_sharded

@@ -22,7 +22,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.core.errors import ModelError
 from kedge.core.tensors.shards import Box, is_sharded_tensor, own_box
-from kedge.models.forward.lora import merge, merge_anew, required_adapters
+from kedge.models.forward.lora import required_adapters
+from kedge.models.forward.merging import merge, merge_anew
 from kedge.models.forward.sharding import fill_of, fill_when_sharded
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -28,11 +28,12 @@ from transformers.utils import logging
 from kedge.core.errors import ModelError
 from kedge.core.files import write_json
 from kedge.core.world import ALONE, World, once
-from kedge.models.forward.lora import adapters_of, merge, merge_anew, using
+from kedge.models.forward.lora import adapters_of, using
+from kedge.models.forward.merging import merge, merge_anew
 from kedge.models.forward.sharding import is_sharded, real_device
 from kedge.models.loading.adapters import BASE, base_record, save_adapter
 from kedge.models.loading.gather import SHARD_SIZE, GatheredModel, Stream, gathered_model
-from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation
+from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation, without_class
 from kedge.models.loading.resolve import resolve
 from kedge.models.loading.start import ADAPTER, ENSEMBLE, is_rounded, save_type, whole_folder
 from kedge.models.loading.unread import reader_of, without_weights
@@ -282,7 +283,11 @@ def _load_classifier(
                 place, dtype=dtype_for(dtype, device), use_safetensors=True, output_loading_info=True, **options
             )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        text = " ".join(str(error).split())
+        text = (
+            "transformers has no such class for it; train the reward model from another (Llama, Qwen, Mistral, …)"
+            if without_class(error)
+            else " ".join(str(error).split())
+        )
         raise ModelError(f"{place}: cannot be loaded as a sequence-classification model: {text}") from error
     placed = model if "device_map" in options else model.to(device)
     return placed.eval(), set(report["missing_keys"])

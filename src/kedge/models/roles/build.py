@@ -21,7 +21,8 @@ from kedge.core.world import ALONE, World
 from kedge.models.forward.backbones import Backbone
 from kedge.models.forward.heads import Head, LanguageModel
 from kedge.models.forward.host_memory import MovedWeights
-from kedge.models.forward.lora import has_adapters, merge
+from kedge.models.forward.lora import has_adapters
+from kedge.models.forward.merging import merge
 from kedge.models.forward.sharding import fill_of, shard_model
 from kedge.models.loading.load import DTypeName, dtype_for
 from kedge.models.loading.start import prepare_layers, without_dropout

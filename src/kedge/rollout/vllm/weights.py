@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from kedge.core.errors import SyncError
 from kedge.core.files import run_errors
 from kedge.models.forward import heads
-from kedge.models.forward.lora import merge
+from kedge.models.forward.merging import merge
 
 _FILE: Final = "model.safetensors"
 _HEAD: Final = "lm_head.weight"
