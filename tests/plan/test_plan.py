@@ -71,7 +71,7 @@ def test_steps_are_those_that_the_run_will_take(recipe: Path) -> None:
     # One token a byte: what a step counts is its answers, each with an end of turn.
     assert sum(row.counted for item in sft.looked[0] for row in item) == sum(tokens[row] + 1 for row in first)
     assert all(row.counted == 8 for step in ppo.looked for item in step for row in item)
-    assert (ppo.rewards, ppo.shared_reward, ppo.reference) == (1, True, True)
+    assert (ppo.rewards, ppo.shared_reward, ppo.reference) == (1, frozenset({"lora"}), True)
 
 
 def _lines(file: Path) -> list[str]:

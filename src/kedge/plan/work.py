@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
-from kedge.plan.holding import Holding, holding_of
+from kedge.plan.holding import Holding, Roles, holding_of
 from kedge.plan.lengths import DataReader, Item, Row, num_steps
 from kedge.plan.shapes import ModelShape
 
@@ -53,8 +53,8 @@ class StageWork:
     """Whether there is a reference; under `lora` and `trunk` it shares the policy's weights."""
     rewards: int = 0
     """Reward models that are held."""
-    shared_reward: bool = False
-    """Whether they share the policy's base or trunk."""
+    shared_reward: frozenset[Roles] = frozenset()
+    """The ways under which they share the policy's base or trunk."""
     steps: int = 0
     """Optimiser steps; iterations of an RL stage."""
     updates: int = 1
@@ -216,7 +216,7 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
         learners=("policy", "critic") if has_critic else ("policy",),
         reference=True,
         rewards=rewards,
-        shared_reward=rewards > 0 and _shares_reward(reader, name, values, shape),
+        shared_reward=_sharing_reward(reader, name, values, shape),
         updates=values.epochs * values.minibatches,
         minibatches=values.minibatches,
         looked=[part for step in answered for part in _minibatches(step, values.minibatches)],
@@ -275,19 +275,19 @@ def _reward_members(reader: DataReader, name: str) -> int:
     return sum(int(getattr(maker, "members", 1)) for maker in made)
 
 
-def _shares_reward(reader: DataReader, name: str, values: Any, shape: ModelShape) -> bool:
-    """Whether the reward model can stand on the policy's weights: trained by this recipe on the same ones, with
-    adapters under `lora`, with frozen layers under `trunk`."""
+def _sharing_reward(reader: DataReader, name: str, values: Any, shape: ModelShape) -> frozenset[Roles]:
+    """The ways under which the reward model can stand on the policy's weights: trained by this recipe on the same ones,
+    with adapters for `lora`, with frozen layers for `trunk`."""
     makers = [
         link.stage for link in reader.wiring.links[name] if "reward_model" in link.kinds and link.field == "reward"
     ]
     maker: Any = reader.recipe.stages.get(makers[0]) if makers and makers[0] else None
     if maker is None or _start(reader, makers[0]) != _start(reader, name):
-        return False
-    if values.roles == "lora":
-        return maker.lora is not None
+        return frozenset()
+    if maker.lora is not None:
+        return frozenset({"lora"})
     trunk = values.memory.trunk_layers or max(1, shape.layers // 2)
-    return values.roles == "trunk" and maker.frozen_layers >= trunk
+    return frozenset({"trunk"}) if maker.frozen_layers >= trunk else frozenset()
 
 
 def _start(reader: DataReader, name: str) -> str:
