@@ -125,6 +125,37 @@ def test_labels_and_rounds_cost_what_they_are_asked(recipe: Path) -> None:
     assert found.total.label_money == pytest.approx(12.0)
 
 
+JUDGE = "{kind: judge, url: 'http://localhost:1/v1', model: m}"
+
+
+def test_every_reply_of_a_judge_is_a_label(recipe: Path) -> None:
+    mixed = f"{{kind: mix, parts: {{model: {{kind: model, from: reward}}, judge: {JUDGE}}}}}"
+    compared = (
+        f"  eval: {{kind: evaluate, models: [sft, ppo], prompts: prompts.jsonl, judge: {JUDGE}, gold: {JUDGE}}}\n"
+    )
+    revised = (
+        f"  revise: {{kind: revise, from: sft, prompts: prompts.jsonl, constitution: rules.yaml, judge: {JUDGE}, "
+        f"by: {JUDGE.replace('kind: judge, ', '')}}}\n"
+    )
+    recipe.write_text(RECIPE.replace("reward: reward\n", f"reward: {mixed}\n") + compared + revised)
+    found = plan_recipe(load_recipe(recipe), find_machine("h200", label_price=0.25))
+    labels = {stage.name: stage.cost.labels for stage in found.stages if stage.cost.labels}
+    # 3 iterations of 4 answers; 12 prompts, both orders of a comparison, and a grade for each of two models' answers.
+    assert labels == {"ppo": 3 * 4, "eval": 12 * 2 + 12 * 2, "revise": 12 * 2}
+    assert found.total.label_money == pytest.approx(0.25 * sum(labels.values()))
+    assert any("96 calls of m" in note for note in found.notes)  # 4 critiques, 4 revisions
+
+
+def test_what_is_done_once_is_not_counted_in_every_round(recipe: Path) -> None:
+    again = RECIPE.replace("from: sft\n    reward: reward", "from: previous.ppo\n    reward: reward")
+    recipe.write_text("rounds: {count: 3, first: {ppo: sft}}\n" + again)
+    found = plan_recipe(load_recipe(recipe), find_machine("h200"))
+    cost = {stage.name: stage.cost.seconds for stage in found.stages}
+    once = cost.pop("sft") + cost.pop("reward")
+    assert set(cost) == {"ppo", "drift"}
+    assert found.total.seconds == pytest.approx(once + 3 * sum(cost.values()))
+
+
 def test_simulated_layouts_are_those_of_the_model_of_scale(recipe: Path) -> None:
     answer = plan(Asked(recipe=recipe, gpu="h200", gpus=4, simulate=True))
     assert [row.layout for row in answer.simulated][:2] == ["shared, replicate", "shared, shard"]

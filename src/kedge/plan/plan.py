@@ -87,7 +87,7 @@ class Plan:
     machine: Machine
     stages: tuple[StagePlan, ...]
     times: int
-    """How often all of it is done: the rounds of a recipe."""
+    """The rounds of a recipe; stages that depend on no round before are done in the first alone."""
     total: Cost
     peak: int
     fits: bool
@@ -124,8 +124,9 @@ def plan_works(
 ) -> Plan:
     """The plan of stages whose work is known; `corrections` are those of a probe, by stage."""
     stages = tuple(_stage_plan(recipe, work, machine, corrections.get(work.name, Correction())) for work in works)
-    times = recipe.settings.rounds.count if recipe.settings.rounds else 1
-    total = _sum([stage.cost for stage in stages], times)
+    rounds = None if recipe.settings.rounds is None else rounds_of(recipe)
+    times, once = (1, ()) if rounds is None else (rounds.settings.count, rounds.once)
+    total = _sum([(stage.cost, 1 if stage.name in once else times) for stage in stages])
     proposed = [stage.best.changes for stage in stages if stage.best is not None and stage.best.changes]
     changes = merged(proposed)
     return Plan(
@@ -247,17 +248,19 @@ def _cost(seconds: float, labels: float, machine: Machine) -> Cost:
     )
 
 
-def _sum(costs: Sequence[Cost], times: int) -> Cost:
-    def added(numbers: Sequence[float | None]) -> float | None:
-        known = [number for number in numbers if number is not None]
-        return times * sum(known) if known else None
+def _sum(costs: Sequence[tuple[Cost, int]]) -> Cost:
+    """Of stages, each with how often it is done."""
+
+    def added(numbers: Sequence[tuple[float | None, int]]) -> float | None:
+        known = [times * number for number, times in numbers if number is not None]
+        return sum(known) if known else None
 
     return Cost(
-        seconds=times * sum(cost.seconds for cost in costs),
-        kwh=times * sum(cost.kwh for cost in costs),
-        money=added([cost.money for cost in costs]),
-        labels=times * sum(cost.labels for cost in costs),
-        label_money=added([cost.label_money for cost in costs]),
+        seconds=sum(times * cost.seconds for cost, times in costs),
+        kwh=sum(times * cost.kwh for cost, times in costs),
+        money=added([(cost.money, times) for cost, times in costs]),
+        labels=sum(times * cost.labels for cost, times in costs),
+        label_money=added([(cost.label_money, times) for cost, times in costs]),
     )
 
 

@@ -181,6 +181,7 @@ def _preference(name: str, values: Any, shape: ModelShape, reader: DataReader, s
         looked=looked,
         micro_batch=values.batch if values.is_sorted else values.micro_batch,
         sampling=sampling,
+        labels=_grades(sampling, None if online is None else online.reward),
         reads=1.0 / max(1.0, values.epochs),  # the reference is asked once of each answer, whatever the epochs are
     )
 
@@ -195,11 +196,13 @@ def _best_of_n(name: str, values: Any, shape: ModelShape, reader: DataReader, sh
     steps = min(steps, values.max_steps or steps)
     rows = method.answers + 1 if is_bond else 1
     asked = items.steps(values.batch, count=steps, seed=reader.seed(name))
+    sampling = _sampling_of(items.items, items.count * values.n, new, values.rows, rounds)
     return replace(
         _training(name, values, shape, shards, steps, items.notes),
         rewards=1 if _is_model(values.reward) else 0,
         looked=[[_answered(item, rows, new) for item in step] for step in asked],
-        sampling=_sampling_of(items.items, items.count * values.n, new, values.rows, rounds),
+        sampling=sampling,
+        labels=_grades(sampling, values.reward),
     )
 
 
@@ -210,6 +213,7 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
     answered = [[(row,) for item in step for row in _answered(item, values.answers, new)] for step in asked]
     has_critic = values.kind == "ppo"
     rewards = _reward_members(reader, name)
+    sampling = _sampling_of(items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations)
     return replace(
         _training(name, values, shape, shards, iterations, items.notes),
         family="rl",
@@ -222,7 +226,8 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
         looked=[part for step in answered for part in _minibatches(step, values.minibatches)],
         batch_tokens=max((sum(row.tokens for item in step for row in item) for step in answered), default=0),
         has_average=values.ema is not None,
-        sampling=_sampling_of(items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations),
+        sampling=sampling,
+        labels=_grades(sampling, values.reward),
         reads=2.0 + has_critic + rewards,
         saves=_saves(values, iterations) + 1,
     )
@@ -233,16 +238,21 @@ def _sampled(name: str, values: Any, shape: ModelShape, reader: DataReader) -> S
     longest = values.max_prompt_tokens or max(1, (shape.window or 2**31) - values.max_new_tokens)
     items = reader.items(name, "prompts", longest=longest, too_long=values.too_long)
     models = len(getattr(values, "models", ())) or 1
-    answers = getattr(values, "answers", 1)
+    answers = items.count * getattr(values, "answers", 1)
     times = models * (1 + 2 * values.times if hasattr(values, "times") and values.by is None else 1)
+    graded = models * answers * sum(_calls(getattr(values, field, None)) for field in ("reward", "gold"))
+    by = getattr(values, "by", None)
+    calls = (
+        (f"{name}: {2 * values.times * answers:,} calls of {by.model} are no labels, and not counted",) if by else ()
+    )
     return StageWork(
         name=name,
         kind=values.kind,
         family="sampling",
         shape=shape,
-        sampling=_sampling_of(items.items, items.count * answers, values.max_new_tokens, values.rows, times),
-        labels=_compared(values, items.count * answers * max(0, models - 1)),
-        notes=items.notes,
+        sampling=_sampling_of(items.items, answers, values.max_new_tokens, values.rows, times),
+        labels=graded + _compared(values, answers * max(1, models - 1)),
+        notes=(*items.notes, *calls),
     )
 
 
@@ -296,9 +306,21 @@ def _start(reader: DataReader, name: str) -> str:
 
 
 def _compared(values: Any, comparisons: int) -> float:
-    """Labels of the judges of an evaluation, both orders of each comparison, and of the people of one."""
-    judges = getattr(values, "judges", ())
-    return float(sum(comparisons * (getattr(judge, "wanted", 2)) for judge in judges))
+    """Labels of judges that compare, both orders of each comparison, and of the people who do."""
+    judges = getattr(values, "judges", None) or [judge for judge in (getattr(values, "judge", None),) if judge]
+    return float(sum(comparisons * getattr(judge, "wanted", 2) for judge in judges))
+
+
+def _grades(sampling: Sampling | None, reward: Any) -> float:
+    """Replies of judges that grade every answer that a stage learns from."""
+    return float(sampling.answers * sampling.times * _calls(reward)) if sampling is not None else 0.0
+
+
+def _calls(source: Any) -> int:
+    """Of judges, for one answer that this source of rewards scores."""
+    if parts := getattr(source, "parts", None):
+        return sum(map(_calls, parts.values()))
+    return int(getattr(source, "kind", "") == "judge")
 
 
 def _answered(item: Item, rows: int, new_tokens: int) -> Item:
