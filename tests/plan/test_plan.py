@@ -14,6 +14,7 @@ from kedge.commands.plan.words import plan_panel
 from kedge.core.errors import ConfigError
 from kedge.core.seeds import seed_for
 from kedge.data.batching import step_rows
+from kedge.plan.diff import changed_text
 from kedge.plan.machines import find_machine
 from kedge.plan.plan import plan_recipe, works_of
 from kedge.recipe.schema import Recipe, load_recipe
@@ -123,6 +124,24 @@ def test_labels_and_rounds_cost_what_they_are_asked(recipe: Path) -> None:
     label = next(stage for stage in found.stages if stage.name == "label")
     assert label.cost.labels == 12 * 2  # half of the tasks have three labels, half have one
     assert found.total.label_money == pytest.approx(12.0)
+
+
+def test_what_is_written_has_the_settings_of_the_command_line_and_its_own_place(recipe: Path) -> None:
+    target = recipe.parent / "planned.yaml"
+    asked = Asked(
+        recipe=recipe, gpu="0.0035", overrides=("stages.sft.batch=8", "stages.reward.lora=null"), write=target
+    )
+    answer = plan(asked)
+    written = load_recipe(target).stages["sft"]
+    assert (written.batch, written.lora.rank) == (8, 16)  # pyright: ignore[reportAttributeAccessIssue]
+    assert any(line.startswith("-") and "batch: 8" in line for line in answer.diff)
+    with pytest.raises(ConfigError, match="from its own folder"):
+        plan(Asked(recipe=recipe, gpu="h200", write=recipe.parent / "sub" / "planned.yaml"))
+
+
+def test_adapters_of_a_recipe_below_are_taken_out_by_name() -> None:
+    text = changed_text("extends: base.yaml\nstages: {sft: {batch: 4}}\n", {("stages", "sft", "lora"): None})
+    assert "lora: null" in text
 
 
 JUDGE = "{kind: judge, url: 'http://localhost:1/v1', model: m}"
