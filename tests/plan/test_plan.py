@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from kedge.commands.plan.command import Asked, plan
-from kedge.commands.plan.probe import probe_recipe, probed_stages
+from kedge.commands.plan.probe import _shortened, probe_recipe, probed_stages  # pyright: ignore[reportPrivateUsage]
 from kedge.commands.plan.words import plan_panel
 from kedge.core.errors import ConfigError
 from kedge.core.seeds import seed_for
 from kedge.data.batching import step_rows
+from kedge.models.loading.aliases import folder_of
 from kedge.plan.diff import changed_text
 from kedge.plan.machines import find_machine
 from kedge.plan.plan import plan_recipe, works_of
@@ -81,6 +82,25 @@ def _lines(file: Path) -> list[str]:
 
 def _seed(loaded: Recipe, stage: str) -> int:
     return seed_for(loaded.settings.seed, stage)
+
+
+def test_a_folder_without_weights_is_enough_and_is_looked_for_beside_the_recipe(
+    recipe: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = recipe.parent / "shape"
+    folder.mkdir()
+    for file in folder_of("tiny").iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    recipe.write_text(RECIPE.replace("model: tiny", "model: ./shape"))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    loaded = load_recipe(recipe)
+    found = plan_recipe(loaded, find_machine("h200"))
+    recipe.write_text(RECIPE)
+    with_weights = plan_recipe(load_recipe(recipe), find_machine("h200"))
+    assert [stage.memory for stage in found.stages] == [stage.memory for stage in with_weights.stages]
+    (model,) = [text for text in _shortened(loaded, ["sft"], recipe.parent) if text.startswith("model=")]
+    assert (Path(json.loads(model.removeprefix("model="))) / "model.safetensors").is_file()
 
 
 def test_a_plan_adds_up_and_can_be_written_as_json(recipe: Path) -> None:

@@ -18,8 +18,8 @@ from kedge.plan.ways import Changes, changes_to, merged, ways_of
 from kedge.plan.work import StageWork, work_of
 from kedge.recipe.rounds import rounds_of
 from kedge.recipe.schema import Recipe
+from kedge.recipe.wiring import Link, connect
 from kedge.recipe.wiring import Plan as Wiring
-from kedge.recipe.wiring import connect
 
 WORTH_IT: Final = 0.95
 """Another way is proposed to a stage that fits if it takes at most this share of its time."""
@@ -109,10 +109,10 @@ def works_of(recipe: Recipe, machine: Machine) -> list[StageWork]:
     """The work of every stage, in the order in which they are done; of a recipe with rounds, that of the first."""
     recipe = _first_round(recipe)
     wiring = connect(recipe)
-    reader = DataReader(recipe=recipe, wiring=wiring)
+    shapes = _Shapes(recipe, wiring)
+    reader = DataReader(recipe=recipe, wiring=wiring, model_of=shapes.source)
     is_sharded = recipe.settings.placement.weights == "shard"
     shards = machine.gpus if is_sharded else 1
-    shapes = _Shapes(recipe, wiring)
     return [work_of(name, recipe.stages[name], shapes.of(name), reader, shards=shards) for name in wiring.order]
 
 
@@ -154,20 +154,27 @@ class _Shapes:
         self._known: dict[str, ModelShape] = {}
 
     def of(self, stage: str) -> ModelShape:
-        source = self._source(stage)
+        source = self.source(stage)
         if source not in self._known:
             self._known[source] = shape_of(*config_values(source))
         return self._known[source]
 
-    def _source(self, stage: str) -> str:
+    def source(self, stage: str) -> str:
+        """The model that a stage begins with: a folder as it can be opened, an alias or an id of the hub."""
         for link in self._wiring.links.get(stage, ()):
             if link.field not in ("from", "models") or not {"model", "reward_model"} & set(link.kinds):
                 continue
             if not link.stage:
                 return link.source()
             if link.stage != stage and link.stage in self._wiring.links:
-                return self._source(link.stage)
-        return self._recipe.settings.model
+                return self.source(link.stage)
+        return default_model(self._recipe)
+
+
+def default_model(recipe: Recipe) -> str:
+    """The recipe's `model` as it can be opened: a folder is looked for from the file that names it."""
+    folder = (recipe.tree.place(("model",)).file or recipe.file).parent
+    return Link(field="from", kinds=("model",), value=recipe.settings.model, folder=folder).source()
 
 
 def reckon(work: StageWork, machine: Machine, correction: Correction) -> tuple[StageMemory, StageTime]:
