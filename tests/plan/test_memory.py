@@ -80,6 +80,12 @@ def test_sharding_divides_states_by_the_gpus() -> None:
     assert cut.peak < whole.peak
 
 
+def test_more_gpus_never_take_more_memory_each() -> None:
+    """Passes are shared: sums of gradients are wider only where one process has several."""
+    peaks = [stage_memory(ppo(HALF), on(BIG, gpus)).peak for gpus in (1, 2, 4, 8)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
 def test_offloading_and_fewer_bits_take_away_what_they_say() -> None:
     plain = stage_memory(ppo(HALF), BIG)
     moved_frozen = Holding(roles="separate", offload=frozenset({"reference", "reward"}))

@@ -103,6 +103,24 @@ def test_a_folder_without_weights_is_enough_and_is_looked_for_beside_the_recipe(
     assert (Path(json.loads(model.removeprefix("model="))) / "model.safetensors").is_file()
 
 
+def test_what_is_not_reckoned_is_told(recipe: Path) -> None:
+    vllm = "generator: {kind: vllm, python: python, gpus: shared}"
+    exam = "  exam: {kind: exam, models: [ppo]}\n  write: {kind: tasks, prompts: prompts.jsonl, ask: write}\n"
+    exam += f"  ppo2: {{kind: ppo, from: sft, reward: reward, prompts: prompts.jsonl, {vllm}}}\n"
+    groups = "placement: {groups: {learner: {gpus: 1}, critic: {roles: [critic]}}}\n"
+
+    def notes(text: str, gpus: int) -> str:
+        recipe.write_text(text)
+        return "\n".join(plan_recipe(load_recipe(recipe), find_machine("h200", gpus=gpus)).notes)
+
+    told = notes(groups + RECIPE + exam, 2)
+    for words in ("placement.groups is not reckoned", "exam: time and memory", "ppo2: vllm is not reckoned"):
+        assert words in told
+    assert "write:" not in told  # people write, and no model answers
+    assert "placement.processes is 4" in notes(f"placement: {{processes: 4}}\n{RECIPE}", 1)
+    assert "not reckoned" not in notes(RECIPE, 1)
+
+
 def test_a_plan_adds_up_and_can_be_written_as_json(recipe: Path) -> None:
     machine = find_machine("h200", gpus=2, price=3.0)
     found = plan_recipe(load_recipe(recipe), machine)

@@ -113,7 +113,7 @@ def _learn_seconds(work: StageWork, holding: Holding, memory: StageMemory, machi
     """Of all optimiser steps of an iteration, all learners."""
     kind = machine.kind
     operations = learn_operations(work, holding) / machine.gpus
-    passes = (memory.passes.mean_passes if memory.passes else 1.0) / machine.gpus
+    passes = memory.passes.mean_passes / memory.passes.shares if memory.passes else 1.0
     adapted = ADAPTER_LAYER_S[kind] * work.shape.layers if holding.roles == "lora" else 0.0
     slower = 1.5 if holding.base_bits != 16 else 1.0
     each = slower * operations / (machine.flops * LEARN_SHARE[kind])

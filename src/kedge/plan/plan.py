@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -16,6 +16,7 @@ from kedge.plan.memory import StageMemory, stage_memory
 from kedge.plan.shapes import ModelShape, shape_of
 from kedge.plan.ways import Changes, changes_to, merged, ways_of
 from kedge.plan.work import StageWork, work_of
+from kedge.recipe.placement import PlacementSettings
 from kedge.recipe.rounds import rounds_of
 from kedge.recipe.schema import Recipe
 from kedge.recipe.wiring import Link, connect
@@ -277,15 +278,34 @@ def _notes(recipe: Recipe, stages: Sequence[StagePlan], machine: Machine) -> lis
         notes.append(f"{machine.name} was not measured: times are those of an H200 scaled by data sheets")
     if machine.kind == "cpu":
         notes[-1] = "times on a CPU are those of cores with AVX2 (docs/speed.md), and differ from machine to machine"
-    if machine.gpus > 1 and recipe.settings.placement.weights == "replicate":
-        notes.append(
-            "placement.weights: replicate: every GPU holds all weights; `shard` divides them (rows `shard` below)"
-        )
-    if machine.gpus > 1 and recipe.settings.placement.processes == 1 and recipe.settings.placement.groups is None:
-        notes.append(f"placement.processes is 1: {machine.gpus} GPUs need placement: {{processes: auto}}")
+    notes += _placement_notes(recipe.settings.placement, machine)
+    notes += _not_reckoned(recipe, stages)
     if any(stage.best and stage.best.holding.roles == "lora" for stage in stages):
         notes.append("adapters want about ten times the learning rate of full weights: look at optimiser.lr")
     return notes
+
+
+def _placement_notes(placement: PlacementSettings, machine: Machine) -> Iterator[str]:
+    """Where the recipe's processes are not those that are planned for."""
+    gpus, processes = machine.gpus, placement.processes
+    if placement.groups is not None:
+        yield f"placement.groups is not reckoned: planned as if all roles shared {gpus} GPU{'s' * (gpus > 1)}"
+    elif processes == 1 and gpus > 1:
+        yield f"placement.processes is 1: {gpus} GPUs need placement: {{processes: auto}}"
+    elif processes not in ("auto", gpus) and machine.kind == "cuda":
+        yield f"placement.processes is {processes}: plan for as many GPUs, --gpus {processes}"
+    if gpus > 1 and placement.weights == "replicate" and placement.groups is None:
+        yield "placement.weights: replicate: every GPU holds all weights; `shard` divides them (rows `shard`)"
+
+
+def _not_reckoned(recipe: Recipe, stages: Sequence[StagePlan]) -> Iterator[str]:
+    """What takes time and memory of which nothing is known here."""
+    for stage in stages:
+        if stage.kind not in ("data", "label", "tasks") and not stage.memory.roles:
+            yield f"{stage.name}: time and memory of kind {stage.kind} are not reckoned"
+        generator = str(getattr(getattr(recipe.stages.get(stage.name), "generator", None), "kind", "local"))
+        if generator != "local":
+            yield f"{stage.name}: {generator} is not reckoned: planned as if generator: local sampled"
 
 
 def _plain(value: Any) -> Any:

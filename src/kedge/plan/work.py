@@ -234,7 +234,9 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
 
 
 def _sampled(name: str, values: Any, shape: ModelShape, reader: DataReader) -> StageWork:
-    """Stages that draw answers and learn nothing."""
+    """Stages that draw answers and learn nothing; none where people write them."""
+    if getattr(values, "models", True) == []:
+        return StageWork(name=name, kind=values.kind, family="other", shape=shape)
     longest = values.max_prompt_tokens or max(1, (shape.window or 2**31) - values.max_new_tokens)
     items = reader.items(name, "prompts", longest=longest, too_long=values.too_long)
     models = len(getattr(values, "models", ())) or 1
