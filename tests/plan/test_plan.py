@@ -18,6 +18,7 @@ from kedge.models.loading.aliases import folder_of
 from kedge.plan.diff import changed_text
 from kedge.plan.machines import find_machine
 from kedge.plan.plan import plan_recipe, works_of
+from kedge.plan.shapes import shape_of
 from kedge.recipe.schema import Recipe, load_recipe
 
 RECIPE = """\
@@ -101,6 +102,24 @@ def test_a_folder_without_weights_is_enough_and_is_looked_for_beside_the_recipe(
     assert [stage.memory for stage in found.stages] == [stage.memory for stage in with_weights.stages]
     (model,) = [text for text in _shortened(loaded, ["sft"], recipe.parent) if text.startswith("model=")]
     assert (Path(json.loads(model.removeprefix("model="))) / "model.safetensors").is_file()
+
+
+def test_a_reward_model_has_the_size_of_its_own(recipe: Path) -> None:
+    folder = recipe.parent / "wide"
+    folder.mkdir()
+    config = json.loads((folder_of("tiny") / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 8}))
+    own, wide = (
+        RECIPE.replace("from: sft\n    reward", "from: sft\n    roles: separate\n    reward"),
+        "reward: ./wide\n",
+    )
+    held: list[int] = []
+    for text in (own, own.replace("reward: reward\n", wide)):
+        recipe.write_text(text)
+        ppo = plan_recipe(load_recipe(recipe), find_machine("h200")).stages[-1]
+        held.append(next(role.weights for role in ppo.memory.roles if role.role == "reward"))
+    layer = shape_of(config, "tiny").layer_weights
+    assert held[1] - held[0] == 2 * 6 * layer
 
 
 def test_what_is_not_reckoned_is_told(recipe: Path) -> None:

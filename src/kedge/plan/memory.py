@@ -203,7 +203,8 @@ def frozen_sizes(work: StageWork, holding: Holding, machine: Machine) -> list[tu
         }.get(holding.roles, frozen_bytes(shape, shape.parameters, holding.frozen_bits, kind))
         sizes.append(("reference", own))
     if work.rewards:
-        whole = frozen_bytes(shape, shape.scoring, holding.frozen_bits, kind)
+        scoring = work.reward_shape or shape
+        whole = frozen_bytes(scoring, scoring.scoring, holding.frozen_bits, kind)
         if holding.roles in work.shared_reward:
             whole = {
                 "lora": shape.adapters(holding.rank, holding.targets) * weight_bytes(kind),

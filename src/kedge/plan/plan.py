@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -114,7 +115,10 @@ def works_of(recipe: Recipe, machine: Machine) -> list[StageWork]:
     reader = DataReader(recipe=recipe, wiring=wiring, model_of=shapes.source)
     is_sharded = recipe.settings.placement.weights == "shard"
     shards = machine.gpus if is_sharded else 1
-    return [work_of(name, recipe.stages[name], shapes.of(name), reader, shards=shards) for name in wiring.order]
+    return [
+        work_of(name, recipe.stages[name], shapes.of(name), reader, shards=shards, reward_shape=shapes.of_reward(name))
+        for name in wiring.order
+    ]
 
 
 def plan_works(
@@ -155,7 +159,20 @@ class _Shapes:
         self._known: dict[str, ModelShape] = {}
 
     def of(self, stage: str) -> ModelShape:
-        source = self.source(stage)
+        return self._of_source(self.source(stage))
+
+    def of_reward(self, stage: str) -> ModelShape | None:
+        """That of the reward model that a stage asks; None where it asks none, or one that says no shape."""
+        for link in self._wiring.links.get(stage, ()):
+            if "reward_model" not in link.kinds or link.field in ("from", "models"):
+                continue
+            if link.stage in self._wiring.links:
+                return self.of(link.stage)
+            if (Path(link.source()) / "config.json").is_file():
+                return self._of_source(link.source())
+        return None
+
+    def _of_source(self, source: str) -> ModelShape:
         if source not in self._known:
             self._known[source] = shape_of(*config_values(source))
         return self._known[source]

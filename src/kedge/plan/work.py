@@ -53,6 +53,8 @@ class StageWork:
     """Whether there is a reference; under `lora` and `trunk` it shares the policy's weights."""
     rewards: int = 0
     """Reward models that are held."""
+    reward_shape: ModelShape | None = None
+    """Of these; None where it is the policy's."""
     shared_reward: frozenset[Roles] = frozenset()
     """The ways under which they share the policy's base or trunk."""
     steps: int = 0
@@ -94,8 +96,25 @@ class StageWork:
         return self.mean_step[0] * self.steps * self.updates * self.members + drawn
 
 
-def work_of(name: str, settings: Section, shape: ModelShape, reader: DataReader, *, shards: int) -> StageWork:
-    """The work of one stage of a recipe."""
+def work_of(
+    name: str,
+    settings: Section,
+    shape: ModelShape,
+    reader: DataReader,
+    *,
+    shards: int,
+    reward_shape: ModelShape | None = None,
+) -> StageWork:
+    """The work of one stage of a recipe. `reward_shape` is that of the reward model that it asks, if there is one."""
+    work = _work_of_kind(name, settings, shape, reader, shards)
+    if reward_shape is None or not work.rewards:
+        return work
+    more = reward_shape.layers * reward_shape.layer_weights / (shape.layers * shape.layer_weights) - 1
+    reads = work.reads + work.rewards * more if work.family == "rl" else work.reads
+    return replace(work, reward_shape=reward_shape, reads=reads)
+
+
+def _work_of_kind(name: str, settings: Section, shape: ModelShape, reader: DataReader, shards: int) -> StageWork:
     values: Any = settings
     match str(getattr(values, "kind", "")):
         case "sft":
