@@ -11,11 +11,12 @@ import pytest
 from kedge.commands.plan.command import Asked, plan
 from kedge.commands.plan.probe import _shortened, probe_recipe, probed_stages  # pyright: ignore[reportPrivateUsage]
 from kedge.commands.plan.words import plan_panel
-from kedge.core.errors import ConfigError
+from kedge.core.errors import ConfigError, DataError
 from kedge.core.seeds import seed_for
 from kedge.data.batching import step_rows
 from kedge.models.loading.aliases import folder_of
 from kedge.plan.diff import changed_text
+from kedge.plan.lengths import Items, Row
 from kedge.plan.machines import find_machine
 from kedge.plan.plan import plan_recipe, works_of
 from kedge.plan.shapes import shape_of
@@ -120,6 +121,23 @@ def test_a_reward_model_has_the_size_of_its_own(recipe: Path) -> None:
         held.append(next(role.weights for role in ppo.memory.roles if role.role == "reward"))
     layer = shape_of(config, "tiny").layer_weights
     assert held[1] - held[0] == 2 * 6 * layer
+
+
+def test_examples_that_are_too_long_are_told(recipe: Path) -> None:
+    longer = RECIPE.replace("max_length: 512", "max_length: {}")
+    recipe.write_text(longer.format(60))
+    (note,) = plan_recipe(load_recipe(recipe), find_machine("h200")).notes
+    assert "examples are longer than 60 tokens: left out" in note
+    recipe.write_text(longer.format(2))
+    with pytest.raises(DataError, match="all 20 examples are longer than 2 tokens"):
+        plan_recipe(load_recipe(recipe), find_machine("h200"))
+
+
+def test_a_huge_batch_is_looked_at_once() -> None:
+    items = Items(items=[(Row(3, 1),)], count=1)
+    assert len(items.steps(50_000, count=100, seed=0)) == 1
+    assert len(items.steps(500_000, count=100, seed=0)[0]) == 500_000
+    assert len(items.steps(64, count=100, seed=0)) == 100
 
 
 def test_what_is_not_reckoned_is_told(recipe: Path) -> None:

@@ -14,6 +14,7 @@ from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from kedge.core.errors import DataError
 from kedge.core.seeds import item_at, seed_for
 from kedge.core.stage import DATA_KINDS
 from kedge.recipe.data_inputs import read_options
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 MOST_READ: Final = 4_096
 MOST_STEPS: Final = 128
 """Steps that are looked at, for the longest and the mean."""
+MOST_ITEMS: Final = 2**16
+"""Of all steps that are looked at; one step at least, however large it is."""
 ASSUMED: Final = 1_000
-"""Rows of a file that is not there yet."""
+"""Rows that another stage has yet to make."""
+_FATE: Final = {"drop": "left out", "cut": "cut", "refuse": "the run refuses them"}
 
 
 class Row(NamedTuple):
@@ -74,9 +78,10 @@ class Items:
 
     def steps(self, batch: int, *, count: int, seed: int) -> list[list[Item]]:
         """The items of each of the first steps of `batch` of them: the run's own where all examples are known."""
+        most = max(1, min(count, MOST_STEPS, MOST_ITEMS // batch))
         return [
             [self.items[item_at(step * batch + index, len(self.items), seed)] for index in range(batch)]
-            for step in range(min(count, MOST_STEPS))
+            for step in range(most)
         ]
 
 
@@ -152,13 +157,22 @@ class DataReader:
         examples = list(islice(reading, MOST_READ))
         more = sum(1 for _ in reading)
         rows = zip(examples, self._rows(examples, model), strict=True)
-        kept = [(example, item) for example, item in rows if too_long != "drop" or _longest(item) <= longest]
+        all_items = list(rows)
+        fitting = [(example, item) for example, item in all_items if _longest(item) <= longest]
+        kept = fitting if too_long == "drop" else all_items
+        if examples and not kept:
+            raise DataError(
+                f"{source}: all {len(examples):,} examples are longer than {longest:,} tokens: none is left"
+            )
+        notes = [f"{source}: {MOST_READ:,} of {MOST_READ + more:,} examples were measured"] if more else []
+        if long := len(examples) - len(fitting):
+            notes.append(f"{source}: {long:,} examples are longer than {longest:,} tokens: {_FATE[too_long]}")
         return Items(
             items=[tuple(Row(min(row.tokens, longest), min(row.counted, longest)) for row in item) for _, item in kept],
             keys=[prompt_key(example) for example, _ in kept],
             count=len(kept) + round(more * len(kept) / max(1, len(examples))),
             is_whole=not more,
-            notes=(f"{source}: {MOST_READ:,} of {MOST_READ + more:,} examples were measured",) if more else (),
+            notes=tuple(notes),
         )
 
     def _rows(self, examples: Sequence[Example], model: str) -> Iterator[Item]:
