@@ -124,12 +124,11 @@ def test_a_reward_model_has_the_size_of_its_own(recipe: Path) -> None:
 
 
 def test_examples_that_are_too_long_are_told(recipe: Path) -> None:
-    longer = RECIPE.replace("max_length: 512", "max_length: {}")
-    recipe.write_text(longer.format(60))
+    recipe.write_text(RECIPE.replace("max_length: 512", "max_length: 60"))
     (note,) = plan_recipe(load_recipe(recipe), find_machine("h200")).notes
     assert "examples are longer than 60 tokens: left out" in note
-    recipe.write_text(longer.format(2))
-    with pytest.raises(DataError, match="all 20 examples are longer than 2 tokens"):
+    recipe.write_text(RECIPE.replace("max_length: 512", "max_length: 8"))
+    with pytest.raises(DataError, match="all 20 examples are longer than 8 tokens"):
         plan_recipe(load_recipe(recipe), find_machine("h200"))
 
 
