@@ -91,3 +91,9 @@ def test_a_changed_recipe_keeps_its_comments() -> None:
     assert "kind: sft # why" in changed
     assert "lora" not in changed
     assert "memory: {recompute: true}" in changed
+
+
+def test_lines_that_are_not_changed_stay_as_long_as_they_are() -> None:
+    long = "  ppo: {kind: ppo, " + ", ".join(f"key_{number}: {number}" for number in range(20)) + "}"
+    text = f"stages:\n  sft: {{kind: sft}}\n{long}\n"
+    assert changed_text(text, {("stages", "sft", "batch"): 8}) == text.replace("kind: sft}", "kind: sft, batch: 8}")
