@@ -15,9 +15,10 @@ from kedge.models.forward.heads import language_model
 from kedge.models.forward.lora import with_lora
 from kedge.models.settings import LoraSettings
 from kedge.models.training.objectives import imitation
+from kedge.plan.duration import HOST_RATE, stage_time
 from kedge.plan.holding import Holding
 from kedge.plan.lengths import Row
-from kedge.plan.machines import GIB
+from kedge.plan.machines import GIB, find_machine
 from kedge.plan.memory import StageMemory, stage_memory
 from kedge.plan.shapes import ModelShape, shape_of
 from kedge.plan.tensors import layer_bytes
@@ -49,7 +50,7 @@ def test_full_ppo_is_four_models_and_two_optimisers() -> None:
 
 @pytest.mark.parametrize("shape", [SMALL, HALF, SEVEN], ids=lambda shape: shape.source)
 def test_ppo_with_adapters_takes_no_more_than_full_sft(shape: ModelShape) -> None:
-    shared = replace(ppo(shape, LORA), shared_reward=True)
+    shared = replace(ppo(shape, LORA), shared_reward=frozenset({"lora"}))
     assert peak(shared) <= peak(sft(shape))
 
 
@@ -62,6 +63,16 @@ def test_recomputing_takes_less_and_twice_the_tokens_twice_the_activations() -> 
     assert activations[1] == 2 * activations[0]
 
 
+def test_no_role_takes_more_where_activations_are_recomputed() -> None:
+    """Of two layers already: one is computed again at a time, when the logits are gone."""
+    two = replace(SMALL, layers=2, vocabulary=1000)
+    for kind in (BIG, replace(find_machine("cpu"), memory=2**50)):
+        for work in (sft(two), ppo(two), sft(two, LORA), ppo(two, LORA)):
+            assert work.holding is not None
+            again = replace(work, holding=replace(work.holding, recompute=True))
+            assert stage_memory(again, kind).peak <= stage_memory(work, kind).peak
+
+
 def test_sharding_divides_states_by_the_gpus() -> None:
     whole = stage_memory(sft(HALF), BIG)
     cut = stage_memory(sft(HALF, Holding(roles="full", shards=4)), on(BIG, 4))
@@ -69,10 +80,23 @@ def test_sharding_divides_states_by_the_gpus() -> None:
     assert cut.peak < whole.peak
 
 
+def test_more_gpus_never_take_more_memory_each() -> None:
+    """Passes are shared: sums of gradients are wider only where one process has several."""
+    peaks = [stage_memory(ppo(HALF), on(BIG, gpus)).peak for gpus in (1, 2, 4, 8)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
 def test_offloading_and_fewer_bits_take_away_what_they_say() -> None:
     plain = stage_memory(ppo(HALF), BIG)
-    moved = stage_memory(ppo(HALF, Holding(roles="separate", offload=frozenset({"reference", "reward"}))), BIG)
+    moved_frozen = Holding(roles="separate", offload=frozenset({"reference", "reward"}))
+    moved = stage_memory(ppo(HALF, moved_frozen), BIG)
     assert plain.peak - moved.peak == 2 * (HALF.parameters + HALF.scoring)
+    # Each comes back for its turn, while the rows of an iteration are judged.
+    judging = replace(ppo(HALF, moved_frozen), looked=[rows(1, 8, 4)], batch_tokens=8)
+    assert stage_memory(judging, BIG).at == "reading"
+    staying = replace(judging, holding=Holding(roles="separate"))
+    seconds = [stage_time(work, stage_memory(work, BIG), BIG).read for work in (judging, staying)]
+    assert seconds[0] - seconds[1] == pytest.approx(2 * (HALF.parameters + HALF.scoring) / HOST_RATE)
     in_four = stage_memory(ppo(HALF, Holding(roles="separate", frozen_bits=4)), BIG)
     assert moved.peak < in_four.peak < plain.peak
     base = [stage_memory(sft(SEVEN, Holding(roles="lora", base_bits=bits)), BIG).peak for bits in (16, 8, 4)]

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from kedge.commands.plan.command import Asked, plan
-from kedge.commands.plan.probe import probe_recipe, probed_stages
+from kedge.commands.plan.probe import _shortened, probe_recipe, probed_stages  # pyright: ignore[reportPrivateUsage]
 from kedge.commands.plan.words import plan_panel
-from kedge.core.errors import ConfigError
+from kedge.core.errors import ConfigError, DataError
 from kedge.core.seeds import seed_for
 from kedge.data.batching import step_rows
+from kedge.models.loading.aliases import folder_of
+from kedge.plan.diff import changed_text
+from kedge.plan.lengths import Items, Row
 from kedge.plan.machines import find_machine
 from kedge.plan.plan import plan_recipe, works_of
+from kedge.plan.shapes import shape_of
 from kedge.recipe.schema import Recipe, load_recipe
 
 RECIPE = """\
@@ -71,7 +75,7 @@ def test_steps_are_those_that_the_run_will_take(recipe: Path) -> None:
     # One token a byte: what a step counts is its answers, each with an end of turn.
     assert sum(row.counted for item in sft.looked[0] for row in item) == sum(tokens[row] + 1 for row in first)
     assert all(row.counted == 8 for step in ppo.looked for item in step for row in item)
-    assert (ppo.rewards, ppo.shared_reward, ppo.reference) == (1, True, True)
+    assert (ppo.rewards, ppo.shared_reward, ppo.reference) == (1, frozenset({"lora"}), True)
 
 
 def _lines(file: Path) -> list[str]:
@@ -80,6 +84,77 @@ def _lines(file: Path) -> list[str]:
 
 def _seed(loaded: Recipe, stage: str) -> int:
     return seed_for(loaded.settings.seed, stage)
+
+
+def test_a_folder_without_weights_is_enough_and_is_looked_for_beside_the_recipe(
+    recipe: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = recipe.parent / "shape"
+    folder.mkdir()
+    for file in folder_of("tiny").iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    recipe.write_text(RECIPE.replace("model: tiny", "model: ./shape"))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    loaded = load_recipe(recipe)
+    found = plan_recipe(loaded, find_machine("h200"))
+    recipe.write_text(RECIPE)
+    with_weights = plan_recipe(load_recipe(recipe), find_machine("h200"))
+    assert [stage.memory for stage in found.stages] == [stage.memory for stage in with_weights.stages]
+    (model,) = [text for text in _shortened(loaded, ["sft"], recipe.parent) if text.startswith("model=")]
+    assert (Path(json.loads(model.removeprefix("model="))) / "model.safetensors").is_file()
+
+
+def test_a_reward_model_has_the_size_of_its_own(recipe: Path) -> None:
+    folder = recipe.parent / "wide"
+    folder.mkdir()
+    config = json.loads((folder_of("tiny") / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 8}))
+    own, wide = (
+        RECIPE.replace("from: sft\n    reward", "from: sft\n    roles: separate\n    reward"),
+        "reward: ./wide\n",
+    )
+    held: list[int] = []
+    for text in (own, own.replace("reward: reward\n", wide)):
+        recipe.write_text(text)
+        ppo = plan_recipe(load_recipe(recipe), find_machine("h200")).stages[-1]
+        held.append(next(role.weights for role in ppo.memory.roles if role.role == "reward"))
+    layer = shape_of(config, "tiny").layer_weights
+    assert held[1] - held[0] == 2 * 6 * layer
+
+
+def test_examples_that_are_too_long_are_told(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("max_length: 512", "max_length: 60"))
+    (note,) = plan_recipe(load_recipe(recipe), find_machine("h200")).notes
+    assert "examples are longer than 60 tokens: left out" in note
+    recipe.write_text(RECIPE.replace("max_length: 512", "max_length: 8"))
+    with pytest.raises(DataError, match="all 20 examples are longer than 8 tokens"):
+        plan_recipe(load_recipe(recipe), find_machine("h200"))
+
+
+def test_a_huge_batch_is_looked_at_once() -> None:
+    items = Items(items=[(Row(3, 1),)], count=1)
+    assert len(items.steps(50_000, count=100, seed=0)) == 1
+    assert len(items.steps(70_000, count=100, seed=0)[0]) == 70_000
+    assert len(items.steps(64, count=100, seed=0)) == 100
+
+
+def test_what_is_not_reckoned_is_told(recipe: Path) -> None:
+    vllm = "generator: {kind: vllm, python: python, gpus: shared}"
+    exam = "  exam: {kind: exam, models: [ppo]}\n  write: {kind: tasks, prompts: prompts.jsonl, ask: write}\n"
+    exam += f"  ppo2: {{kind: ppo, from: sft, reward: reward, prompts: prompts.jsonl, {vllm}}}\n"
+    groups = "placement: {groups: {learner: {gpus: 1}, critic: {roles: [critic]}}}\n"
+
+    def notes(text: str, gpus: int) -> str:
+        recipe.write_text(text)
+        return "\n".join(plan_recipe(load_recipe(recipe), find_machine("h200", gpus=gpus)).notes)
+
+    told = notes(groups + RECIPE + exam, 2)
+    for words in ("placement.groups is not reckoned", "exam: time and memory", "ppo2: vllm is not reckoned"):
+        assert words in told
+    assert "write:" not in told  # people write, and no model answers
+    assert "placement.processes is 4" in notes(f"placement: {{processes: 4}}\n{RECIPE}", 1)
+    assert "not reckoned" not in notes(RECIPE, 1)
 
 
 def test_a_plan_adds_up_and_can_be_written_as_json(recipe: Path) -> None:
@@ -123,6 +198,55 @@ def test_labels_and_rounds_cost_what_they_are_asked(recipe: Path) -> None:
     label = next(stage for stage in found.stages if stage.name == "label")
     assert label.cost.labels == 12 * 2  # half of the tasks have three labels, half have one
     assert found.total.label_money == pytest.approx(12.0)
+
+
+def test_what_is_written_has_the_settings_of_the_command_line_and_its_own_place(recipe: Path) -> None:
+    target = recipe.parent / "planned.yaml"
+    asked = Asked(
+        recipe=recipe, gpu="0.0035", overrides=("stages.sft.batch=8", "stages.reward.lora=null"), write=target
+    )
+    answer = plan(asked)
+    written = load_recipe(target).stages["sft"]
+    assert (written.batch, written.lora.rank) == (8, 16)  # pyright: ignore[reportAttributeAccessIssue]
+    assert any(line.startswith("-") and "batch: 8" in line for line in answer.diff)
+    with pytest.raises(ConfigError, match="from its own folder"):
+        plan(Asked(recipe=recipe, gpu="h200", write=recipe.parent / "sub" / "planned.yaml"))
+
+
+def test_adapters_of_a_recipe_below_are_taken_out_by_name() -> None:
+    text = changed_text("extends: base.yaml\nstages: {sft: {batch: 4}}\n", {("stages", "sft", "lora"): None})
+    assert "lora: null" in text
+
+
+JUDGE = "{kind: judge, url: 'http://localhost:1/v1', model: m}"
+
+
+def test_every_reply_of_a_judge_is_a_label(recipe: Path) -> None:
+    mixed = f"{{kind: mix, parts: {{model: {{kind: model, from: reward}}, judge: {JUDGE}}}}}"
+    compared = (
+        f"  eval: {{kind: evaluate, models: [sft, ppo], prompts: prompts.jsonl, judge: {JUDGE}, gold: {JUDGE}}}\n"
+    )
+    revised = (
+        f"  revise: {{kind: revise, from: sft, prompts: prompts.jsonl, constitution: rules.yaml, judge: {JUDGE}, "
+        f"by: {JUDGE.replace('kind: judge, ', '')}}}\n"
+    )
+    recipe.write_text(RECIPE.replace("reward: reward\n", f"reward: {mixed}\n") + compared + revised)
+    found = plan_recipe(load_recipe(recipe), find_machine("h200", label_price=0.25))
+    labels = {stage.name: stage.cost.labels for stage in found.stages if stage.cost.labels}
+    # 3 iterations of 4 answers; 12 prompts, both orders of a comparison, and a grade for each of two models' answers.
+    assert labels == {"ppo": 3 * 4, "eval": 12 * 2 + 12 * 2, "revise": 12 * 2}
+    assert found.total.label_money == pytest.approx(0.25 * sum(labels.values()))
+    assert any("96 calls of m" in note for note in found.notes)  # 4 critiques, 4 revisions
+
+
+def test_what_is_done_once_is_not_counted_in_every_round(recipe: Path) -> None:
+    again = RECIPE.replace("from: sft\n    reward: reward", "from: previous.ppo\n    reward: reward")
+    recipe.write_text("rounds: {count: 3, first: {ppo: sft}}\n" + again)
+    found = plan_recipe(load_recipe(recipe), find_machine("h200"))
+    cost = {stage.name: stage.cost.seconds for stage in found.stages}
+    once = cost.pop("sft") + cost.pop("reward")
+    assert set(cost) == {"ppo", "drift"}
+    assert found.total.seconds == pytest.approx(once + 3 * sum(cost.values()))
 
 
 def test_simulated_layouts_are_those_of_the_model_of_scale(recipe: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from kedge.plan.diff import changed_text
 from kedge.plan.holding import Holding, holding_of
 from kedge.plan.machines import find_machine
+from kedge.plan.memory import stage_memory
 from kedge.plan.ways import changes_to, ways_of
 from kedge.recipe.schema import recipe_of
 
@@ -34,6 +35,26 @@ def test_the_own_way_comes_first_and_a_cpu_has_exact_ones_alone() -> None:
 def test_shards_need_several_gpus() -> None:
     assert not any(way.shards > 1 for way in ways_of(ppo(HALF), H200))
     assert {way.shards for way in ways_of(ppo(HALF), on(H200, 4))} == {1, 4}
+
+
+def test_ways_that_a_check_would_refuse_are_not_offered() -> None:
+    names = {way.name() for way in ways_of(replace(ppo(HALF), rewards=0), H200)}
+    assert "separate, offload optimiser+reference" in names
+    in_eight = {way.name() for way in ways_of(ppo(HALF, Holding(roles="separate", moment_bytes=2)), on(H200, 4))}
+    assert "separate, offload reference+reward" in in_eight
+    assert not any("shard" in name for name in in_eight)
+    assert not any(way.shards > 1 for way in ways_of(ppo(HALF), on(H200, 32)))  # 16 rows a step
+
+
+def test_a_reward_model_is_shared_under_the_ways_that_it_was_trained_for() -> None:
+    shared = replace(ppo(HALF), shared_reward=frozenset({"lora"}))
+    held = {
+        way.roles: next(
+            role.weights for role in stage_memory(replace(shared, holding=way), H200).roles if role.role == "reward"
+        )
+        for way in (Holding(roles="trunk"), LORA)
+    }
+    assert held["trunk"] == 2 * HALF.scoring > held["lora"]
 
 
 def test_settings_say_how_models_are_held() -> None:
@@ -70,3 +91,9 @@ def test_a_changed_recipe_keeps_its_comments() -> None:
     assert "kind: sft # why" in changed
     assert "lora" not in changed
     assert "memory: {recompute: true}" in changed
+
+
+def test_lines_that_are_not_changed_stay_as_long_as_they_are() -> None:
+    long = "  ppo: {kind: ppo, " + ", ".join(f"key_{number}: {number}" for number in range(20)) + "}"
+    text = f"stages:\n  sft: {{kind: sft}}\n{long}\n"
+    assert changed_text(text, {("stages", "sft", "batch"): 8}) == text.replace("kind: sft}", "kind: sft, batch: 8}")

@@ -15,8 +15,10 @@ def changed_text(text: str, changes: Changes) -> str:
     a: 1  # one
     b: {d: true}
     """
+    is_layer = any(line.startswith("extends:") for line in text.splitlines())
     for path, value in changes.items():
-        text = without(text, path) if value is None else with_value(text, path, value)
+        # What a recipe below this one says is not taken out by saying nothing.
+        text = without(text, path) if value is None and not is_layer else with_value(text, path, value)
     return text
 
 

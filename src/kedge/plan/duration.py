@@ -15,7 +15,7 @@ from typing import Final
 from kedge.plan import scale
 from kedge.plan.holding import Holding
 from kedge.plan.machines import Kind, Machine, links_of
-from kedge.plan.memory import StageMemory, learning_weights, sampled_rows
+from kedge.plan.memory import StageMemory, frozen_sizes, learning_weights, sampled_rows
 from kedge.plan.shapes import ModelShape
 from kedge.plan.tensors import MASTER, cache_bytes, weight_bytes
 from kedge.plan.work import Sampling, StageWork
@@ -100,7 +100,7 @@ def stage_time(work: StageWork, memory: StageMemory, machine: Machine) -> StageT
         total = start + generate * (work.sampling.times if work.sampling else 0)
         return StageTime(start=start, step=generate, generate=generate, read=0.0, learn=0.0, save=0.0, total=total)
     learn = _learn_seconds(work, work.holding, memory, machine)
-    read = _read_seconds(work, machine)
+    read = _read_seconds(work, machine) + _turn_seconds(work, work.holding, machine)
     in_steps = generate if work.family == "rl" else 0.0
     step = learn + read + in_steps
     between = 0.0 if work.family == "rl" or not work.sampling else generate * work.sampling.times
@@ -113,7 +113,7 @@ def _learn_seconds(work: StageWork, holding: Holding, memory: StageMemory, machi
     """Of all optimiser steps of an iteration, all learners."""
     kind = machine.kind
     operations = learn_operations(work, holding) / machine.gpus
-    passes = (memory.passes.mean_passes if memory.passes else 1.0) / machine.gpus
+    passes = memory.passes.mean_passes / memory.passes.shares if memory.passes else 1.0
     adapted = ADAPTER_LAYER_S[kind] * work.shape.layers if holding.roles == "lora" else 0.0
     slower = 1.5 if holding.base_bits != 16 else 1.0
     each = slower * operations / (machine.flops * LEARN_SHARE[kind])
@@ -137,6 +137,12 @@ def _read_seconds(work: StageWork, machine: Machine) -> float:
     return work.reads * (each + PASS_S[machine.kind])
 
 
+def _turn_seconds(work: StageWork, holding: Holding, machine: Machine) -> float:
+    """Of the frozen roles that wait in host memory, until they are there for their turn; nothing has to go back."""
+    waiting = [size for role, size in frozen_sizes(work, holding, machine) if role in holding.offload]
+    return sum(waiting) / HOST_RATE
+
+
 def _generate_seconds(sampling: Sampling, shape: ModelShape, machine: Machine) -> float:
     """Of all answers that are drawn together: prompts are read, then a pass a token, in waves where memory is short."""
     rows, _ = sampled_rows(sampling, shape, machine, machine.memory / 2)
@@ -156,7 +162,7 @@ def _generate_seconds(sampling: Sampling, shape: ModelShape, machine: Machine) -
 def _held_bytes(work: StageWork) -> float:
     models = len(work.learners) + work.rewards + work.reference
     if work.holding is not None and work.holding.roles == "lora":
-        models = 1 + (0 if work.shared_reward else work.rewards)
+        models = 1 + (0 if "lora" in work.shared_reward else work.rewards)
     return max(1, models) * MASTER * work.shape.parameters
 
 

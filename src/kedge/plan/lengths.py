@@ -8,12 +8,13 @@ Left out: what an audit or a gate leaves out, weights of several files, dropped 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from kedge.core.errors import DataError
 from kedge.core.seeds import item_at, seed_for
 from kedge.core.stage import DATA_KINDS
 from kedge.recipe.data_inputs import read_options
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 MOST_READ: Final = 4_096
 MOST_STEPS: Final = 128
 """Steps that are looked at, for the longest and the mean."""
+MOST_ITEMS: Final = 2**16
+"""Of all steps that are looked at; one step at least, however large it is."""
 ASSUMED: Final = 1_000
-"""Rows of a file that is not there yet."""
+"""Rows that another stage has yet to make."""
+_FATE: Final = {"drop": "left out", "cut": "cut", "refuse": "the run refuses them"}
 
 
 class Row(NamedTuple):
@@ -74,9 +78,10 @@ class Items:
 
     def steps(self, batch: int, *, count: int, seed: int) -> list[list[Item]]:
         """The items of each of the first steps of `batch` of them: the run's own where all examples are known."""
+        most = max(1, min(count, MOST_STEPS, MOST_ITEMS // batch))
         return [
             [self.items[item_at(step * batch + index, len(self.items), seed)] for index in range(batch)]
-            for step in range(min(count, MOST_STEPS))
+            for step in range(most)
         ]
 
 
@@ -95,8 +100,10 @@ class DataReader:
 
     recipe: Recipe
     wiring: Wiring
+    model_of: Callable[[str], str]
+    """The model behind a stage, whose tokenizer reads its data."""
     _read: dict[tuple[Any, ...], Items] = field(default_factory=dict[Any, Items])
-    _tokenizer: PreTrainedTokenizerBase | None = None
+    _tokenizers: dict[str, PreTrainedTokenizerBase] = field(default_factory=dict[str, Any])
 
     def seed(self, stage: str) -> int:
         """That of a stage, from which its order comes."""
@@ -105,7 +112,8 @@ class DataReader:
     def items(self, stage: str, where: str, *, longest: int, too_long: str) -> Items:
         """The examples of an input of a stage; of a pair or a ranking the tokens of the answers are counted."""
         links = [link for link in self.wiring.links[stage] if link.field == where]
-        parts = [self._of_link(link, longest, too_long) for link in links]
+        model = self.model_of(stage)
+        parts = [self._of_link(link, model, longest, too_long) for link in links]
         known = [part for part in parts if part.items]
         if not known:
             return _assumed(longest, f"{stage}.{where}")
@@ -117,15 +125,15 @@ class DataReader:
             notes=tuple(note for part in parts for note in part.notes),
         )
 
-    def _of_link(self, link: Link, longest: int, too_long: str) -> Items:
+    def _of_link(self, link: Link, model: str, longest: int, too_long: str) -> Items:
         if not link.stage:
-            return self._of_file(link, longest, too_long)
+            return self._of_file(link, model, longest, too_long)
         if getattr(self.recipe.stages[link.stage], "kind", "") != "data":
             return Items(items=[], count=0, is_whole=False)
         kept = 1 - float(getattr(self.recipe.stages[link.stage], "heldout", 0.0))
         share = kept if link.output == "train" else 1 - kept
         sources = [source for source in self.wiring.links[link.stage] if source.field == "files" and not source.stage]
-        parts = [self._of_file(replace(source, kinds=link.kinds), longest, too_long) for source in sources]
+        parts = [self._of_file(replace(source, kinds=link.kinds), model, longest, too_long) for source in sources]
         return Items(
             items=[item for part in parts for item in part.items],
             count=round(share * sum(part.count for part in parts)),
@@ -133,37 +141,46 @@ class DataReader:
             notes=(f"{link.value}: taken to be like the files that {link.stage} reads", *_all_notes(parts)),
         )
 
-    def _of_file(self, link: Link, longest: int, too_long: str) -> Items:
+    def _of_file(self, link: Link, model: str, longest: int, too_long: str) -> Items:
         source, options = link.source(), read_options(link)
-        key = (source, link.kinds, longest, too_long, repr(options))
+        key = (source, model, link.kinds, longest, too_long, repr(options))
         if key not in self._read:
-            self._read[key] = self._measured(source, _kind_of(link.kinds), options, longest, too_long)
+            self._read[key] = self._measured(source, model, _kind_of(link.kinds), options, longest, too_long)
         return self._read[key]
 
     def _measured(
-        self, source: str, kind: Kind | None, options: Mapping[str, Any], longest: int, too_long: str
+        self, source: str, model: str, kind: Kind | None, options: Mapping[str, Any], longest: int, too_long: str
     ) -> Items:
         from kedge.data.reading import prompt_key, read
 
         reading = iter(read(source, kind=kind, **options))
         examples = list(islice(reading, MOST_READ))
         more = sum(1 for _ in reading)
-        rows = zip(examples, self._rows(examples), strict=True)
-        kept = [(example, item) for example, item in rows if too_long != "drop" or _longest(item) <= longest]
+        rows = zip(examples, self._rows(examples, model), strict=True)
+        all_items = list(rows)
+        fitting = [(example, item) for example, item in all_items if _longest(item) <= longest]
+        kept = fitting if too_long == "drop" else all_items
+        if examples and not kept:
+            raise DataError(
+                f"{source}: all {len(examples):,} examples are longer than {longest:,} tokens: none is left"
+            )
+        notes = [f"{source}: {MOST_READ:,} of {MOST_READ + more:,} examples were measured"] if more else []
+        if long := len(examples) - len(fitting):
+            notes.append(f"{source}: {long:,} examples are longer than {longest:,} tokens: {_FATE[too_long]}")
         return Items(
             items=[tuple(Row(min(row.tokens, longest), min(row.counted, longest)) for row in item) for _, item in kept],
             keys=[prompt_key(example) for example, _ in kept],
             count=len(kept) + round(more * len(kept) / max(1, len(examples))),
             is_whole=not more,
-            notes=(f"{source}: {MOST_READ:,} of {MOST_READ + more:,} examples were measured",) if more else (),
+            notes=tuple(notes),
         )
 
-    def _rows(self, examples: Sequence[Example]) -> Iterator[Item]:
+    def _rows(self, examples: Sequence[Example], model: str) -> Iterator[Item]:
         """The rows of each example."""
         from kedge.data.encoding.pieces import TextTokenizer
         from kedge.data.template import encode_conversations, encode_prompt
 
-        tokenizer = self._model_tokenizer()
+        tokenizer = self._tokenizer_of(model)
         tokenise = TextTokenizer(tokenizer)
         for example in examples:
             prompt, conversations = _texts(example)
@@ -173,15 +190,15 @@ class DataReader:
             encoded = encode_conversations(tokenise, conversations)
             yield tuple(Row(len(text.tokens), int(text.assistant_mask.sum())) for text in encoded)
 
-    def _model_tokenizer(self) -> PreTrainedTokenizerBase:
+    def _tokenizer_of(self, model: str) -> PreTrainedTokenizerBase:
         from kedge.data.template import apply_template
         from kedge.data.tokenizer import load_tokenizer
-        from kedge.models.loading.resolve import resolve
+        from kedge.models.loading.config_file import described_at
 
-        if self._tokenizer is None:
-            tokenizer, template = load_tokenizer(resolve(self.recipe.settings.model)), self.recipe.chat_template
-            self._tokenizer = tokenizer if template is None else apply_template(tokenizer, template)
-        return self._tokenizer
+        if model not in self._tokenizers:
+            tokenizer, template = load_tokenizer(described_at(model)), self.recipe.chat_template
+            self._tokenizers[model] = tokenizer if template is None else apply_template(tokenizer, template)
+        return self._tokenizers[model]
 
 
 def _longest(item: Item) -> int:

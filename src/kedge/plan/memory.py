@@ -25,6 +25,7 @@ from kedge.plan.tensors import (
     forward_bytes,
     frozen_bytes,
     logit_bytes,
+    one_layer_bytes,
     weight_bytes,
 )
 from kedge.plan.work import Sampling, StageWork
@@ -102,13 +103,14 @@ def stage_memory(work: StageWork, machine: Machine, *, pass_tokens: int | None =
     while _moment(learning) > room and (smaller := halved(work.looked, passes)) is not None:
         passes = smaller
         learning = _learning(work, work.holding, machine, standing, passes)
-    reading = min(_reading(work, machine), max(room, 0.0))  # halved as well
+    judging = _on_turn(work, work.holding, machine)
+    reading = judging + min(_reading(work, machine), max(room - judging, 0.0))  # halved as well
     moment, saving = _moment(learning), _saving(work, work.holding, machine)
     most = max(moment, reading, saving)
     return StageMemory(
         roles=tuple(learning),
         peak=int(held + most),
-        fits=max(moment, saving) <= room,
+        fits=max(moment, saving, judging) <= room,
         at="learning" if most == moment else "saving" if most == saving else "reading",
         passes=passes,
     )
@@ -183,31 +185,38 @@ def _learner(work: StageWork, holding: Holding, machine: Machine, role: str) -> 
 
 
 def _frozen_roles(work: StageWork, holding: Holding, machine: Machine) -> list[RoleBytes]:
+    """Those that only read, with what of them is on the device while others learn."""
+    return [
+        RoleBytes(role=role, weights=0 if _waits(role, holding, machine) else _part(size, holding))
+        for role, size in frozen_sizes(work, holding, machine)
+    ]
+
+
+def frozen_sizes(work: StageWork, holding: Holding, machine: Machine) -> list[tuple[str, int]]:
+    """The weights of the roles that only read, in bytes."""
     shape, kind = work.shape, machine.kind
-    roles: list[RoleBytes] = []
+    sizes: list[tuple[str, int]] = []
     if work.reference:
         own = {
             "lora": 0,
             "trunk": shape.top(_top_layers(shape, holding)) * weight_bytes(kind),
         }.get(holding.roles, frozen_bytes(shape, shape.parameters, holding.frozen_bits, kind))
-        roles.append(RoleBytes(role="reference", weights=_resident(own, "reference", holding, machine)))
+        sizes.append(("reference", own))
     if work.rewards:
-        whole = frozen_bytes(shape, shape.scoring, holding.frozen_bits, kind)
-        if work.shared_reward:
+        scoring = work.reward_shape or shape
+        whole = frozen_bytes(scoring, scoring.scoring, holding.frozen_bits, kind)
+        if holding.roles in work.shared_reward:
             whole = {
                 "lora": shape.adapters(holding.rank, holding.targets) * weight_bytes(kind),
                 "trunk": shape.top(_top_layers(shape, holding)) * weight_bytes(kind),
             }.get(holding.roles, whole)
-        own = work.rewards * whole
-        roles.append(RoleBytes(role="reward", weights=_resident(own, "reward", holding, machine)))
-    return roles
+        sizes.append(("reward", work.rewards * whole))
+    return sizes
 
 
-def _resident(size: int, role: str, holding: Holding, machine: Machine) -> int:
-    """What of a frozen role is on the device while others learn."""
-    if role in holding.offload and machine.kind == "cuda":
-        return 0
-    return _part(size, holding)
+def _waits(role: str, holding: Holding, machine: Machine) -> bool:
+    """Whether a frozen role is in host memory until its turn."""
+    return role in holding.offload and machine.kind == "cuda"
 
 
 def _part(size: int, holding: Holding) -> int:
@@ -284,6 +293,7 @@ def _learning(
         captured=in_graphs,
     )
     logits = logit_bytes(work.shape, passes.counted, machine=machine) if work.has_logits else 0
+    without_logits = _without_logits(work, holding, machine, passes, activations if in_graphs else 0)
     learning: list[RoleBytes] = []
     for role in roles:
         if role.role not in work.learners:
@@ -297,7 +307,7 @@ def _learning(
                 role,
                 gradients=_part(sums, holding),
                 activations=activations,
-                logits=max(0, own - activations) if in_graphs else own,
+                logits=max(0, own - without_logits),
             )
         )
     if holding.roles == "trunk":
@@ -305,6 +315,14 @@ def _learning(
         cached = work.batch_tokens * work.shape.width * width
         learning = [replace(role, cache=cached) if role.role == "trunk" else role for role in learning]
     return learning
+
+
+def _without_logits(work: StageWork, holding: Holding, machine: Machine, passes: PassPlan, captured: int) -> int:
+    """Of the activations, those that are there only when logits are not: those of graphs while they are `captured`, and
+    of a layer that is computed again, which begins when the logits are gone."""
+    if not holding.recompute:
+        return captured
+    return passes.largest * one_layer_bytes(work.shape, machine.kind, is_frozen=holding.roles == "lora")
 
 
 def _gradient_bytes(weights: int, passes: int, kind: Kind, *, captured: bool) -> int:
@@ -337,6 +355,14 @@ def _reading(work: StageWork, machine: Machine) -> int:
     if work.has_logits and machine.kind == "cuda":
         tile = min(TILE_TOKENS * work.shape.vocabulary * MASTER, machine.memory // KEPT_SHARE)
     return tokens * forward_bytes(work.shape, machine.kind) + tile
+
+
+def _on_turn(work: StageWork, holding: Holding, machine: Machine) -> int:
+    """What comes from the host while answers are judged: the larger one of the frozen roles that wait there, as each
+    comes for its turn alone."""
+    return max(
+        (size for role, size in frozen_sizes(work, holding, machine) if _waits(role, holding, machine)), default=0
+    )
 
 
 def _held_out_tokens(work: StageWork) -> int:

@@ -39,6 +39,9 @@ class PassPlan:
     mean_passes: float
     """Of a step."""
     most_passes: int
+    """Of one process in a step."""
+    shares: int
+    """Processes that share the passes of a step."""
 
 
 def plan_passes(
@@ -59,11 +62,11 @@ def plan_passes(
     most = max(1, int(SHARE_OF_FREE * max(room, 0.0) / max(token_bytes, 1.0)))
     if micro_batch != "auto":
         cuts = [cut(step, rows=micro_batch) for step in steps]
-        return _planned(cuts, micro_batch, in_rows=True)
+        return _planned(cuts, micro_batch, in_rows=True, shares=shares)
     foretold = chosen_tokens(whole, layer_weights=layer_weights, most=most) if is_gpu else CPU_TOKENS
     limit = measured or foretold
     cuts = [cut(step, tokens=min(limit, -(-sum(map(_size, step)) // shares))) for step in steps]
-    return _planned(cuts, limit, in_rows=False)
+    return _planned(cuts, limit, in_rows=False, shares=shares)
 
 
 def halved(steps: Sequence[Sequence[Item]], passes: PassPlan) -> PassPlan | None:
@@ -71,7 +74,8 @@ def halved(steps: Sequence[Sequence[Item]], passes: PassPlan) -> PassPlan | None
     limit = min(passes.limit, passes.largest) // 2 if not passes.in_rows else passes.limit // 2
     if limit < 1 or all(len(part) == 1 for step in steps for part in cut(step, **_bound(passes, passes.limit))):
         return None
-    return _planned([cut(step, **_bound(passes, limit)) for step in steps], limit, in_rows=passes.in_rows)
+    cuts = [cut(step, **_bound(passes, limit)) for step in steps]
+    return _planned(cuts, limit, in_rows=passes.in_rows, shares=passes.shares)
 
 
 def _bound(passes: PassPlan, limit: int) -> dict[str, int]:
@@ -128,7 +132,7 @@ def is_captured(tokens: int, layer_weights: int) -> bool:
     return tokens * layer_weights <= ENOUGH_WORK
 
 
-def _planned(cuts: Sequence[list[list[Item]]], limit: int, *, in_rows: bool) -> PassPlan:
+def _planned(cuts: Sequence[list[list[Item]]], limit: int, *, in_rows: bool, shares: int) -> PassPlan:
     largest = max((part for passes in cuts for part in passes), key=_tokens)
     return PassPlan(
         limit=limit,
@@ -137,7 +141,8 @@ def _planned(cuts: Sequence[list[list[Item]]], limit: int, *, in_rows: bool) -> 
         counted=max(sum(row.counted for item in part for row in item) for passes in cuts for part in passes),
         rows=sum(len(item) for item in largest),
         mean_passes=sum(map(len, cuts)) / len(cuts),
-        most_passes=max(map(len, cuts)),
+        most_passes=-(-max(map(len, cuts)) // shares),
+        shares=shares,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -16,10 +17,11 @@ from kedge.plan.memory import StageMemory, stage_memory
 from kedge.plan.shapes import ModelShape, shape_of
 from kedge.plan.ways import Changes, changes_to, merged, ways_of
 from kedge.plan.work import StageWork, work_of
+from kedge.recipe.placement import PlacementSettings
 from kedge.recipe.rounds import rounds_of
 from kedge.recipe.schema import Recipe
+from kedge.recipe.wiring import Link, connect
 from kedge.recipe.wiring import Plan as Wiring
-from kedge.recipe.wiring import connect
 
 WORTH_IT: Final = 0.95
 """Another way is proposed to a stage that fits if it takes at most this share of its time."""
@@ -87,7 +89,7 @@ class Plan:
     machine: Machine
     stages: tuple[StagePlan, ...]
     times: int
-    """How often all of it is done: the rounds of a recipe."""
+    """The rounds of a recipe; stages that depend on no round before are done in the first alone."""
     total: Cost
     peak: int
     fits: bool
@@ -109,11 +111,14 @@ def works_of(recipe: Recipe, machine: Machine) -> list[StageWork]:
     """The work of every stage, in the order in which they are done; of a recipe with rounds, that of the first."""
     recipe = _first_round(recipe)
     wiring = connect(recipe)
-    reader = DataReader(recipe=recipe, wiring=wiring)
+    shapes = _Shapes(recipe, wiring)
+    reader = DataReader(recipe=recipe, wiring=wiring, model_of=shapes.source)
     is_sharded = recipe.settings.placement.weights == "shard"
     shards = machine.gpus if is_sharded else 1
-    shapes = _Shapes(recipe, wiring)
-    return [work_of(name, recipe.stages[name], shapes.of(name), reader, shards=shards) for name in wiring.order]
+    return [
+        work_of(name, recipe.stages[name], shapes.of(name), reader, shards=shards, reward_shape=shapes.of_reward(name))
+        for name in wiring.order
+    ]
 
 
 def plan_works(
@@ -124,8 +129,9 @@ def plan_works(
 ) -> Plan:
     """The plan of stages whose work is known; `corrections` are those of a probe, by stage."""
     stages = tuple(_stage_plan(recipe, work, machine, corrections.get(work.name, Correction())) for work in works)
-    times = recipe.settings.rounds.count if recipe.settings.rounds else 1
-    total = _sum([stage.cost for stage in stages], times)
+    rounds = None if recipe.settings.rounds is None else rounds_of(recipe)
+    times, once = (1, ()) if rounds is None else (rounds.settings.count, rounds.once)
+    total = _sum([(stage.cost, 1 if stage.name in once else times) for stage in stages])
     proposed = [stage.best.changes for stage in stages if stage.best is not None and stage.best.changes]
     changes = merged(proposed)
     return Plan(
@@ -153,20 +159,40 @@ class _Shapes:
         self._known: dict[str, ModelShape] = {}
 
     def of(self, stage: str) -> ModelShape:
-        source = self._source(stage)
+        return self._of_source(self.source(stage))
+
+    def of_reward(self, stage: str) -> ModelShape | None:
+        """That of the reward model that a stage asks; None where it asks none, or one that says no shape."""
+        for link in self._wiring.links.get(stage, ()):
+            if "reward_model" not in link.kinds or link.field in ("from", "models"):
+                continue
+            if link.stage in self._wiring.links:
+                return self.of(link.stage)
+            if (Path(link.source()) / "config.json").is_file():
+                return self._of_source(link.source())
+        return None
+
+    def _of_source(self, source: str) -> ModelShape:
         if source not in self._known:
             self._known[source] = shape_of(*config_values(source))
         return self._known[source]
 
-    def _source(self, stage: str) -> str:
+    def source(self, stage: str) -> str:
+        """The model that a stage begins with: a folder as it can be opened, an alias or an id of the hub."""
         for link in self._wiring.links.get(stage, ()):
             if link.field not in ("from", "models") or not {"model", "reward_model"} & set(link.kinds):
                 continue
             if not link.stage:
                 return link.source()
             if link.stage != stage and link.stage in self._wiring.links:
-                return self._source(link.stage)
-        return self._recipe.settings.model
+                return self.source(link.stage)
+        return default_model(self._recipe)
+
+
+def default_model(recipe: Recipe) -> str:
+    """The recipe's `model` as it can be opened: a folder is looked for from the file that names it."""
+    folder = (recipe.tree.place(("model",)).file or recipe.file).parent
+    return Link(field="from", kinds=("model",), value=recipe.settings.model, folder=folder).source()
 
 
 def reckon(work: StageWork, machine: Machine, correction: Correction) -> tuple[StageMemory, StageTime]:
@@ -247,17 +273,19 @@ def _cost(seconds: float, labels: float, machine: Machine) -> Cost:
     )
 
 
-def _sum(costs: Sequence[Cost], times: int) -> Cost:
-    def added(numbers: Sequence[float | None]) -> float | None:
-        known = [number for number in numbers if number is not None]
-        return times * sum(known) if known else None
+def _sum(costs: Sequence[tuple[Cost, int]]) -> Cost:
+    """Of stages, each with how often it is done."""
+
+    def added(numbers: Sequence[tuple[float | None, int]]) -> float | None:
+        known = [times * number for number, times in numbers if number is not None]
+        return sum(known) if known else None
 
     return Cost(
-        seconds=times * sum(cost.seconds for cost in costs),
-        kwh=times * sum(cost.kwh for cost in costs),
-        money=added([cost.money for cost in costs]),
-        labels=times * sum(cost.labels for cost in costs),
-        label_money=added([cost.label_money for cost in costs]),
+        seconds=sum(times * cost.seconds for cost, times in costs),
+        kwh=sum(times * cost.kwh for cost, times in costs),
+        money=added([(cost.money, times) for cost, times in costs]),
+        labels=sum(times * cost.labels for cost, times in costs),
+        label_money=added([(cost.label_money, times) for cost, times in costs]),
     )
 
 
@@ -267,15 +295,34 @@ def _notes(recipe: Recipe, stages: Sequence[StagePlan], machine: Machine) -> lis
         notes.append(f"{machine.name} was not measured: times are those of an H200 scaled by data sheets")
     if machine.kind == "cpu":
         notes[-1] = "times on a CPU are those of cores with AVX2 (docs/speed.md), and differ from machine to machine"
-    if machine.gpus > 1 and recipe.settings.placement.weights == "replicate":
-        notes.append(
-            "placement.weights: replicate: every GPU holds all weights; `shard` divides them (rows `shard` below)"
-        )
-    if machine.gpus > 1 and recipe.settings.placement.processes == 1 and recipe.settings.placement.groups is None:
-        notes.append(f"placement.processes is 1: {machine.gpus} GPUs need placement: {{processes: auto}}")
+    notes += _placement_notes(recipe.settings.placement, machine)
+    notes += _not_reckoned(recipe, stages)
     if any(stage.best and stage.best.holding.roles == "lora" for stage in stages):
         notes.append("adapters want about ten times the learning rate of full weights: look at optimiser.lr")
     return notes
+
+
+def _placement_notes(placement: PlacementSettings, machine: Machine) -> Iterator[str]:
+    """Where the recipe's processes are not those that are planned for."""
+    gpus, processes = machine.gpus, placement.processes
+    if placement.groups is not None:
+        yield f"placement.groups is not reckoned: planned as if all roles shared {gpus} GPU{'s' * (gpus > 1)}"
+    elif processes == 1 and gpus > 1:
+        yield f"placement.processes is 1: {gpus} GPUs need placement: {{processes: auto}}"
+    elif processes not in ("auto", gpus) and machine.kind == "cuda":
+        yield f"placement.processes is {processes}: plan for as many GPUs, --gpus {processes}"
+    if gpus > 1 and placement.weights == "replicate" and placement.groups is None:
+        yield "placement.weights: replicate: every GPU holds all weights; `shard` divides them (rows `shard`)"
+
+
+def _not_reckoned(recipe: Recipe, stages: Sequence[StagePlan]) -> Iterator[str]:
+    """What takes time and memory of which nothing is known here."""
+    for stage in stages:
+        if stage.kind not in ("data", "label", "tasks") and not stage.memory.roles:
+            yield f"{stage.name}: time and memory of kind {stage.kind} are not reckoned"
+        generator = str(getattr(getattr(recipe.stages.get(stage.name), "generator", None), "kind", "local"))
+        if generator != "local":
+            yield f"{stage.name}: {generator} is not reckoned: planned as if generator: local sampled"
 
 
 def _plain(value: Any) -> Any:

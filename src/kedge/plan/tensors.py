@@ -76,10 +76,16 @@ def activation_bytes(
     True
     """
     padded = bucket(tokens) if captured else tokens
-    kept = layer_bytes(shape, kind, is_frozen=is_frozen)
     if recompute:
-        return padded * (4 * shape.width * max(layers - 1, 0) + 2 * kept + backward_bytes(shape, kind))
+        inputs = MASTER * shape.width * max(layers - 1, 0)
+        return padded * (inputs + one_layer_bytes(shape, kind, is_frozen=is_frozen))
+    kept = layer_bytes(shape, kind, is_frozen=is_frozen)
     return padded * (layers * kept + backward_bytes(shape, kind))
+
+
+def one_layer_bytes(shape: ModelShape, kind: Kind, *, is_frozen: bool = False) -> int:
+    """Of a token, of a layer that is computed again and then backwards."""
+    return layer_bytes(shape, kind, is_frozen=is_frozen) + backward_bytes(shape, kind)
 
 
 def logit_bytes(shape: ModelShape, counted: int, *, machine: Machine) -> int:

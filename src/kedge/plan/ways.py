@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from kedge.plan.holding import OFFLOADED, Holding
 from kedge.plan.machines import Machine
@@ -15,7 +15,6 @@ from kedge.plan.work import StageWork
 
 Changes = Mapping[tuple[str, ...], Any]
 """Settings by their path in the recipe; None takes one out."""
-_FROZEN: Final = frozenset(OFFLOADED)
 
 
 def ways_of(work: StageWork, machine: Machine) -> list[Holding]:
@@ -23,25 +22,33 @@ def ways_of(work: StageWork, machine: Machine) -> list[Holding]:
     assert work.holding is not None
     own = work.holding
     plain = replace(own, roles="full", base_bits=16, frozen_bits=16, recompute=False, offload=frozenset(), shards=1)
-    found = _rl(plain) if work.family == "rl" else _single(plain)
-    ways = [own, *found, *(_sharded(plain, work, machine.gpus) if machine.gpus > 1 else ())]
+    movable = _movable(plain, work)
+    found = _rl(plain, movable) if work.family == "rl" else _single(plain, movable)
+    can_shard = machine.gpus > 1 and _is_divisible(plain, work, machine.gpus)
+    ways = [own, *found, *(_sharded(plain, work, machine.gpus) if can_shard else ())]
     if machine.kind == "cpu":
         ways = [way for way in ways if way == own or (way.is_exact and not way.offload)]
     return list(dict.fromkeys(ways))
 
 
-def _single(plain: Holding) -> Iterator[Holding]:
-    moved = frozenset({"optimiser"})
+def _movable(plain: Holding, work: StageWork) -> frozenset[str]:
+    """What can lie in host memory: moments in 8 bits stay where they are, and roles that are not there do not move."""
+    there = {"optimiser": plain.moment_bytes == 8, "reference": work.family == "rl", "reward": work.rewards > 0}
+    return frozenset(word for word in OFFLOADED if there[word])
+
+
+def _single(plain: Holding, movable: frozenset[str]) -> Iterator[Holding]:
+    moved = movable & {"optimiser"}
     yield from (plain, replace(plain, recompute=True), replace(plain, offload=moved))
     yield replace(plain, recompute=True, offload=moved)
     yield from _adapted(replace(plain, roles="lora"))
 
 
-def _rl(plain: Holding) -> Iterator[Holding]:
+def _rl(plain: Holding, moved: frozenset[str]) -> Iterator[Holding]:
     separate = replace(plain, roles="separate")
     yield from (separate, replace(separate, recompute=True))
-    yield from (replace(separate, frozen_bits=8), replace(separate, frozen_bits=4), replace(separate, offload=_FROZEN))
-    yield replace(separate, recompute=True, offload=_FROZEN)
+    yield from (replace(separate, frozen_bits=8), replace(separate, frozen_bits=4), replace(separate, offload=moved))
+    yield replace(separate, recompute=True, offload=moved)
     yield from _adapted(replace(plain, roles="lora"))
     trunk = replace(plain, roles="trunk")
     yield from (trunk, replace(trunk, recompute=True))
@@ -50,6 +57,11 @@ def _rl(plain: Holding) -> Iterator[Holding]:
 def _adapted(lora: Holding) -> Iterator[Holding]:
     yield from (lora, replace(lora, recompute=True), replace(lora, base_bits=8), replace(lora, base_bits=4))
     yield replace(lora, base_bits=4, recompute=True)
+
+
+def _is_divisible(plain: Holding, work: StageWork, gpus: int) -> bool:
+    """Whether weights can be sharded: moments in 8 bits are in blocks, and every process needs a row of each step."""
+    return plain.moment_bytes == 8 and min(map(len, work.looked), default=0) >= gpus
 
 
 def _sharded(plain: Holding, work: StageWork, gpus: int) -> Iterator[Holding]:

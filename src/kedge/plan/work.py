@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from kedge.core.seeds import seed_for
 from kedge.core.settings import Section
-from kedge.plan.holding import Holding, holding_of
+from kedge.plan.holding import Holding, Roles, holding_of
 from kedge.plan.lengths import DataReader, Item, Row, num_steps
 from kedge.plan.shapes import ModelShape
 
@@ -53,8 +53,10 @@ class StageWork:
     """Whether there is a reference; under `lora` and `trunk` it shares the policy's weights."""
     rewards: int = 0
     """Reward models that are held."""
-    shared_reward: bool = False
-    """Whether they share the policy's base or trunk."""
+    reward_shape: ModelShape | None = None
+    """Of these; None where it is the policy's."""
+    shared_reward: frozenset[Roles] = frozenset()
+    """The ways under which they share the policy's base or trunk."""
     steps: int = 0
     """Optimiser steps; iterations of an RL stage."""
     updates: int = 1
@@ -94,8 +96,25 @@ class StageWork:
         return self.mean_step[0] * self.steps * self.updates * self.members + drawn
 
 
-def work_of(name: str, settings: Section, shape: ModelShape, reader: DataReader, *, shards: int) -> StageWork:
-    """The work of one stage of a recipe."""
+def work_of(
+    name: str,
+    settings: Section,
+    shape: ModelShape,
+    reader: DataReader,
+    *,
+    shards: int,
+    reward_shape: ModelShape | None = None,
+) -> StageWork:
+    """The work of one stage of a recipe. `reward_shape` is that of the reward model that it asks, if there is one."""
+    work = _work_of_kind(name, settings, shape, reader, shards)
+    if reward_shape is None or not work.rewards:
+        return work
+    more = reward_shape.layers * reward_shape.layer_weights / (shape.layers * shape.layer_weights) - 1
+    reads = work.reads + work.rewards * more if work.family == "rl" else work.reads
+    return replace(work, reward_shape=reward_shape, reads=reads)
+
+
+def _work_of_kind(name: str, settings: Section, shape: ModelShape, reader: DataReader, shards: int) -> StageWork:
     values: Any = settings
     match str(getattr(values, "kind", "")):
         case "sft":
@@ -181,6 +200,7 @@ def _preference(name: str, values: Any, shape: ModelShape, reader: DataReader, s
         looked=looked,
         micro_batch=values.batch if values.is_sorted else values.micro_batch,
         sampling=sampling,
+        labels=_grades(sampling, None if online is None else online.reward),
         reads=1.0 / max(1.0, values.epochs),  # the reference is asked once of each answer, whatever the epochs are
     )
 
@@ -195,11 +215,13 @@ def _best_of_n(name: str, values: Any, shape: ModelShape, reader: DataReader, sh
     steps = min(steps, values.max_steps or steps)
     rows = method.answers + 1 if is_bond else 1
     asked = items.steps(values.batch, count=steps, seed=reader.seed(name))
+    sampling = _sampling_of(items.items, items.count * values.n, new, values.rows, rounds)
     return replace(
         _training(name, values, shape, shards, steps, items.notes),
         rewards=1 if _is_model(values.reward) else 0,
         looked=[[_answered(item, rows, new) for item in step] for step in asked],
-        sampling=_sampling_of(items.items, items.count * values.n, new, values.rows, rounds),
+        sampling=sampling,
+        labels=_grades(sampling, values.reward),
     )
 
 
@@ -210,39 +232,48 @@ def _rl(name: str, values: Any, shape: ModelShape, reader: DataReader, shards: i
     answered = [[(row,) for item in step for row in _answered(item, values.answers, new)] for step in asked]
     has_critic = values.kind == "ppo"
     rewards = _reward_members(reader, name)
+    sampling = _sampling_of(items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations)
     return replace(
         _training(name, values, shape, shards, iterations, items.notes),
         family="rl",
         learners=("policy", "critic") if has_critic else ("policy",),
         reference=True,
         rewards=rewards,
-        shared_reward=rewards > 0 and _shares_reward(reader, name, values, shape),
+        shared_reward=_sharing_reward(reader, name, values, shape),
         updates=values.epochs * values.minibatches,
         minibatches=values.minibatches,
         looked=[part for step in answered for part in _minibatches(step, values.minibatches)],
         batch_tokens=max((sum(row.tokens for item in step for row in item) for step in answered), default=0),
         has_average=values.ema is not None,
-        sampling=_sampling_of(items.items, values.batch * values.answers, new, values.memory.generate_rows, iterations),
+        sampling=sampling,
+        labels=_grades(sampling, values.reward),
         reads=2.0 + has_critic + rewards,
         saves=_saves(values, iterations) + 1,
     )
 
 
 def _sampled(name: str, values: Any, shape: ModelShape, reader: DataReader) -> StageWork:
-    """Stages that draw answers and learn nothing."""
+    """Stages that draw answers and learn nothing; none where people write them."""
+    if getattr(values, "models", True) == []:
+        return StageWork(name=name, kind=values.kind, family="other", shape=shape)
     longest = values.max_prompt_tokens or max(1, (shape.window or 2**31) - values.max_new_tokens)
     items = reader.items(name, "prompts", longest=longest, too_long=values.too_long)
     models = len(getattr(values, "models", ())) or 1
-    answers = getattr(values, "answers", 1)
+    answers = items.count * getattr(values, "answers", 1)
     times = models * (1 + 2 * values.times if hasattr(values, "times") and values.by is None else 1)
+    graded = models * answers * sum(_calls(getattr(values, field, None)) for field in ("reward", "gold"))
+    by = getattr(values, "by", None)
+    calls = (
+        (f"{name}: {2 * values.times * answers:,} calls of {by.model} are no labels, and not counted",) if by else ()
+    )
     return StageWork(
         name=name,
         kind=values.kind,
         family="sampling",
         shape=shape,
-        sampling=_sampling_of(items.items, items.count * answers, values.max_new_tokens, values.rows, times),
-        labels=_compared(values, items.count * answers * max(0, models - 1)),
-        notes=items.notes,
+        sampling=_sampling_of(items.items, answers, values.max_new_tokens, values.rows, times),
+        labels=graded + _compared(values, answers * max(1, models - 1)),
+        notes=(*items.notes, *calls),
     )
 
 
@@ -275,19 +306,19 @@ def _reward_members(reader: DataReader, name: str) -> int:
     return sum(int(getattr(maker, "members", 1)) for maker in made)
 
 
-def _shares_reward(reader: DataReader, name: str, values: Any, shape: ModelShape) -> bool:
-    """Whether the reward model can stand on the policy's weights: trained by this recipe on the same ones, with
-    adapters under `lora`, with frozen layers under `trunk`."""
+def _sharing_reward(reader: DataReader, name: str, values: Any, shape: ModelShape) -> frozenset[Roles]:
+    """The ways under which the reward model can stand on the policy's weights: trained by this recipe on the same ones,
+    with adapters for `lora`, with frozen layers for `trunk`."""
     makers = [
         link.stage for link in reader.wiring.links[name] if "reward_model" in link.kinds and link.field == "reward"
     ]
     maker: Any = reader.recipe.stages.get(makers[0]) if makers and makers[0] else None
     if maker is None or _start(reader, makers[0]) != _start(reader, name):
-        return False
-    if values.roles == "lora":
-        return maker.lora is not None
+        return frozenset()
+    if maker.lora is not None:
+        return frozenset({"lora"})
     trunk = values.memory.trunk_layers or max(1, shape.layers // 2)
-    return values.roles == "trunk" and maker.frozen_layers >= trunk
+    return frozenset({"trunk"}) if maker.frozen_layers >= trunk else frozenset()
 
 
 def _start(reader: DataReader, name: str) -> str:
@@ -296,9 +327,21 @@ def _start(reader: DataReader, name: str) -> str:
 
 
 def _compared(values: Any, comparisons: int) -> float:
-    """Labels of the judges of an evaluation, both orders of each comparison, and of the people of one."""
-    judges = getattr(values, "judges", ())
-    return float(sum(comparisons * (getattr(judge, "wanted", 2)) for judge in judges))
+    """Labels of judges that compare, both orders of each comparison, and of the people who do."""
+    judges = getattr(values, "judges", None) or [judge for judge in (getattr(values, "judge", None),) if judge]
+    return float(sum(comparisons * getattr(judge, "wanted", 2) for judge in judges))
+
+
+def _grades(sampling: Sampling | None, reward: Any) -> float:
+    """Replies of judges that grade every answer that a stage learns from."""
+    return float(sampling.answers * sampling.times * _calls(reward)) if sampling is not None else 0.0
+
+
+def _calls(source: Any) -> int:
+    """Of judges, for one answer that this source of rewards scores."""
+    if parts := getattr(source, "parts", None):
+        return sum(map(_calls, parts.values()))
+    return int(getattr(source, "kind", "") == "judge")
 
 
 def _answered(item: Item, rows: int, new_tokens: int) -> Item:

@@ -69,25 +69,35 @@ def _over_bases(tree: Tree, file: Path, chain: tuple[Path, ...]) -> Tree:
 
 def _overridden(tree: Tree, overrides: Overrides) -> Tree:
     if isinstance(overrides, Mapping):
-        layers = [_override(dotted, value, f"{dotted}={quoted(value)}") for dotted, value in overrides.items()]
+        said = {f"{dotted}={quoted(value)}": (dotted, value) for dotted, value in overrides.items()}
+        layers = [_override(_path_of(dotted, text), value, text) for text, (dotted, value) in said.items()]
     else:
-        layers = [_parsed_override(text) for text in overrides]
+        layers = [_override(*override_of(text), text) for text in overrides]
     for layer in layers:
         tree = merge(tree, layer)
     return tree
 
 
-def _parsed_override(text: str) -> Tree:
+def override_of(text: str) -> tuple[tuple[str, ...], Any]:
+    """The path and the value that `--set` changes.
+
+    >>> override_of("stages.ppo.batch=8")
+    (('stages', 'ppo', 'batch'), 8)
+    """
     dotted, equals, value = text.partition("=")
     if not equals:
         raise _not_an_override(text)
-    return _override(dotted, parse_scalar(value), text)
+    return _path_of(dotted, text), parse_scalar(value)
 
 
-def _override(dotted: str, value: Any, text: str) -> Tree:
-    path: KeyPath = tuple(dotted.strip().split("."))
+def _path_of(dotted: str, text: str) -> tuple[str, ...]:
+    path = tuple(dotted.strip().split("."))
     if not all(path):
         raise _not_an_override(text)
+    return path
+
+
+def _override(path: KeyPath, value: Any, text: str) -> Tree:
     try:
         check_values(value, depth=len(path))
     except Unreadable as problem:

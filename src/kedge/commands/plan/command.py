@@ -10,10 +10,12 @@ from typing import Any
 from kedge.commands.plan.probe import Probed, probe_recipe
 from kedge.core.errors import ConfigError
 from kedge.core.files import refuse_overwriting, write_text
+from kedge.core.yaml.editing import with_value
 from kedge.plan.diff import changed_text, diff_lines
 from kedge.plan.machines import find_machine
 from kedge.plan.plan import Plan, plan_works, works_of
 from kedge.plan.simulate import Simulated, simulate
+from kedge.recipe.layers import override_of
 from kedge.recipe.schema import load_recipe
 
 
@@ -62,11 +64,14 @@ def plan(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Answer
     if asked.probe and asked.gpu is not None:
         raise ConfigError("--probe measures on this machine, and --gpu names another: leave one out")
     if asked.write is not None:
+        _refuse_other_folders(asked.write, asked.recipe)
         refuse_overwriting([asked.write], inputs=[asked.recipe], force=asked.force)
     works = works_of(recipe, machine)
     probed = probe_recipe(asked.recipe, asked.overrides, recipe, works, machine, say) if asked.probe else []
     found = plan_works(recipe, works, machine, {row.stage: row.correction for row in probed})
     text = asked.recipe.read_text(encoding="utf-8")
+    for override in asked.overrides:
+        text = with_value(text, *override_of(override))
     diff = diff_lines(text, found.changes, asked.recipe.name) if found.changes else []
     if asked.write is not None:
         write_text(asked.write, changed_text(text, found.changes) if found.changes else text)
@@ -78,3 +83,11 @@ def plan(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Answer
         probed=tuple(probed),
         written=asked.write,
     )
+
+
+def _refuse_other_folders(target: Path, recipe: Path) -> None:
+    if target.resolve().parent != recipe.resolve().parent:
+        raise ConfigError(
+            f"--write {target}: files that {recipe.name} names are looked for from its own folder; write it beside it, "
+            f"{recipe.parent / target.name}"
+        )

@@ -1,8 +1,8 @@
 """`kedge plan --probe`: two real steps of every stage that learns, on this machine, beside what was reckoned.
 
 The stages run as `kedge run` runs them, in a process of their own and a folder that is deleted at the end: what a stage
-makes in two steps is what the next one starts from. Where the weights of a model of the hub are not here, random ones
-of its shape are taken. Memory is the peak of the stage, as the event `run.memory` says it; time is that of the last
+makes in two steps is what the next one starts from. Where the weights of a model are not here, random ones of its
+shape are taken. Memory is the peak of the stage, as the event `run.memory` says it; time is that of the last
 step, since the first one compiles and tries sizes of passes. A correction is the measured peak over what is reckoned of
 the very same two steps, with passes of the size that the run chose.
 Left out: stages that wait for people or servers, several processes, and stages that learn nothing.
@@ -23,7 +23,7 @@ from typing import Any, Final
 from kedge.core.errors import ConfigError
 from kedge.core.files import is_alive
 from kedge.plan.machines import Machine
-from kedge.plan.plan import Correction, reckon
+from kedge.plan.plan import Correction, default_model, reckon
 from kedge.plan.work import StageWork
 from kedge.recipe.schema import Recipe, load_recipe
 from kedge.recipe.wiring import connect
@@ -32,6 +32,7 @@ STEPS: Final = 2
 _WAITING: Final = ("label", "tasks", "revise", "gate", "exam", "evaluate", "drift")
 """Kinds of stages that are not probed, nor what needs them."""
 _HOME: Final = ".kedge-probe-"
+_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _CHOSEN: Final = re.compile(r"(?:policy: )?passes of at most ([\d,]+) tokens")
 
 
@@ -114,26 +115,27 @@ def _shortened(recipe: Recipe, names: Sequence[str], home: Path) -> Iterator[str
                 yield f"stages.{name}.{key}={json.dumps(value)}"
         if "checkpoints" in fields:
             yield f"stages.{name}.checkpoints.every=1000000"
-    if (model := _random_weights(recipe.settings.model, home)) is not None:
+    if (model := _random_weights(default_model(recipe), home)) is not None:
         yield f"model={json.dumps(str(model))}"
 
 
 def _random_weights(model: str, home: Path) -> Path | None:
-    """A folder with random weights of the shape of a model of the hub; None where its own can be had here."""
+    """A folder with random weights of the shape of a model; None where its own can be had here."""
+    from kedge.models.loading.config_file import described_at
     from kedge.models.loading.random_weights import write_random
-    from kedge.models.loading.resolve import resolve
 
-    source = resolve(model)
-    if isinstance(source, Path) or _is_cached(source):
+    source = described_at(model)
+    if any(_is_here(source, name) for name in _WEIGHTS):
         return None
-    return write_random(source, home / "model")
+    return write_random(str(source), home / "model")
 
 
-def _is_cached(hub_id: str) -> bool:
+def _is_here(source: Path | str, name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
-    names = ("model.safetensors", "model.safetensors.index.json")
-    return any(isinstance(try_to_load_from_cache(hub_id, name), str) for name in names)
+    if isinstance(source, Path):
+        return (source / name).is_file()
+    return isinstance(try_to_load_from_cache(source, name), str)
 
 
 def _run_apart(file: Path, overrides: Sequence[str], names: Sequence[str], folder: Path) -> None:

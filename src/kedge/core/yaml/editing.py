@@ -48,7 +48,7 @@ def with_value(text: str, path: KeyPath, value: Any) -> str:
     for depth, key in enumerate(path[:-1]):
         here = _below(here, key, is_flow=depth + 1 >= _BLOCK_DEPTH)
     _put(here, path[-1], _node(value, is_flow=len(path) >= _BLOCK_DEPTH))
-    return _written(document)
+    return _written(document, text)
 
 
 def without(text: str, path: KeyPath) -> str:
@@ -66,7 +66,7 @@ def without(text: str, path: KeyPath) -> str:
     if not isinstance(here, CommentedMap) or path[-1] not in here:
         return text
     del here[path[-1]]
-    return _written(document)
+    return _written(document, text)
 
 
 def _document(text: str) -> CommentedMap:
@@ -114,9 +114,10 @@ def _node(value: Any, *, is_flow: bool) -> Any:
     return node
 
 
-def _written(document: CommentedMap) -> str:
+def _written(document: CommentedMap, text: str) -> str:
+    """The document, whose text was `text`: lines that were longer than ours stay as long as they were."""
     yaml = YAML(typ="rt", pure=True)
-    yaml.width = _WIDTH  # pyright: ignore[reportAttributeAccessIssue]
+    yaml.width = max(_WIDTH, *map(len, text.splitlines()), 0)  # pyright: ignore[reportAttributeAccessIssue]
     target = io.StringIO()
     yaml.dump(document, target)
     return target.getvalue()

@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.core.errors import ModelError
+from kedge.models.loading.aliases import ALIASES
 from kedge.models.loading.resolve import resolve
 
 _NAME = "config.json"
 
 
+def described_at(model: str | Path) -> Path | str:
+    """Where a model is described, by its configuration and tokenizer: a folder, with weights or not, or a hub id."""
+    folder = Path(model).expanduser()
+    return folder if model not in ALIASES and (folder / _NAME).is_file() else resolve(model)
+
+
 def config_values(model: str | Path) -> tuple[dict[str, Any], str]:
-    """What `config.json` of a model says, and where it was found: a folder, or an id of the hub, as `resolve` finds it.
+    """What `config.json` of a model says, and where it was found: a folder, or an id of the hub.
 
     That file alone is fetched from the hub.
     """
-    source = resolve(model)
+    source = described_at(model)
     file = source / _NAME if isinstance(source, Path) else _fetched(source)
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -37,6 +44,6 @@ def _fetched(hub_id: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"the configuration of '{hub_id}' cannot be had (no network, HF_HUB_OFFLINE set, or a wrong name?): "
-            f"{reason}"
+            f"the configuration of '{hub_id}' cannot be had (no network, HF_HUB_OFFLINE set, or a wrong name?); "
+            f"a folder with its config.json and its tokenizer is enough to plan: {reason}"
         ) from error
