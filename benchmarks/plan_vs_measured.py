@@ -197,12 +197,11 @@ def work_of(row: Row, home: Path, tokenizer: str, machine: Machine) -> StageWork
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(tokenizer)
-    policy, reward = home / "policy", home / "reward"
-    config_of(words, row.shape).save_pretrained(policy)
+    policy = home / "policy"
+    for folder in (policy, home / "reward"):
+        config_of(words, row.shape).save_pretrained(folder)
     words.save_pretrained(policy)
     (policy / "model.safetensors").touch()
-    reward.mkdir(exist_ok=True)
-    (reward / "config.json").write_text("{}")
     (work,) = works_of(load_recipe(write_recipe([case_of(row, home)])), machine)
     return work
 

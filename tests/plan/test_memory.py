@@ -130,6 +130,19 @@ def test_a_number_of_rows_is_what_a_pass_has() -> None:
     assert (memory.passes.largest, memory.passes.most_passes) == (4 * 200, 8)
 
 
+def test_the_trial_of_twice_as_many_tokens_is_in_the_peak_where_it_fits() -> None:
+    """A run sees that a size is the best by one that is not better, and that one has its memory for a moment."""
+    work = replace(sft(SEVEN, step=rows(32, 500, 250)), holding=LORA)
+    with_trial, without = (stage_memory(work, BIG, pass_tokens=4096, tried_tokens=tried) for tried in (8192, 4096))
+    assert with_trial.passes is not None
+    assert with_trial.passes.tried == 8192
+    assert with_trial.peak > 1.1 * without.peak
+    assert stage_memory(work, BIG, pass_tokens=4096).peak == with_trial.peak  # what is foretold where nobody looked
+    smaller = replace(BIG, memory=int(1.06 * without.peak))
+    assert stage_memory(work, smaller, pass_tokens=4096, tried_tokens=8192).fits
+    assert stage_memory(work, smaller, pass_tokens=4096, tried_tokens=8192).peak == without.peak
+
+
 MEASURED = [
     # 0.5B on an H200 (docs/plan.md): tokens and predicted tokens of the largest step, and the peak of the run.
     ("sft", 7354, 4391, 15.07),

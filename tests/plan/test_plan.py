@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from kedge.commands.plan.command import Asked, plan
-from kedge.commands.plan.probe import _shortened, probe_recipe, probed_stages  # pyright: ignore[reportPrivateUsage]
+from kedge.commands.plan.probe import (
+    _shortened,  # pyright: ignore[reportPrivateUsage]
+    pass_sizes,
+    probe_recipe,
+    probed_stages,
+)
 from kedge.commands.plan.words import plan_panel
 from kedge.core.errors import ConfigError, DataError
 from kedge.core.seeds import seed_for
@@ -282,3 +287,18 @@ def test_a_probe_measures_every_stage_that_learns(recipe: Path, monkeypatch: pyt
     assert not list(recipe.parent.glob(".kedge-probe-*"))
     again = probe_recipe(recipe, ("stages.sft.data=absent.jsonl",), loaded, works_of(loaded, machine), machine, print)
     assert "absent.jsonl" in again[0].problem
+
+
+@pytest.mark.parametrize(
+    ("message", "chosen", "tried"),
+    [
+        ("passes of at most 5,822 tokens (119,062 tokens a second; tried 2,048, 2,911)", 5822, 2911),
+        ("policy: passes of at most 2,048 tokens (9 tokens a second; tried 2,048, 4,096, 8,192)", 2048, 8192),
+        ("passes of at most 2,048 tokens (33,799 tokens a second; tried 2,048)", 2048, 2048),
+        ("passes of at most 2,048 tokens (a pass of that many did not fit when it was tried)", 2048, 0),
+        ("critic: passes of at most 4,096 tokens (9 tokens a second; tried 2,048, 4,096)", None, None),
+    ],
+)
+def test_the_sizes_of_passes_are_read_as_a_run_says_them(message: str, chosen: int | None, tried: int | None) -> None:
+    found = pass_sizes([{"code": "run.start", "message": ""}, {"code": "micro_batch.chosen", "message": message}])
+    assert (found.pass_tokens, found.tried_tokens) == (chosen, tried)

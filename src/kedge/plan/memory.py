@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from kedge.plan.holding import Holding
 from kedge.plan.machines import Kind, Machine
-from kedge.plan.passes import PassPlan, halved, is_captured, plan_passes
+from kedge.plan.passes import PassPlan, halved, is_captured, plan_passes, trial_pass
 from kedge.plan.shapes import ModelShape
 from kedge.plan.tensors import (
     KEPT_SHARE,
@@ -89,8 +89,11 @@ def sampled_rows(sampling: Sampling, shape: ModelShape, machine: Machine, free: 
     return max(1, min(fitting, MOST_ROWS[machine.kind], total)), columns
 
 
-def stage_memory(work: StageWork, machine: Machine, *, pass_tokens: int | None = None) -> StageMemory:
-    """The memory of a stage on this machine. `pass_tokens` is the size of passes where it was measured."""
+def stage_memory(
+    work: StageWork, machine: Machine, *, pass_tokens: int | None = None, tried_tokens: int | None = None
+) -> StageMemory:
+    """The memory of a stage on this machine. `pass_tokens` is the size of passes where it was measured, and
+    `tried_tokens` that of the largest trial before."""
     if work.holding is None:
         return _sampling_memory(work, machine)
     standing = _standing(work, work.holding, machine)
@@ -98,20 +101,22 @@ def stage_memory(work: StageWork, machine: Machine, *, pass_tokens: int | None =
         standing = _with_cache(work, standing, machine)
     held = PROCESS[machine.kind] + sum(role.standing for role in standing)
     room = USABLE * machine.memory - held
-    passes = _passes(work, work.holding, machine, room, pass_tokens)
+    passes = _passes(work, work.holding, machine, room, pass_tokens, tried_tokens)
     learning = _learning(work, work.holding, machine, standing, passes)
     while _moment(learning) > room and (smaller := halved(work.looked, passes)) is not None:
         passes = smaller
         learning = _learning(work, work.holding, machine, standing, passes)
+    trial = trial_pass(work.looked, passes)
+    trying = 0 if trial is None else _moment(_learning(work, work.holding, machine, standing, trial))
     judging = _on_turn(work, work.holding, machine)
     reading = judging + min(_reading(work, machine), max(room - judging, 0.0))  # halved as well
     moment, saving = _moment(learning), _saving(work, work.holding, machine)
-    most = max(moment, reading, saving)
+    most = max(moment, reading, saving, trying if trying <= room else 0)  # a trial that does not fit is given up
     return StageMemory(
         roles=tuple(learning),
         peak=int(held + most),
         fits=max(moment, saving, judging) <= room,
-        at="learning" if most == moment else "saving" if most == saving else "reading",
+        at="learning" if most in (moment, trying) else "saving" if most == saving else "reading",
         passes=passes,
     )
 
@@ -242,7 +247,14 @@ def _with_cache(work: StageWork, roles: list[RoleBytes], machine: Machine) -> li
     return [*roles, RoleBytes(role="generator", weights=copy, cache=cache)]
 
 
-def _passes(work: StageWork, holding: Holding, machine: Machine, room: float, pass_tokens: int | None) -> PassPlan:
+def _passes(
+    work: StageWork,
+    holding: Holding,
+    machine: Machine,
+    room: float,
+    pass_tokens: int | None,
+    tried_tokens: int | None,
+) -> PassPlan:
     layers = _learning_layers(work, holding)
     token_bytes = (
         activation_bytes(
@@ -268,6 +280,7 @@ def _passes(work: StageWork, holding: Holding, machine: Machine, room: float, pa
         token_bytes=token_bytes + logits,
         shares=machine.gpus,
         measured=pass_tokens,
+        tried=tried_tokens,
     )
 
 

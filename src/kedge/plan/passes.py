@@ -3,13 +3,14 @@
 On a GPU it measures passes of twice as many tokens each time, and takes the fewest that reach the best rate. What is
 foretold is the smallest of these sizes with enough work that the GPU, and not the host, is what is waited for; that
 amount of work is the one below which layers are captured as CUDA graphs. A clock decides in the run, so it may come out
-otherwise: `--probe` measures it.
+otherwise: `--probe` measures it. That a size is the best is only seen by a trial of twice as many tokens, which takes
+its memory once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from kedge.plan.lengths import Item
@@ -42,6 +43,8 @@ class PassPlan:
     """Of one process in a step."""
     shares: int
     """Processes that share the passes of a step."""
+    tried: int = 0
+    """Tokens of the largest trial pass of `auto`; 0 where none is larger than the limit."""
 
 
 def plan_passes(
@@ -54,10 +57,11 @@ def plan_passes(
     token_bytes: float,
     shares: int = 1,
     measured: int | None = None,
+    tried: int | None = None,
 ) -> PassPlan:
     """The passes of these steps. `room` are the bytes that passes may take, `token_bytes` those of a token;
-    `layer_weights` are all weights of the layers that are computed, `shares` the processes that share a step, and
-    `measured` the tokens of a pass that a probe chose."""
+    `layer_weights` are all weights of the layers that are computed, `shares` the processes that share a step,
+    `measured` the tokens of a pass that a probe chose, and `tried` the most that it tried."""
     whole = -(-sum(_size(item) for item in steps[0]) // shares)
     most = max(1, int(SHARE_OF_FREE * max(room, 0.0) / max(token_bytes, 1.0)))
     if micro_batch != "auto":
@@ -66,7 +70,20 @@ def plan_passes(
     foretold = chosen_tokens(whole, layer_weights=layer_weights, most=most) if is_gpu else CPU_TOKENS
     limit = measured or foretold
     cuts = [cut(step, tokens=min(limit, -(-sum(map(_size, step)) // shares))) for step in steps]
-    return _planned(cuts, limit, in_rows=False, shares=shares)
+    planned = _planned(cuts, limit, in_rows=False, shares=shares)
+    if is_gpu and tried is None:
+        tried = next_trial(limit, whole, most=most)
+    return replace(planned, tried=min(tried, whole)) if tried and min(tried, whole) > limit else planned
+
+
+def trial_pass(steps: Sequence[Sequence[Item]], passes: PassPlan) -> PassPlan | None:
+    """The largest trial pass of `auto`, the first one of such a cut of the first step; None where none is larger than
+    the passes themselves."""
+    if not passes.tried:
+        return None
+    first = cut(steps[0], tokens=passes.tried)[:1]
+    trial = _planned([first], passes.tried, in_rows=False, shares=passes.shares)
+    return trial if trial.largest > passes.largest else None
 
 
 def halved(steps: Sequence[Sequence[Item]], passes: PassPlan) -> PassPlan | None:
@@ -96,6 +113,16 @@ def chosen_tokens(whole: int, *, layer_weights: int, most: int) -> int:
     while tokens < whole and tokens * layer_weights < ENOUGH_WORK and min(2 * tokens, whole) <= most:
         tokens = min(2 * tokens, whole)
     return tokens if tokens < whole else max(whole, min(LONGER_STEP * whole, most))
+
+
+def next_trial(tokens: int, whole: int, *, most: int) -> int:
+    """Tokens of the trial that shows that passes of `tokens` are long enough; 0 where there is none.
+
+    >>> next_trial(4_096, 6_000, most=10**6), next_trial(4_096, 60_000, most=5_000), next_trial(512, 512, most=9_999)
+    (6000, 0, 0)
+    """
+    larger = min(2 * tokens, whole)
+    return larger if tokens < larger <= most else 0
 
 
 def cut(items: Sequence[Item], *, tokens: int | None = None, rows: int | None = None) -> list[list[Item]]:

@@ -42,11 +42,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What a probe found of a stage: factors on what is reckoned, and the size of its passes."""
+    """What a probe found of a stage: factors on what is reckoned, the size of its passes, and the largest that it
+    tried."""
 
     memory: float = 1.0
     time: float = 1.0
     pass_tokens: int | None = None
+    tried_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +199,7 @@ def default_model(recipe: Recipe) -> str:
 
 def reckon(work: StageWork, machine: Machine, correction: Correction) -> tuple[StageMemory, StageTime]:
     """Memory and time of a stage, corrected."""
-    memory = stage_memory(work, machine, pass_tokens=correction.pass_tokens)
+    memory = stage_memory(work, machine, pass_tokens=correction.pass_tokens, tried_tokens=correction.tried_tokens)
     time = stage_time(work, memory, machine)
     peak = round(correction.memory * memory.peak)
     is_room = memory.fits if correction.memory <= 1 else memory.fits and peak <= machine.memory
@@ -228,7 +230,7 @@ def _stage_plan(recipe: Recipe, work: StageWork, machine: Machine, correction: C
 def _way_plan(recipe: Recipe, work: StageWork, way: Holding, machine: Machine, correction: Correction) -> WayPlan:
     assert work.holding is not None
     is_own = way == work.holding
-    measured = correction if is_own else replace(correction, pass_tokens=None)
+    measured = correction if is_own else replace(correction, pass_tokens=None, tried_tokens=None)
     memory, time = reckon(replace(work, holding=way), machine, measured)
     return WayPlan(
         name=way.name(),

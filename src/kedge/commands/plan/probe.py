@@ -33,7 +33,9 @@ _WAITING: Final = ("label", "tasks", "revise", "gate", "exam", "evaluate", "drif
 """Kinds of stages that are not probed, nor what needs them."""
 _HOME: Final = ".kedge-probe-"
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
-_CHOSEN: Final = re.compile(r"(?:policy: )?passes of at most ([\d,]+) tokens")
+_CHOSEN: Final = re.compile(
+    r"(?:policy: )?passes of at most (?P<chosen>[\d,]+) tokens(?: \(.*tried (?:.*, )?(?P<tried>[\d,]+)\))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +177,10 @@ def _probed(work: StageWork, machine: Machine, folder: Path) -> Probed:
         reason = problem.read_text(encoding="utf-8") if problem.exists() else "the process ended without a word"
         return _unmeasured(work, planned.peak, planned_time.step, reason)
     measured = int(peaks[-1] * 2**30)
-    tokens = _pass_tokens(events)
+    sizes = pass_sizes(events)
     first = replace(work, looked=list(work.looked)[: STEPS * work.minibatches], steps=STEPS)
-    same, same_time = reckon(first, machine, Correction(pass_tokens=tokens))
-    found = Correction(memory=measured / same.peak, time=seconds[-1] / same_time.step, pass_tokens=tokens)
+    same, same_time = reckon(first, machine, sizes)
+    found = replace(sizes, memory=measured / same.peak, time=seconds[-1] / same_time.step)
     corrected, _ = reckon(work, machine, found)
     return Probed(
         stage=work.name,
@@ -187,7 +189,7 @@ def _probed(work: StageWork, machine: Machine, folder: Path) -> Probed:
         corrected_peak=max(measured, corrected.peak),
         planned_step_s=planned_time.step,
         measured_step_s=seconds[-1],
-        pass_tokens=tokens,
+        pass_tokens=sizes.pass_tokens,
         correction=found,
     )
 
@@ -206,14 +208,14 @@ def _unmeasured(work: StageWork, peak: int, step_s: float, problem: str) -> Prob
     )
 
 
-def _pass_tokens(events: Sequence[Mapping[str, Any]]) -> int | None:
-    """Tokens of a pass as the run chose them, of the policy where there are two learners."""
-    found = [
-        match
-        for event in events
-        if event.get("code") == "micro_batch.chosen" and (match := _CHOSEN.match(str(event["message"])))
-    ]
-    return int(found[0][1].replace(",", "")) if found else None
+def pass_sizes(events: Sequence[Mapping[str, Any]]) -> Correction:
+    """Tokens of a pass that the run chose, those of the policy where there are two learners, and the most it tried."""
+    for event in events:
+        match = _CHOSEN.match(str(event["message"])) if event.get("code") == "micro_batch.chosen" else None
+        if match is not None:
+            chosen, tried = (int((match[name] or "0").replace(",", "")) for name in ("chosen", "tried"))
+            return Correction(pass_tokens=chosen, tried_tokens=tried)
+    return Correction()
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
