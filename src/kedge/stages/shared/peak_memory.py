@@ -5,6 +5,8 @@ It is an event and no metric: no two runs take the same, and metrics are compare
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -40,6 +42,9 @@ def _begin(of: Of) -> None:
     if of == "gpu":
         torch.cuda.reset_peak_memory_stats()
         return
+    gc.collect()
+    with suppress(OSError, AttributeError):  # glibc keeps what earlier stages have freed, until it is asked
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):  # else the mark is that of the process so far, earlier stages included
         _RESET.write_text("5")  # Linux: the high-water mark falls to what is resident now
 
