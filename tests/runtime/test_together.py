@@ -232,3 +232,36 @@ def untied(lines: list[dict[str, float]]) -> list[dict[str, float]]:
         {name: value for name, value in line.items() if line["step"] > 1 or not name.endswith("/accuracy")}
         for line in lines
     ]
+
+
+LEAVES = """
+import sys
+from pathlib import Path
+
+from kedge.runtime.processes import Place, joined
+
+def threads():
+    return {file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")}
+
+try:
+    place = Place(rank=0, size=1, local_rank=0, address="127.0.0.1", port=int(sys.argv[1]))
+    with joined(place, on_gpu=False, timeout_s=60) as world:
+        world.gather(1)
+        import torch.distributed.checkpoint, torch.distributed.fsdp
+        assert any("gloo" in name for name in threads()), threads()
+        if sys.argv[2] == "fails":
+            raise ValueError
+except ValueError:
+    pass
+print(sorted(name for name in threads() if "gloo" in name))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads have names in /proc on Linux")
+@pytest.mark.parametrize("how", ["ends", "fails"])
+def test_no_thread_of_the_group_is_left_for_the_end_of_python(how: str) -> None:
+    """One that then drops a tensor would abort the process, which the launcher takes for a lost one. What is imported
+    within may hold the group for ever."""
+    command = [sys.executable, "-c", LEAVES, str(crew.free_port()), how]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "[]"), ended.stderr

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kedge.commands.checks.groups import layout_of, refuse_groups
 from kedge.commands.checks.machine import gpus_of, num_sampling
@@ -177,20 +177,10 @@ def _run_joined(
             run(world, device, is_resumed=is_resumed or has_run)
             world.gather(None)  # nobody leaves before all are done
     except BaseException as error:
-        if isinstance(error, ProcessLost) and _is_launched():
-            _leave_at_once(error.exit_code)
-        if place.rank == 0:
+        if place.rank == 0 and not (isinstance(error, ProcessLost) and _is_launched()):
             raise
         return _exit_quietly(error)
     return 0
-
-
-def _leave_at_once(code: int) -> NoReturn:
-    """Python's own way out would take down connections that are broken while threads of torch still use them, which
-    ends in an abort: the launcher would take this process for the one that was lost."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _exit_quietly(error: BaseException) -> int:
@@ -198,7 +188,7 @@ def _exit_quietly(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, KedgeError):
-        if _is_launched():
+        if _is_launched() and not isinstance(error, ProcessLost):
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     traceback.print_exception(error)

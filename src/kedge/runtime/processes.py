@@ -21,6 +21,10 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+
+# Here, for its functions have the group that exists when they are defined as a default: it would never be given back,
+# and its threads would run into the end of Python, where torch aborts.
+import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 
 from kedge.core.errors import ConfigError, KedgeError, ProcessError, ProcessLost
@@ -306,6 +310,8 @@ def joined(place: Place, *, on_gpu: bool, timeout_s: float) -> Generator[Process
         yield ProcessWorld(watch, timeout_s=timeout_s, on_gpu=on_gpu)
     except BaseException as error:
         watch.tell(error)
+        if not on_gpu:  # NCCL would wait for those that are gone
+            dist.destroy_process_group()
         raise
     watch.close()
     dist.destroy_process_group()

@@ -6,6 +6,7 @@ it writes down what all threads of its process are doing, and it ends a process 
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import pickle
@@ -20,6 +21,8 @@ from kedge.core.world import portable
 
 _ERROR, _ALARM, _AT = "kedge/error", "kedge/alarm", "kedge/at"
 _PAUSE_S: Final = 0.5
+_LAST_LOOK_S: Final = 60.0
+"""How long the store may take to answer a last look, on a machine that is busy."""
 _ANSWER_S: Final = 5.0
 """How long a process waits for what the others say of themselves."""
 _GRACE_S: Final = 20.0
@@ -41,11 +44,14 @@ class Watch:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="kedge-watch", daemon=True)
         self._thread.start()
+        # Python ends threads that are inside of torch when it ends itself, and torch answers that with an abort.
+        atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop looking: the run has ended well."""
+        """Stop looking: the run has ended well, or this process ends."""
         self._is_over.set()
-        self._thread.join(timeout=2 * _PAUSE_S)
+        self._thread.join(timeout=_LAST_LOOK_S)
+        atexit.unregister(self.close)
 
     def tell(self, error: BaseException) -> None:
         """Let the others know what ended this process; the first error of all is the one that counts."""
