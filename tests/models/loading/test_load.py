@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,12 @@ def test_unknown_architecture_names_the_folder(tiny: Path) -> None:
     (tiny / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"tiny-model: cannot be loaded as a causal language model: .*no_such_model"):
         load_causal(tiny)
+
+
+def test_a_base_of_few_bits_does_not_warn_at_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "refuse_bits", lambda bits, device: None)
+    of_products = logging.getLogger("bitsandbytes.autograd._functions")
+    monkeypatch.setattr(of_products, "level", logging.NOTSET)
+    assert of_products.isEnabledFor(logging.WARNING)
+    load.quantisation(8, "cuda")
+    assert not of_products.isEnabledFor(logging.WARNING)

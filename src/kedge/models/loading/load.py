@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -113,6 +114,8 @@ def quantisation(bits: BaseBits, device: str | torch.device) -> dict[str, Any]:
     if bits == 16:
         return {}
     refuse_bits(bits, device)
+    # At 8 bits it warns at every single product that activations are cast to float16: thousands of lines a step.
+    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)
     config = BitsAndBytesConfig(
         load_in_8bit=bits == 8,
         load_in_4bit=bits == 4,
