@@ -133,8 +133,7 @@ def probe(chosen: Sequence[Row], home: Path, args: argparse.Namespace) -> None:
             file = write_recipe(cases)
             recipe = load_recipe(file)
             found = probe_recipe(file, (), recipe, works_of(recipe, machine), machine, print)
-            runs = kedge_side(cases) if args.measure else {}
-            whole: dict[StageName, float] = {stage: run.peak_gib for stage, run in runs.items()}
+            whole = {case.stage: run.peak_gib for case, run in kedge_side(cases)} if args.measure else {}
             append(args.probe, [probed_row(row, of, whole) for row, of in zip(rows, found, strict=True)])
 
 

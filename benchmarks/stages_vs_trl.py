@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -48,6 +49,8 @@ from peers.stage_case import (
     write_inputs,
 )
 
+_LOOK_S = 0.5
+"""Between two looks at which stages are done."""
 COLUMNS = ("s/step", "tokens/s", "peak GiB", "first s", "saving s", "× floor", "× TRL")
 HEADER = f"{'shape':6} {'stage':7} {'way':5} {'side':6} {' '.join(f'{name:>9}' for name in COLUMNS)}"
 
@@ -90,11 +93,9 @@ def case_of(args: argparse.Namespace, home: str, shape: str, stage: StageName, w
 def compare(cases: Sequence[StageCase], rates: Rates, who: str) -> None:
     """All stages of a way on both sides, each side in one process: a row for each as it comes."""
     kedge = dict[StageName, StageMeasured]()
-    if who != "trl":
-        kedge = kedge_side(cases)
-    for case in cases:
-        if case.stage in kedge:
-            show(case, "Kedge", kedge[case.stage], kedge[case.stage].tokens_a_step, rates, None)
+    for case, measured in kedge_side(cases) if who != "trl" else ():
+        kedge[case.stage] = measured
+        show(case, "Kedge", measured, measured.tokens_a_step, rates, None)
     for case, trl in trl_side([trl_case(case) for case in cases]) if who != "kedge" else ():
         ours = kedge.get(case.stage)
         show(case, "TRL", trl, ours.tokens_a_step if ours else 0.0, rates, trl.step_s / ours.step_s if ours else None)
@@ -132,16 +133,29 @@ def floor_s(case: StageCase, tokens: float, rates: Rates) -> float:
     return (6 if case.way == "full" else 4) * weights * tokens / rates.matrix
 
 
-def kedge_side(cases: Sequence[StageCase]) -> dict[StageName, StageMeasured]:
-    """`kedge run` on a recipe of all stages; their journals say how long the steps took."""
+def kedge_side(cases: Sequence[StageCase]) -> Iterator[tuple[StageCase, StageMeasured]]:
+    """`kedge run` on a recipe of all stages; their journals say how long the steps took.
+
+    A stage is told as soon as it is done, and its weights are deleted: no other stage begins from them, and those of
+    five stages of 1.5B fill a disk of 64 GB.
+    """
     recipe, name = write_recipe(cases), cases[0].way
     runs = recipe.parent / "runs"
     command = [sys.executable, "-m", "kedge.cli", "run", str(recipe), "--runs", str(runs), "--no-check"]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    if child.returncode:
-        print(f"kedge failed on {name}:\n{child.stdout[-1500:]}{child.stderr[-1500:]}", flush=True)
-    folders = {case: runs / name / case.stage for case in cases}
-    return {case.stage: _measured(case, folder) for case, folder in folders.items() if _is_done(folder)}
+    waiting = {case: runs / name / case.stage for case in cases}
+    with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stdout=said, stderr=said) as child:
+        is_over = False
+        while waiting and not is_over:
+            is_over = child.poll() is not None
+            for case in [case for case, folder in waiting.items() if _is_done(folder)]:
+                folder = waiting.pop(case)
+                yield case, _measured(case, folder)
+                for weights in ("checkpoints", "model", "adapter"):
+                    shutil.rmtree(folder / weights, ignore_errors=True)
+            time.sleep(_LOOK_S)
+        if child.wait():
+            said.seek(0)
+            print(f"kedge failed on {name}:\n{said.read()[-3000:]}", flush=True)
 
 
 def write_recipe(cases: Sequence[StageCase]) -> Path:
