@@ -1,9 +1,10 @@
-"""Settings for every test: one torch thread, quiet libraries, no network."""
+"""Settings for every test: one torch thread, quiet libraries, no network, signals as on a terminal."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+# A suite that a script starts in its background finds Ctrl-C ignored, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are collected: there is no garbage in what they are made of
 torch.set_num_threads(1)
 settings.register_profile("kedge", deadline=None, derandomize=True, print_blob=True)
