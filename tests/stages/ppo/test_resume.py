@@ -18,7 +18,7 @@ from kedge.models.training.train_step import TrainStep
 from kedge.rollout.local import LocalGenerator
 from kedge.runs.folder import Run, status_of
 from kedge.runs.state import load_state
-from kedge.stages.rl import run as rl_run
+from kedge.stages.shared import loop
 
 RunPPO = Callable[..., Path]
 Records = Callable[[Path], list[dict[str, Any]]]
@@ -96,7 +96,7 @@ def interrupt() -> None:
 PLACES = {
     "generation": (LocalGenerator, "generate", 4),
     "update": (TrainStep, "learn", 21),  # 4 steps of each of two roles an iteration: in the third
-    "saving": (rl_run, "save_state", 3),  # the first is of step 0
+    "saving": (loop, "save_state", 3),  # the first is of step 0
 }
 SLOW = pytest.mark.slow
 
