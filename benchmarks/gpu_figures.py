@@ -1,13 +1,14 @@
 """Every figure that the pages of docs/ still want from a GPU, in one call: as many as there are minutes for.
 
 Each is a command of its own with a limit of minutes; what it prints goes to TO/NAME.log as it comes, its files below
-TO. Those that tell seconds have the card to themselves, one after another; the studies, whose numbers do not depend on
-who else is at work, run side by side after them. One that fails or takes too long ends alone. A figure that is there is
-passed over, so that several short calls do what one long one does; a study goes on where it was. `--tiny` makes every
-command small enough for any machine: so one sees, before a GPU is paid for, that all of them start and come to an end.
+TO. Those that tell seconds have the card to themselves, one after another; neighbours in the list whose numbers do not
+depend on who else is at work (tests, loading, studies) run side by side. One that fails or takes too long ends alone. A
+figure that is there is passed over, so that several short calls do what one long one does; a study goes on where it
+was. `--tiny` makes every command small enough for any machine: so one sees, before a GPU is paid for, that all of them
+start and come to an end.
 
     python benchmarks/gpu_figures.py --list
-    python benchmarks/gpu_figures.py --data DATA --tokenizer FOLDER --to FIGURES --minutes 28
+    python benchmarks/gpu_figures.py --data DATA --tokenizer FOLDER --to FIGURES --minutes 28 --page speed.md plan.md
     python benchmarks/gpu_figures.py --data DATA --tokenizer FOLDER --to FIGURES --only gpu-tests stages-7b
     python benchmarks/gpu_figures.py --data DATA --tokenizer FOLDER --to TRIED --tiny
 
@@ -27,6 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +97,15 @@ FIGURES: tuple[Figure, ...] = (
         minutes=5,
         command="-m pytest -m gpu -p no:cacheprovider tests",
         tiny="--collect-only",
+        is_alone=False,
+    ),
+    Figure(
+        name="loading-7b",
+        page="several-gpus.md",
+        minutes=3,
+        command="benchmarks/shard_cost.py --shape 7b --load-only",
+        tiny="--shape tiny",
+        is_alone=False,
     ),
     stages("1.5b-full", 5, "--shapes 1.5b --ways full --stages dpo grpo ppo --who kedge"),
     stages("1.5b-ppo", 4, "--shapes 1.5b --ways lora --stages ppo"),
@@ -109,13 +120,6 @@ FIGURES: tuple[Figure, ...] = (
         command="benchmarks/offload.py --shape 0.5b --stages ppo --steps 4 --bits 8 4",
         tiny="--shape tiny --bits",
     ),
-    Figure(
-        name="loading-7b",
-        page="several-gpus.md",
-        minutes=3,
-        command="benchmarks/shard_cost.py --shape 7b --load-only",
-        tiny="--shape tiny",
-    ),
     # All seeds of this study have one gold.
     study("overoptimisation", 1, 4, "gold", is_alone=True),
     *(study("verifiable", seed, 8, "ppo rejection") for seed in SEEDS),
@@ -126,7 +130,11 @@ FIGURES: tuple[Figure, ...] = (
 
 def main() -> int:
     args = parse()
-    chosen = [figure for figure in FIGURES if not args.only or figure.name in args.only]
+    chosen = [
+        figure
+        for figure in FIGURES
+        if (not args.only or figure.name in args.only) and (not args.page or figure.page in args.page)
+    ]
     if args.list:
         for figure in chosen:
             beside = "" if figure.is_alone else ", beside others"
@@ -142,9 +150,10 @@ def main() -> int:
         print(f"{figure.name:26} {state}", flush=True)
         return state
 
-    states = [make(figure) for figure in chosen if figure.is_alone]
-    with ThreadPoolExecutor(args.at_once) as pool:
-        states += pool.map(make, [figure for figure in chosen if not figure.is_alone])
+    states = list[str]()
+    for is_alone, figures in groupby(chosen, key=lambda figure: figure.is_alone):
+        with ThreadPoolExecutor(1 if is_alone else args.at_once) as pool:
+            states += pool.map(make, figures)
     return int(any(not state.startswith("done") for state in states))
 
 
@@ -201,8 +210,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, help="the folder of a tokenizer with a chat template")
     parser.add_argument("--to", type=Path, help="where logs and results go")
     parser.add_argument("--minutes", type=float, default=28.0, help="after so many, what runs is ended")
-    parser.add_argument("--at-once", type=int, default=6, help="studies side by side")
+    parser.add_argument("--at-once", type=int, default=6, help="of those that may run side by side")
     parser.add_argument("--only", nargs="+", choices=[figure.name for figure in FIGURES], default=())
+    parser.add_argument("--page", nargs="+", choices=sorted({figure.page for figure in FIGURES}), default=())
     parser.add_argument("--tiny", action="store_true", help="all commands in small, for any machine")
     parser.add_argument("--list", action="store_true", help="what there is to measure")
     args = parser.parse_args()
