@@ -63,7 +63,7 @@ def stages(name: str, minutes: float, options: str) -> Figure:
         page="speed.md",
         minutes=minutes,
         command=f"benchmarks/stages_vs_trl.py {PAIRS} {FEW_STEPS} {options}",
-        tiny=f"--shapes tiny --batch 4 --max-length 256 {FEWER_STEPS}",
+        tiny=f"--shapes tiny --base-bits 16 --batch 4 --max-length 256 {FEWER_STEPS}",
     )
 
 
@@ -76,6 +76,12 @@ def probed(shape: str, way: str) -> Figure:
         command=f"benchmarks/plan_vs_measured.py {PAIRS} {rows} --shapes {shape} --ways {way}",
         tiny="--shapes tiny",
     )
+
+
+def gpu_tests() -> str:
+    """The files that have tests for a GPU."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return " ".join(str(file.relative_to(ROOT)) for file in files if "mark.gpu" in file.read_text(encoding="utf-8"))
 
 
 def study(name: str, seed: int, minutes: float, parts: str = "", *, is_alone: bool = False) -> Figure:
@@ -95,7 +101,8 @@ FIGURES: tuple[Figure, ...] = (
         name="gpu-tests",
         page="speed.md",
         minutes=5,
-        command="-m pytest -m gpu -p no:cacheprovider tests",
+        # By file: what other tests import need not be there on a machine with a GPU.
+        command=f"-m pytest -m gpu -n 4 -p no:benchmark -p no:cacheprovider {gpu_tests()}",
         tiny="--collect-only",
         is_alone=False,
     ),

@@ -55,8 +55,8 @@ COLUMNS = ("s/step", "tokens/s", "peak GiB", "first s", "saving s", "× floor", 
 HEADER = f"{'shape':6} {'stage':7} {'way':5} {'side':6} {' '.join(f'{name:>9}' for name in COLUMNS)}"
 
 
-def main() -> None:
-    args = parse()
+def main() -> int:
+    args, are_whole = parse(), list[bool]()
     rates = measured_rates("cuda" if torch.cuda.is_available() else "cpu")
     print(
         f"torch {torch.__version__}; {rates.matrix / 1e12:.0f} TFLOP/s, {rates.copy / 1e12:.2f} TB/s\n{HEADER}",
@@ -66,11 +66,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as home:
             write_inputs(Path(home), args.pairs, args.tokenizer, shape, with_reward="ppo" in args.stages)
             for way in args.ways:
-                compare(
-                    [case_of(args, home, shape, stage, way) for stage in stages_of(way, args.stages)], rates, args.who
-                )
+                cases = [case_of(args, home, shape, stage, way) for stage in stages_of(way, args.stages)]
+                are_whole.append(compare(cases, rates, args.who))
             if args.journals:
                 keep_journals(Path(home) / "runs", args.journals / shape)
+    return int(not all(are_whole))
 
 
 def case_of(args: argparse.Namespace, home: str, shape: str, stage: StageName, way: Way) -> StageCase:
@@ -90,15 +90,18 @@ def case_of(args: argparse.Namespace, home: str, shape: str, stage: StageName, w
     )
 
 
-def compare(cases: Sequence[StageCase], rates: Rates, who: str) -> None:
-    """All stages of a way on both sides, each side in one process: a row for each as it comes."""
-    kedge = dict[StageName, StageMeasured]()
+def compare(cases: Sequence[StageCase], rates: Rates, who: str) -> bool:
+    """All stages of a way on both sides, each side in one process: a row for each as it comes. Whether all came."""
+    kedge, trl = dict[StageName, StageMeasured](), dict[StageName, StageMeasured]()
     for case, measured in kedge_side(cases) if who != "trl" else ():
         kedge[case.stage] = measured
         show(case, "Kedge", measured, measured.tokens_a_step, rates, None)
-    for case, trl in trl_side([trl_case(case) for case in cases]) if who != "kedge" else ():
+    for case, measured in trl_side([trl_case(case) for case in cases]) if who != "kedge" else ():
+        trl[case.stage] = measured
         ours = kedge.get(case.stage)
-        show(case, "TRL", trl, ours.tokens_a_step if ours else 0.0, rates, trl.step_s / ours.step_s if ours else None)
+        ratio = measured.step_s / ours.step_s if ours else None
+        show(case, "TRL", measured, ours.tokens_a_step if ours else 0.0, rates, ratio)
+    return all(len(rows) == len(cases) for rows, other in ((kedge, "trl"), (trl, "kedge")) if who != other)
 
 
 def trl_case(case: StageCase) -> StageCase:
@@ -299,4 +302,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
