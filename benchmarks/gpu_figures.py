@@ -62,7 +62,7 @@ def stages(name: str, minutes: float, options: str) -> Figure:
         name=f"stages-{name}",
         page="speed.md",
         minutes=minutes,
-        command=f"benchmarks/stages_vs_trl.py {PAIRS} {FEW_STEPS} {options}",
+        command=f"benchmarks/stages_vs_trl.py {PAIRS} {FEW_STEPS} {options} --journals {{to}}/journals/{name}",
         tiny=f"--shapes tiny --base-bits 16 --batch 4 --max-length 256 {FEWER_STEPS}",
     )
 
@@ -188,7 +188,7 @@ def run(figure: Figure, command: Sequence[str], to: Path, deadline: float) -> st
         return "no minutes left"
     began = time.monotonic()
     with (to / f"{figure.name}.log").open("a") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
+        child = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, process_group=0)
         try:
             code = child.wait(timeout=left)
         except subprocess.TimeoutExpired:
