@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from kedge.commands.plan.command import Asked, plan
 from kedge.commands.plan.probe import (
     _shortened,  # pyright: ignore[reportPrivateUsage]
+    empty_home,
     pass_sizes,
     probe_recipe,
     probed_stages,
@@ -287,6 +289,13 @@ def test_a_probe_measures_every_stage_that_learns(recipe: Path, monkeypatch: pyt
     assert not list(recipe.parent.glob(".kedge-probe-*"))
     again = probe_recipe(recipe, ("stages.sft.data=absent.jsonl",), loaded, works_of(loaded, machine), machine, print)
     assert "absent.jsonl" in again[0].problem
+
+
+def test_git_does_not_see_what_a_killed_probe_has_left(tmp_path: Path) -> None:
+    (empty_home(tmp_path) / "model.safetensors").touch()
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    seen = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, check=True, capture_output=True)
+    assert seen.stdout == b""
 
 
 @pytest.mark.parametrize(

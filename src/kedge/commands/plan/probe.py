@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kedge.core.errors import ConfigError
-from kedge.core.files import is_alive
+from kedge.core.files import is_alive, write_text
 from kedge.plan.machines import Machine
 from kedge.plan.plan import Correction, default_model, reckon
 from kedge.plan.work import StageWork
@@ -69,7 +69,7 @@ def probe_recipe(
     learning = [work for work in works if work.holding is not None and work.name in names]
     if not learning:
         raise ConfigError(f"--probe: no stage of {file} learns from what is here already, so nothing can be measured")
-    home = _empty_home(Path.cwd())
+    home = empty_home(Path.cwd())
     try:
         changes = [*overrides, *_shortened(recipe, names, home)]
         say(f"probe: {STEPS} steps of {', '.join(work.name for work in learning)}")
@@ -79,7 +79,7 @@ def probe_recipe(
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _empty_home(place: Path) -> Path:
+def empty_home(place: Path) -> Path:
     """A folder named by this process, without those that killed probes have left."""
     for left in place.glob(f"{_HOME}*"):
         number = left.name.removeprefix(_HOME)
@@ -87,6 +87,7 @@ def _empty_home(place: Path) -> Path:
             shutil.rmtree(left, ignore_errors=True)
     home = place / f"{_HOME}{os.getpid()}"
     home.mkdir()
+    write_text(home / ".gitignore", "*\n")  # one that is killed leaves gigabytes, which `git add` would take along
     return home
 
 
