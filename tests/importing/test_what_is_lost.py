@@ -197,3 +197,48 @@ def test_prompts_are_counted_up_to_their_limit(tmp_path: Path) -> None:
     sizes = "--rollout_batch_size 8 --train_batch_size 8 --num_episodes 2 --max_samples 16"
     done = imported(Case(name="", tool="openrlhf", text=f"{GROUP}{sizes}"), tmp_path)
     assert done.recipe["stages"]["ppo"]["iterations"] == 4
+
+
+def test_options_may_stand_in_arrays(tmp_path: Path) -> None:
+    """As the scripts that OpenRLHF ships write them."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        'HOME_OF_ALL="out"\nSAVE="${HOME_OF_ALL}/mine"\n'
+        "MODEL_ARGS=(\n  --pretrain tiny  # --ref_pretrain other)\n  # --reward_pretrain ${RM}\n"
+        '  --save_path "${SAVE}"\n)\n'
+        "SIZES=(--train_batch_size 8 --max_epochs 2)\nSIZES+=(--param_dtype bf16\n  --max_samples 16)\n"
+        'torchrun -m openrlhf.cli.train_sft ${MODEL_ARGS[@]} "${SIZES[@]}" --dataset a.jsonl\n'
+    )
+    done = import_recipe("openrlhf", script, tmp_path / "recipe.yaml", Asked())
+    stage = done.recipe["stages"]["sft"]
+    assert (done.recipe["model"], done.recipe["name"], stage["batch"], stage["epochs"]) == ("tiny", "mine", 8, 2)
+    lines = {row.field: row.line for row in done.rows}
+    assert (lines["pretrain"], lines["max_epochs"], lines["max_samples"], lines["dataset"]) == (4, 8, 10, 11)
+
+
+def test_an_array_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"{OPENRLHF.format('sft')} ${{ARGS[@]}}\n")
+    with pytest.raises(ConfigError, match="known to a shell alone"):
+        import_recipe("openrlhf", tmp_path / "train.sh", tmp_path / "recipe.yaml", Asked())
+
+
+def test_data_that_nobody_knows_are_told_by_their_name(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model_name_or_path: tiny\nstage: kto\ndataset: kto_en_demo\n")
+    with pytest.raises(ConfigError, match=r"line 3: dataset: kto_en_demo: no dataset_info.json .* give --data"):
+        import_recipe("llama-factory", tmp_path / "config.yaml", tmp_path / "recipe.yaml", Asked())
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ("use_galore: true\ngalore_layerwise: true\ngalore_target: all\ngalore_rank: 128", ["use_galore"]),
+        ("use_apollo: true\napollo_rank: 256\napollo_scale_type: tensor", ["use_apollo"]),
+        ("use_badam: true\nbadam_mode: layer\nbadam_switch_interval: 50", ["use_badam"]),
+        ("fp8: true\nfp8_backend: torchao", ["fp8", "fp8_backend"]),
+        ("use_eaft_loss: true\neaft_alpha: 1.0", ["use_eaft_loss"]),
+    ],
+)
+def test_other_ways_to_learn_are_refused_and_not_unknown(fields: str, refused: list[str], tmp_path: Path) -> None:
+    done = llama_factory(tmp_path, f"stage: sft\nfinetuning_type: full\ndataset: asked\n{fields}\n")
+    named = [line.partition(":")[0] for line in fields.splitlines()]
+    assert [row.field for row in done.rows if row.field in named and row.verdict == "refused"] == refused

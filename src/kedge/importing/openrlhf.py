@@ -235,20 +235,20 @@ TABLE: Final[Mapping[str, Rule]] = table(
         "actor_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node colocate_actor_ref colocate_critic_reward "
         "colocate_all_models actor_init_on_gpu": skip(GPUS),
         "zpg local_rank overlap_comm grad_accum_dtype deepcompile dist_backend "
-        "deepspeed_enable_sleep use_ds_universal_ckpt disable_ds_ckpt": skip(training.SHARDED),
+        "deepspeed_enable_sleep fsdp2_enable_sleep use_ds_universal_ckpt disable_ds_ckpt": skip(training.SHARDED),
         "micro_train_batch_size micro_rollout_batch_size use_dynamic_batch train_max_tokens_per_gpu "
         "rollout_max_tokens_per_gpu vllm_generate_batch_size rollout_tasks_per_gpu": skip(
             "`micro_batch: auto` finds its size"
         ),
         "adam_offload ref_offload ref_reward_offload": openrlhf_rules.offload,
         "zero_stage": lambda value, source: training.sharded(f"stage{whole(value)}", source),
-        "bf16": skip("the device decides (`memory.dtype: auto`); what learns has float32 weights"),
+        "bf16 param_dtype": skip("the device decides (`memory.dtype: auto`); what learns has float32 weights"),
         "flash_attn attn_implementation packing_samples use_liger_kernel gradient_checkpointing_use_reentrant "
         "disable_fast_tokenizer ring_head_stride full_determinism perf compute_fp32_loss disable_trace_cache": skip(
             "it changes speed and memory; Kedge has its own way"
         ),
         "vllm_sync_backend vllm_sync_with_ray vllm_enable_sleep vllm_gpu_memory_utilization enable_prefix_caching "
-        "enforce_eager enable_vllm_is_correction vllm_is_truncated_threshold": skip(
+        "enforce_eager enable_vllm_is_correction vllm_is_truncated_threshold vllm_is_correction_type": skip(
             "`generator` and `loss.correct: auto` see to it (docs/vllm.md)"
         ),
         "logging_steps": skip(training.EVERY_STEP),

@@ -26,7 +26,7 @@
     const button = event.target.closest?.("button");
     const place = button?.closest("[data-turn]");
     if (!place) return;
-    answer = { turn: Number(place.dataset.turn), side: Number(place.dataset.side) };
+    answer = { chat: $("[name=chat]", talk).value, turn: Number(place.dataset.turn), side: Number(place.dataset.side) };
     try {
       if (button.dataset.thumb) await send("/chat/thumb", { ...answer, is_good: button.dataset.thumb === "true" });
       else if (button.dataset.prefer !== undefined) await send("/chat/prefer", answer);
