@@ -23,7 +23,6 @@ from kedge.web.chat_models import ChatModel
 from kedge.web.studio import chats
 from kedge.web.studio.chats import Chat, ChatRoom, Place, Serving, Turn
 
-
 SHOWN = "the-chat"
 """The chat that the page of these tests shows."""
 

@@ -308,9 +308,8 @@ TABLE: Final[Mapping[str, Rule]] = {
             "flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_reentrant_gc low_cpu_mem_usage "
             "upcast_layernorm "
             "upcast_lmhead_output double_quantization quantization_device_map use_fast_tokenizer split_special_tokens "
-            "use_v1_kernels use_mca offload_folder use_kv_cache infer_backend infer_dtype print_param_status cache_dir": skip(
-                "it changes speed, memory or display; Kedge has its own way"
-            ),
+            "use_v1_kernels use_mca offload_folder use_kv_cache infer_backend infer_dtype print_param_status "
+            "cache_dir": skip("it changes speed, memory or display; Kedge has its own way"),
             "overwrite_cache preprocessing_batch_size streaming buffer_size tokenized_path eval_on_each_dataset "
             "media_dir "
             "data_shared_file_system disable_shuffling ignore_pad_token_for_loss tool_format default_system "

@@ -121,9 +121,7 @@ def _array_line(text: str, file: Path, line: int) -> tuple[list[str], bool]:
     return words, False
 
 
-def _with_arrays(
-    tokens: list[tuple[str, int]], arrays: dict[str, list[tuple[str, int]]]
-) -> list[tuple[str, int]]:
+def _with_arrays(tokens: list[tuple[str, int]], arrays: dict[str, list[tuple[str, int]]]) -> list[tuple[str, int]]:
     """The command's words with those of the arrays that it names in their places."""
     filled: list[tuple[str, int]] = []
     for word, line in tokens:

@@ -167,7 +167,9 @@ def make_recipe(studio: Studio, body: NewRecipe) -> Path:
     text = with_value(source.read_text(encoding="utf-8"), ("name",), body.name)
     if body.model.strip():
         text = with_value(text, ("model",), body.model.strip())
-    text = _with_files(text, {name: new for name, target in targets.items() if (new := project.relative(target)) != name})
+    text = _with_files(
+        text, {name: new for name, target in targets.items() if (new := project.relative(target)) != name}
+    )
     for origin, place in others:
         target = targets[place.as_posix()]
         if not target.exists():

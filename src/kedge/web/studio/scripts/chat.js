@@ -14,13 +14,14 @@
   wait();
   talk.addEventListener("filled", () => {
     $("#say").value = "";
+    say(""); // of what went wrong before
     const last = talk.lastElementChild;
     if (last && !isLoading()) last.scrollIntoView({ block: "nearest" });
   });
   $("#say").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); $("#compose").requestSubmit(); }
   });
-  const send = async (path, body) => { talk.innerHTML = (await post(path, body)).html; };
+  const send = async (path, body) => { talk.innerHTML = (await post(path, body)).html; say(""); };
   let answer = null;
   talk.addEventListener("click", async (event) => {
     const button = event.target.closest?.("button");
