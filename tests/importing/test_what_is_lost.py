@@ -242,3 +242,27 @@ def test_other_ways_to_learn_are_refused_and_not_unknown(fields: str, refused: l
     done = llama_factory(tmp_path, f"stage: sft\nfinetuning_type: full\ndataset: asked\n{fields}\n")
     named = [line.partition(":")[0] for line in fields.splitlines()]
     assert [row.field for row in done.rows if row.field in named and row.verdict == "refused"] == refused
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "of_the_data"),
+    [
+        ("llama-factory", "model_name_or_path: tiny\nstage: sft\ndataset: x\nmax_samples: 9\n", "max_samples"),
+        ("openrlhf", f"{GROUP}--rollout_batch_size 8 --train_batch_size 8 --max_samples 16", "max_samples"),
+        ("openrlhf", f"{OPENRLHF.format('sft')}--dataset x.jsonl --input_key q", "input_key"),
+        ("axolotl", f"{AXOLOTL}    split: test\n", "datasets[0].split"),
+        ("axolotl", f"{AXOLOTL}    field_messages: talk\n", "datasets[0].field_messages"),
+    ],
+)
+def test_what_is_said_of_data_goes_with_them(tool: str, text: str, of_the_data: str, tmp_path: Path) -> None:
+    """With --data the recipe has none of it, and the table said "a part of `data`"."""
+    (tmp_path / "b.jsonl").write_text("{}\n" * 100)
+    config = tmp_path / ("train.sh" if tool == "openrlhf" else "config.yaml")
+    config.write_text(text)
+    done = import_recipe(tool, config, tmp_path / "recipe.yaml", Asked(data="b.jsonl"))
+    row = next(row for row in done.rows if row.field == of_the_data)
+    assert (row.verdict, "--data stands in the place" in row.why) == ("refused", True)
+    (stage,) = done.recipe["stages"].values()
+    assert stage.get("prompts", stage.get("data")) == "b.jsonl"
+    if "prompts" in stage:
+        assert stage["iterations"] == 13  # a pass over the 100 rows of that file, and not over 16

@@ -230,6 +230,20 @@ def test_the_badcase_is_one_that_a_gate_replays(tmp_path: Path) -> None:
     assert (case.id, case.bad, case.why) == (identity, "no!", "rude")
 
 
+def test_answers_are_kept_nowhere_outside_of_the_project(site: StudioSite, room: ChatRoom, tmp_path: Path) -> None:
+    say(room, "hello")
+    for name, path, body in (
+        ("badcases", "badcase", {"why": "rude", "check": "lacks", "value": "hears"}),
+        ("labels.db", "ask", {}),
+        (chats.THUMBS, "thumb", {"is_good": True}),
+        (chats.PAIRS, "prefer", {}),
+    ):
+        (tmp_path / Path(name).name).touch()
+        (site.folder / name).symlink_to(tmp_path / Path(name).name)
+        assert "leads out" in site.post(f"/chat/{path}", at(0, 0) | body).json()["error"], name
+        assert not (tmp_path / Path(name).name).read_bytes()
+
+
 def test_people_are_asked_about_a_pair_or_else_about_one_answer(site: StudioSite, room: ChatRoom) -> None:
     say(room, "hello")
     say(room, "again")  # each model goes on with its own answer: these two are no pair

@@ -205,6 +205,7 @@ class ChatRoom:
         """An answer that no model may give again."""
         chat, prompt, answer = self._answer(place)
         bad = BadAnswer(prompt=prompt, answer=answer, model=chat.models[place.side], why=why, check=check, value=value)
+        self.studio.project.inside("badcases")
         case = self.studio.services.add_badcase(bad)
         return self._sent(place, f"badcase {case}, which every gate replays")
 
@@ -219,6 +220,7 @@ class ChatRoom:
             if prompt == self._answer(replace(place, side=other))[1] and answer != turn.answers[other]
         ]
         answers = {chat.models[number]: turn.answers[number] for number in (side, *pair)}
+        self.studio.project.inside("labels.db")
         project = self.studio.services.ask_people(Question(prompt=prompt, answers=answers))
         what = "which answer is better" if pair else f"whether the answer of {chat.models[side]} is good"
         return self._sent(place, f"people are asked {what}: project {project} of labels.db")
