@@ -204,16 +204,17 @@ def test_options_may_stand_in_arrays(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(
         'HOME_OF_ALL="out"\nSAVE="${HOME_OF_ALL}/mine"\n'
-        "MODEL_ARGS=(\n  --pretrain tiny  # --ref_pretrain other)\n  # --reward_pretrain ${RM}\n"
+        "MODEL_ARGS=(\n  --pretrain tiny  # --ref_pretrain other)\n  #don't: --reward_pretrain ${RM}\n"
         '  --save_path "${SAVE}"\n)\n'
         "SIZES=(--train_batch_size 8 --max_epochs 2)\nSIZES+=(--param_dtype bf16\n  --max_samples 16)\n"
+        "NOTES=('of several\nlines')\n"
         'torchrun -m openrlhf.cli.train_sft ${MODEL_ARGS[@]} "${SIZES[@]}" --dataset a.jsonl\n'
     )
     done = import_recipe("openrlhf", script, tmp_path / "recipe.yaml", Asked())
     stage = done.recipe["stages"]["sft"]
     assert (done.recipe["model"], done.recipe["name"], stage["batch"], stage["epochs"]) == ("tiny", "mine", 8, 2)
     lines = {row.field: row.line for row in done.rows}
-    assert (lines["pretrain"], lines["max_epochs"], lines["max_samples"], lines["dataset"]) == (4, 8, 10, 11)
+    assert (lines["pretrain"], lines["max_epochs"], lines["max_samples"], lines["dataset"]) == (4, 8, 10, 13)
 
 
 def test_an_array_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def read_command(file: Path, module: re.Pattern[str]) -> Command:
         )
     match = matches[0]
     tokens = _tokens(text[match.end() :], file, 1 + text[: match.start()].count("\n"))
-    tokens = _with_arrays(tokens, _arrays(text[: match.start()], file))
+    tokens = _with_arrays(tokens, _arrays(text[: match.start()]))
     options, lines = _options(tokens, _assigned(text[: match.start()]), file)
     before = re.findall(r"\b(deepspeed|ray|torchrun|accelerate|python3?)\b", text[: match.start()])
     return Command(module=match[1], launcher=before[0] if before else "", options=options, lines=lines)
@@ -91,33 +91,35 @@ def _numbered(words: list[tuple[str, int]], rest: str, first: int) -> list[tuple
     return numbered
 
 
-def _arrays(before: str, file: Path) -> dict[str, list[tuple[str, int]]]:
+def _arrays(before: str) -> dict[str, list[tuple[str, int]]]:
     """The words of the script's arrays, each with its line: `ARGS=(--lr 1e-6 …)`, one word or many a line."""
     arrays: dict[str, list[tuple[str, int]]] = {}
     for match in _ARRAY.finditer(before):
         words: list[tuple[str, int]] = []
-        line = before[: match.end()].count("\n")
-        for number, text in enumerate(before[match.end() :].split("\n"), start=line + 1):
-            held, is_closed = _array_line(text, file, number)
-            words += [(word, number) for word in held]
-            if is_closed or len(words) > MAX_VALUES:
-                break
+        first = 1 + before[: match.end()].count("\n")
+        try:
+            for number, text in enumerate(before[match.end() :].split("\n"), start=first):
+                held, is_closed = _array_line(text)
+                words += [(word, number) for word in held]
+                if is_closed or len(words) > MAX_VALUES:
+                    break
+        except ValueError:  # a text over several lines: the command is told where it names this array
+            continue
         arrays[match[1]] = [*(arrays.get(match[1], []) if match[2] else []), *words]
     return arrays
 
 
-def _array_line(text: str, file: Path, line: int) -> tuple[list[str], bool]:
+def _array_line(text: str) -> tuple[list[str], bool]:
     """The words of one line of an array, and whether its bracket is closed there; a comment ends the line."""
     lexer = shlex.shlex(text.rstrip().removesuffix("\\"), posix=True, punctuation_chars="()")
     lexer.commenters, lexer.whitespace_split = "", True
     words: list[str] = []
-    try:
-        for word in lexer:
-            if word.startswith(("#", ")")):
-                return words, word.startswith(")")
-            words.append(word)
-    except ValueError as problem:
-        raise ConfigError(f"{file}: line {line}: a quotation mark that is not closed ({problem})") from None
+    if text.lstrip().startswith("#"):
+        return words, False
+    for word in lexer:
+        if word.startswith(("#", ")")):
+            return words, word.startswith(")")
+        words.append(word)
     return words, False
 
 
