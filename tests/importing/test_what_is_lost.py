@@ -197,3 +197,73 @@ def test_prompts_are_counted_up_to_their_limit(tmp_path: Path) -> None:
     sizes = "--rollout_batch_size 8 --train_batch_size 8 --num_episodes 2 --max_samples 16"
     done = imported(Case(name="", tool="openrlhf", text=f"{GROUP}{sizes}"), tmp_path)
     assert done.recipe["stages"]["ppo"]["iterations"] == 4
+
+
+def test_options_may_stand_in_arrays(tmp_path: Path) -> None:
+    """As the scripts that OpenRLHF ships write them."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        'HOME_OF_ALL="out"\nSAVE="${HOME_OF_ALL}/mine"\n'
+        "MODEL_ARGS=(\n  --pretrain tiny  # --ref_pretrain other)\n  #don't: --reward_pretrain ${RM}\n"
+        '  --save_path "${SAVE}"\n)\n'
+        "SIZES=(--train_batch_size 8 --max_epochs 2)\nSIZES+=(--param_dtype bf16\n  --max_samples 16)\n"
+        "NOTES=('of several\nlines')\n"
+        'torchrun -m openrlhf.cli.train_sft ${MODEL_ARGS[@]} "${SIZES[@]}" --dataset a.jsonl\n'
+    )
+    done = import_recipe("openrlhf", script, tmp_path / "recipe.yaml", Asked())
+    stage = done.recipe["stages"]["sft"]
+    assert (done.recipe["model"], done.recipe["name"], stage["batch"], stage["epochs"]) == ("tiny", "mine", 8, 2)
+    lines = {row.field: row.line for row in done.rows}
+    assert (lines["pretrain"], lines["max_epochs"], lines["max_samples"], lines["dataset"]) == (4, 8, 10, 13)
+
+
+def test_an_array_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"{OPENRLHF.format('sft')} ${{ARGS[@]}}\n")
+    with pytest.raises(ConfigError, match="known to a shell alone"):
+        import_recipe("openrlhf", tmp_path / "train.sh", tmp_path / "recipe.yaml", Asked())
+
+
+def test_data_that_nobody_knows_are_told_by_their_name(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model_name_or_path: tiny\nstage: kto\ndataset: kto_en_demo\n")
+    with pytest.raises(ConfigError, match=r"line 3: dataset: kto_en_demo: no dataset_info.json .* give --data"):
+        import_recipe("llama-factory", tmp_path / "config.yaml", tmp_path / "recipe.yaml", Asked())
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ("use_galore: true\ngalore_layerwise: true\ngalore_target: all\ngalore_rank: 128", ["use_galore"]),
+        ("use_apollo: true\napollo_rank: 256\napollo_scale_type: tensor", ["use_apollo"]),
+        ("use_badam: true\nbadam_mode: layer\nbadam_switch_interval: 50", ["use_badam"]),
+        ("fp8: true\nfp8_backend: torchao", ["fp8", "fp8_backend"]),
+        ("use_eaft_loss: true\neaft_alpha: 1.0", ["use_eaft_loss"]),
+    ],
+)
+def test_other_ways_to_learn_are_refused_and_not_unknown(fields: str, refused: list[str], tmp_path: Path) -> None:
+    done = llama_factory(tmp_path, f"stage: sft\nfinetuning_type: full\ndataset: asked\n{fields}\n")
+    named = [line.partition(":")[0] for line in fields.splitlines()]
+    assert [row.field for row in done.rows if row.field in named and row.verdict == "refused"] == refused
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "of_the_data"),
+    [
+        ("llama-factory", "model_name_or_path: tiny\nstage: sft\ndataset: x\nmax_samples: 9\n", "max_samples"),
+        ("openrlhf", f"{GROUP}--rollout_batch_size 8 --train_batch_size 8 --max_samples 16", "max_samples"),
+        ("openrlhf", f"{OPENRLHF.format('sft')}--dataset x.jsonl --input_key q", "input_key"),
+        ("axolotl", f"{AXOLOTL}    split: test\n", "datasets[0].split"),
+        ("axolotl", f"{AXOLOTL}    field_messages: talk\n", "datasets[0].field_messages"),
+    ],
+)
+def test_what_is_said_of_data_goes_with_them(tool: str, text: str, of_the_data: str, tmp_path: Path) -> None:
+    """With --data the recipe has none of it, and the table said "a part of `data`"."""
+    (tmp_path / "b.jsonl").write_text("{}\n" * 100)
+    config = tmp_path / ("train.sh" if tool == "openrlhf" else "config.yaml")
+    config.write_text(text)
+    done = import_recipe(tool, config, tmp_path / "recipe.yaml", Asked(data="b.jsonl"))
+    row = next(row for row in done.rows if row.field == of_the_data)
+    assert (row.verdict, "--data stands in the place" in row.why) == ("refused", True)
+    (stage,) = done.recipe["stages"].values()
+    assert stage.get("prompts", stage.get("data")) == "b.jsonl"
+    if "prompts" in stage:
+        assert stage["iterations"] == 13  # a pass over the 100 rows of that file, and not over 16

@@ -12,6 +12,7 @@ from studio_site import RECIPE, StudioSite
 from kedge.core import plugins
 from kedge.core.yaml.editing import tree_of_text
 from kedge.recipe.templates import template_folder
+from kedge.web.studio import drafts
 from kedge.web.studio.drafts import Change, changed
 from kedge.web.studio.fields import Field, Group, form_of
 
@@ -183,6 +184,24 @@ def test_a_second_tab_overwrites_nothing(site: StudioSite) -> None:
     assert "seed: 5" in (site.folder / "first.yaml").read_text()
 
 
+def test_two_tabs_at_the_same_moment_overwrite_nothing(site: StudioSite) -> None:
+    """Both have read the recipe before either has saved it."""
+    base = site.recipe()
+    one, two = (drafts.read_draft(site.project, "first.yaml") for _ in range(2))
+    drafts.save_text(one, RECIPE + "seed: 5\n", base=base)
+    with pytest.raises(drafts.Outdated, match="another tab"):
+        drafts.save_text(two, RECIPE + "seed: 6\n", base=base)
+    assert "seed: 5" in (site.folder / "first.yaml").read_text()
+
+
+def test_a_recipe_in_another_encoding_is_refused_and_kept(site: StudioSite) -> None:
+    written = RECIPE.replace("the run", "Grüße").encode("latin-1")
+    (site.folder / "first.yaml").write_bytes(written)
+    shown = site.get("/recipe", file="first.yaml")
+    assert (shown.status_code, "save it as UTF-8" in shown.json()["error"]) == (400, True)
+    assert (site.folder / "first.yaml").read_bytes() == written
+
+
 def test_findings_of_the_check_stand_at_their_fields(site: StudioSite) -> None:
     base = site.recipe(RECIPE + "  eval: {kind: evaluate, models: [sft], prompts: data/demos.jsonl}\n")
     finding = {"level": "fatal", "code": "x", "where": "", "fix": "", "evidence": {}}
@@ -226,8 +245,25 @@ def test_a_recipe_comes_from_a_template_with_its_data(site: StudioSite) -> None:
     assert "name: mine" in (site.folder / "mine.yaml").read_text()
     assert (site.folder / "data" / "pairs.jsonl").is_file()
     assert "there is a recipe" in site.post("/new", {"template": "tiny", "name": "mine"}).json()["problems"]["name"]
-    (site.folder / "data" / "pairs.jsonl").write_text("mine\n")
-    clash = site.post("/new", {"template": "tiny", "name": "other"})
-    assert clash.status_code == 400
-    assert "another file of that name" in clash.json()["error"]
-    assert (site.folder / "data" / "pairs.jsonl").read_text() == "mine\n"
+
+
+def test_a_template_gets_by_a_file_of_the_same_name(site: StudioSite) -> None:
+    """Who has uploaded pairs.jsonl of their own can start from a template, and keeps them."""
+    own, shipped = site.folder / "data" / "pairs.jsonl", site.folder / "data" / "tiny-pairs.jsonl"
+    own.write_text("mine\n")
+    assert site.post("/new", {"template": "tiny", "name": "other"}).json() == {"go": "/recipe?file=other.yaml"}
+    assert own.read_text() == "mine\n"
+    assert len(shipped.read_text().splitlines()) == 600
+    assert "data/tiny-pairs.jsonl" in (text := (site.folder / "other.yaml").read_text())
+    assert "data/pairs.jsonl" not in text
+    shipped.write_text("mine, too\n")
+    clash = site.post("/new", {"template": "tiny", "name": "third"})
+    assert (clash.status_code, "rename one first" in clash.json()["error"]) == (400, True)
+    assert not (site.folder / "third.yaml").exists()
+
+
+def test_a_function_of_a_shipped_file_that_got_another_name_is_found_there(site: StudioSite) -> None:
+    (site.folder / "data" / "help_desk.py").write_text("mine = 1\n")
+    assert "go" in site.post("/new", {"template": "loop", "name": "other"}).json()
+    text = (site.folder / "other.yaml").read_text()
+    assert text.count("data/loop-help_desk.py:truth") == 2

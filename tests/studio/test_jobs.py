@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from studio_site import StudioSite, make_site
 
 from kedge.core.errors import ConfigError
+from kedge.runs.folder import Run
+from kedge.runs.manifest import new_manifest
 from kedge.web.studio import jobs as module
 from kedge.web.studio.jobs import Job, Jobs
 
@@ -125,6 +128,23 @@ def test_a_run_is_started_shown_and_stopped_by_pages(tmp_path: Path) -> None:
     wait_for(lambda: "it can be resumed" in site.get("/run/live", name="first").json()["outcome"])
     assert not site.get("/run/live", name="first").json()["is_alive"]
     assert "first" in site.get("/").text
+
+
+@pytest.mark.parametrize(("status", "outcome"), [("done", ""), ("interrupted", "how its process ended is not known")])
+def test_an_end_that_nobody_saw_is_not_told_as_one(site: StudioSite, status: Any, outcome: str) -> None:
+    """The server that began it was killed, and another one was open when it ended."""
+    manifest = new_manifest(name="first", kind="sft", seed=1, settings={})
+    with Run.create(site.folder / "runs" / "first", manifest=manifest) as run:
+        run.finish(status)
+    gone = Job(
+        id="1-a", kind="run", subject="first.yaml", name="first", command=(), started=1.0, pid=2**22, born="gone"
+    )
+    site.studio.jobs.folder.mkdir(parents=True)
+    site.studio.jobs._write(gone)
+    news = site.get("/run/live", name="first").json()
+    assert (news["status"], news["is_alive"]) == (status, False)
+    assert news["outcome"].endswith(outcome and f"{outcome}; what it saved is here")
+    assert bool(news["outcome"]) == bool(outcome)
 
 
 def test_a_name_that_is_taken_is_told_at_its_field(site: StudioSite) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from studio_site import DEMO, StudioSite
@@ -18,7 +21,10 @@ from kedge.runs.folder import Run
 from kedge.runs.manifest import new_manifest
 from kedge.web.chat_models import ChatModel
 from kedge.web.studio import chats
-from kedge.web.studio.chats import Chat, ChatRoom, Serving, Turn
+from kedge.web.studio.chats import Chat, ChatRoom, Place, Serving, Turn
+
+SHOWN = "the-chat"
+"""The chat that the page of these tests shows."""
 
 
 def add_run(site: StudioSite, name: str, losses: list[float]) -> Path:
@@ -32,11 +38,22 @@ def add_run(site: StudioSite, name: str, losses: list[float]) -> Path:
 
 def test_an_upload_is_kept_and_audited(site: StudioSite) -> None:
     reply = site.upload("mine.jsonl", DEMO.encode()).json()
-    assert reply["file"] == "data/mine.jsonl"
-    assert "so few" in reply["html"]
+    assert reply == {"file": "data/mine.jsonl"}
+    assert "so few" in site.post("/data/audit", reply).json()["html"]
     assert (site.folder / "data" / "mine.jsonl").read_text() == DEMO
     assert "data/mine.jsonl" in site.get("/data").text
     assert sorted(path.name for path in (site.folder / "data").iterdir()) == ["demos.jsonl", "mine.jsonl"]
+
+
+def test_an_audit_tells_which_lines_and_no_folder_of_the_machine(site: StudioSite, tmp_path: Path) -> None:
+    for name, content in (("cut.jsonl", DEMO + '{"prompt": "x"\n' + DEMO), ("blank.jsonl", "\n")):
+        (site.folder / "data" / name).write_text(content)
+    site.studio.services = replace(site.studio.services, audit=partial(command._audit, site.project.folder))
+    cut = site.post("/data/audit", {"file": "data/cut.jsonl"}).json()["html"]
+    assert "data/cut.jsonl:2" in cut
+    blank = site.post("/data/audit", {"file": "data/blank.jsonl"}).json()["html"]
+    assert "data/blank.jsonl: the file is empty" in blank
+    assert str(tmp_path) not in cut + blank
 
 
 def test_the_limit_of_uploads_is_told_in_words(site: StudioSite) -> None:
@@ -89,13 +106,27 @@ def room(site: StudioSite, monkeypatch: pytest.MonkeyPatch) -> ChatRoom:
     monkeypatch.setattr(ChatRoom, "_serving", ready)
     room = ChatRoom(site.studio)
     site.project.state.mkdir()
-    room._write(Chat(models=("a", "b")))
+    room._write(Chat(models=("a", "b"), id=SHOWN))
     return room
 
 
+def say(room: ChatRoom, text: str) -> Chat:
+    """The next message of the page that shows the newest state."""
+    return room.say(text, chat_id=SHOWN, turns=len(room._there().turns))
+
+
+def place(turn: int, side: int) -> Place:
+    return Place(chat=SHOWN, turn=turn, side=side)
+
+
+def at(turn: int, side: int) -> dict[str, Any]:
+    """The same place as a page sends it."""
+    return {"chat": SHOWN, "turn": turn, "side": side}
+
+
 def test_two_models_answer_and_each_goes_on_with_its_own(site: StudioSite, room: ChatRoom) -> None:
-    room.say("hello")
-    chat = room.say("again")
+    say(room, "hello")
+    chat = say(room, "again")
     assert chat.turns[1].answers == ("a hears 3 and again", "b hears 3 and again")
     assert chat.messages(1)[1] == Message("assistant", "b hears 1 and hello")
     assert ChatRoom(site.studio).chat() == chat  # another tab, another server
@@ -104,11 +135,11 @@ def test_two_models_answer_and_each_goes_on_with_its_own(site: StudioSite, room:
 
 
 def test_answers_become_data(site: StudioSite, room: ChatRoom) -> None:
-    room.say("hello")
-    room.thumb(0, 0, is_good=True)
-    room.thumb(0, 1, is_good=False)
-    room.thumb(0, 1, is_good=False)  # twice is once
-    chat = room.prefer(0, 1)
+    say(room, "hello")
+    room.thumb(place(0, 0), is_good=True)
+    room.thumb(place(0, 1), is_good=False)
+    room.thumb(place(0, 1), is_good=False)  # twice is once
+    chat = room.prefer(place(0, 1))
     assert len(chat.turns[0].sent) == 3
     thumbs = [json.loads(line) for line in (site.folder / chats.THUMBS).read_text().splitlines()]
     assert [row["label"] for row in thumbs] == [True, False]
@@ -117,16 +148,70 @@ def test_answers_become_data(site: StudioSite, room: ChatRoom) -> None:
     assert pair.chosen[-1].content == "b hears 1 and hello"
 
 
+def test_a_changed_mind_takes_the_place_of_the_verdict_before(site: StudioSite, room: ChatRoom) -> None:
+    (site.folder / chats.THUMBS).write_text('{"cut by a kill')
+    say(room, "hello")
+    room.thumb(place(0, 0), is_good=True)
+    room.prefer(place(0, 1))
+    room.thumb(place(0, 0), is_good=False)
+    chat = room.prefer(place(0, 0))
+    assert chat.turns[0].sent == ("disliked a → data/chat-thumbs.jsonl", "a is better → data/chat-pairs.jsonl")
+    cut, thumb = (site.folder / chats.THUMBS).read_text().splitlines()
+    assert (cut, json.loads(thumb)["label"]) == ('{"cut by a kill', False)
+    (pair,) = map(json.loads, (site.folder / chats.PAIRS).read_text().splitlines())
+    assert (pair["chosen"], pair["rejected"]) == chat.turns[0].answers
+
+
+def test_an_empty_answer_is_no_data(site: StudioSite, room: ChatRoom) -> None:
+    room._write(Chat(models=("a", "b"), id=SHOWN, turns=(Turn(text="x", answers=("", "yes")),)))
+    assert "is empty" in site.post("/chat/thumb", at(0, 0) | {"is_good": True}).json()["error"]
+    assert "is empty" in site.post("/chat/prefer", at(0, 1)).json()["error"]
+    assert not (site.folder / chats.THUMBS).exists()
+
+
+def test_a_tab_that_shows_another_chat_says_nothing_of_this_one(site: StudioSite, room: ChatRoom) -> None:
+    say(room, "hello")
+    room._write(Chat(models=("c",), id="another", turns=(Turn(text="bye", answers=("c hears bye",)),)))
+    for path, body in (
+        ("thumb", at(0, 0) | {"is_good": True}),
+        ("prefer", at(0, 0)),
+        ("ask", at(0, 0)),
+        ("badcase", at(0, 0) | {"why": "rude", "check": "lacks", "value": "x"}),
+        ("say", {"chat": SHOWN, "turns": 1, "text": "and?"}),
+        ("say", {"chat": "another", "turns": 0, "text": "and?"}),  # a turn came from another tab
+    ):
+        answer = site.post(f"/chat/{path}", body)
+        assert (answer.status_code, "another tab" in answer.json()["error"]) == (409, True), path
+    assert not (site.folder / chats.THUMBS).exists()
+
+
+def test_answers_go_into_no_chat_that_began_meanwhile(
+    site: StudioSite, room: ChatRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(room, "hello")
+    newer = Chat(models=("c",), id="another")
+
+    def answer(self: ChatModel, messages: object) -> str:
+        if self.name == "a":
+            room._write(newer)
+        return "late"
+
+    monkeypatch.setattr(ChatModel, "answer", answer)
+    assert site.post("/chat/say", {"chat": SHOWN, "turns": 1, "text": "and?"}).status_code == 409
+    assert room.chat() == newer
+
+
 def test_what_is_no_pair_is_refused(site: StudioSite, room: ChatRoom) -> None:
-    room._write(Chat(models=("a", "b"), turns=(Turn(text="x", answers=("1", "2")), Turn(text="y", answers=("3", "4")))))
-    assert "different things" in site.post("/chat/prefer", {"turn": 1, "side": 0}).json()["error"]
-    assert "no such answer" in site.post("/chat/prefer", {"turn": 7, "side": 0}).json()["error"]
-    assert "no such answer" in site.post("/chat/thumb", {"turn": 0, "side": -1, "is_good": True}).json()["error"]
+    turns = (Turn(text="x", answers=("1", "2")), Turn(text="y", answers=("3", "4")))
+    room._write(Chat(models=("a", "b"), id=SHOWN, turns=turns))
+    assert "different things" in site.post("/chat/prefer", at(1, 0)).json()["error"]
+    assert "no such answer" in site.post("/chat/prefer", at(7, 0)).json()["error"]
+    assert "no such answer" in site.post("/chat/thumb", at(0, -1) | {"is_good": True}).json()["error"]
 
 
 def test_an_answer_becomes_a_badcase(site: StudioSite, room: ChatRoom) -> None:
-    room.say("hello")
-    body = {"turn": 0, "side": 1, "why": "rude", "check": "lacks", "value": "hears"}
+    say(room, "hello")
+    body = at(0, 1) | {"why": "rude", "check": "lacks", "value": "hears"}
     assert "case-1" in site.post("/chat/badcase", body).json()["html"]
     assert site.post("/chat/badcase", body | {"why": ""}).status_code == 422
 
@@ -145,14 +230,28 @@ def test_the_badcase_is_one_that_a_gate_replays(tmp_path: Path) -> None:
     assert (case.id, case.bad, case.why) == (identity, "no!", "rude")
 
 
+def test_answers_are_kept_nowhere_outside_of_the_project(site: StudioSite, room: ChatRoom, tmp_path: Path) -> None:
+    say(room, "hello")
+    for name, path, body in (
+        ("badcases", "badcase", {"why": "rude", "check": "lacks", "value": "hears"}),
+        ("labels.db", "ask", {}),
+        (chats.THUMBS, "thumb", {"is_good": True}),
+        (chats.PAIRS, "prefer", {}),
+    ):
+        (tmp_path / Path(name).name).touch()
+        (site.folder / name).symlink_to(tmp_path / Path(name).name)
+        assert "leads out" in site.post(f"/chat/{path}", at(0, 0) | body).json()["error"], name
+        assert not (tmp_path / Path(name).name).read_bytes()
+
+
 def test_people_are_asked_about_a_pair_or_else_about_one_answer(site: StudioSite, room: ChatRoom) -> None:
-    room.say("hello")
-    room.say("again")  # each model goes on with its own answer: these two are no pair
-    html = site.post("/chat/ask", {"turn": 0, "side": 1}).json()["html"]
+    say(room, "hello")
+    say(room, "again")  # each model goes on with its own answer: these two are no pair
+    html = site.post("/chat/ask", at(0, 1)).json()["html"]
     assert "which answer is better: project asked-2" in html
-    html = site.post("/chat/ask", {"turn": 1, "side": 1}).json()["html"]
+    html = site.post("/chat/ask", at(1, 1)).json()["html"]
     assert "whether the answer of b is good: project asked-1" in html
-    assert "no such answer" in site.post("/chat/ask", {"turn": 2, "side": 0}).json()["error"]
+    assert "no such answer" in site.post("/chat/ask", at(2, 0)).json()["error"]
 
 
 def test_what_people_are_asked_is_in_the_store_of_the_folder(tmp_path: Path) -> None:

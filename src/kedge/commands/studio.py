@@ -235,7 +235,7 @@ def _shortener(folder: Path) -> Callable[[Any], Any]:
 
     prefix = f"{folder}{os.sep}"
     return lambda finding: replace(
-        finding, message=finding.message.replace(prefix, ""), fix=finding.fix.replace(prefix, "")
+        finding, **{name: getattr(finding, name).replace(prefix, "") for name in ("message", "where", "fix")}
     )
 
 

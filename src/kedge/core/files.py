@@ -66,6 +66,20 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file of lines, on the disk when this returns; one that a kill has cut stays a line of its own."""
+    written = line.encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                written = b"\n" + written
+        file.write(written)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def is_same_file(left: Path, right: Path) -> bool:
     """Whether two names lead to one file, through links of either kind too; also of a file that is not there yet."""
     try:

@@ -152,8 +152,8 @@ TABLE: Final[Mapping[str, Rule]] = {
             "datasets[].message_field_content": axolotl_rules.message_keys,
             "datasets[].roles": axolotl_rules.roles,
             "datasets[].train_on_eos": refuse("the end of each of the assistant's turns is learnt", ("turn",)),
-            "datasets[].split": split_of,
-            "test_datasets[].split": split_of,
+            "datasets[].split": split_of("data"),
+            "test_datasets[].split": split_of("heldout"),
             "datasets[].shards": refuse("`limit` of a file takes its first rows"),
             "pretraining_dataset": refuse("rows of `text` are learnt whole by stage sft: name them as --data"),
             "vllm.tensor_parallel_size": axolotl_rules.of_trl("vllm_tensor_parallel_size"),
@@ -217,9 +217,11 @@ TABLE: Final[Mapping[str, Rule]] = {
             "datasets[].name datasets[].data_files datasets[].ds_type datasets[].revision "
             "datasets[].field_messages datasets[].field datasets[].field_tools datasets[].field_chosen "
             "datasets[].field_rejected datasets[].field_prompt datasets[].field_instruction datasets[].field_output "
-            "datasets[].field_completion datasets[].field_label datasets[].field_system test_datasets[].name "
-            "test_datasets[].data_files test_datasets[].ds_type test_datasets[].revision "
-            "test_datasets[].field_messages": part_of("data", "which part of it, and its columns"),
+            "datasets[].field_completion datasets[].field_label datasets[].field_system": part_of(
+                "data", "which part of it, and its columns"
+            ),
+            "test_datasets[].name test_datasets[].data_files test_datasets[].ds_type test_datasets[].revision "
+            "test_datasets[].field_messages": part_of("heldout", "which part of it, and its columns"),
             "datasets[].chat_template datasets[].field_human datasets[].field_model "
             "datasets[].conversation datasets[].drop_system_message datasets[].trust_remote_code": skip(
                 "layouts of messages are known by their columns"

@@ -285,9 +285,10 @@ TABLE: Final[Mapping[str, Rule]] = {
             "resize_vocab": refuse("a model keeps its vocabulary"),
             "add_tokens": refuse("a model keeps its vocabulary"),
             "add_special_tokens": refuse("a model keeps its vocabulary"),
-            "use_dft_loss": refuse("the loss is the likelihood"),
         },
         {
+            "use_dft_loss use_asft_loss use_eaft_loss": refuse("the loss is the likelihood"),
+            "fp8 fp8_backend fp8_enable_fsdp_float8_all_gather": refuse("products are not computed in 8 bits"),
             "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules": refuse(
                 "parts of a model do not learn alone: all weights do, or adapters"
             ),
@@ -295,16 +296,20 @@ TABLE: Final[Mapping[str, Rule]] = {
                 "`memory.frozen_bits` is for reference and reward model together"
             ),
             "moe_aux_loss_coef": refuse("there is no loss of routers"),
-            "pissa_iter pissa_convert loraplus_lr_embedding create_new_adapter": skip("of a field that is refused"),
+            "pissa_iter pissa_convert loraplus_lr_embedding create_new_adapter asft_alpha eaft_alpha "
+            "galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise "
+            "apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type "
+            "apollo_scale_type apollo_layerwise apollo_scale_front "
+            "badam_mode badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode "
+            "badam_verbose oft_rank oft_block_size oft_target module_dropout": skip("of a field that is refused"),
             "use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro shift_attn mixture_of_depths": refuse(
                 "AdamW on all weights or on adapters is what there is"
             ),
             "flash_attn use_unsloth use_unsloth_gc enable_liger_kernel use_reentrant_gc low_cpu_mem_usage "
             "upcast_layernorm "
             "upcast_lmhead_output double_quantization quantization_device_map use_fast_tokenizer split_special_tokens "
-            "use_v1_kernels offload_folder use_kv_cache infer_backend infer_dtype print_param_status cache_dir": skip(
-                "it changes speed, memory or display; Kedge has its own way"
-            ),
+            "use_v1_kernels use_mca offload_folder use_kv_cache infer_backend infer_dtype print_param_status "
+            "cache_dir": skip("it changes speed, memory or display; Kedge has its own way"),
             "overwrite_cache preprocessing_batch_size streaming buffer_size tokenized_path eval_on_each_dataset "
             "media_dir "
             "data_shared_file_system disable_shuffling ignore_pad_token_for_loss tool_format default_system "

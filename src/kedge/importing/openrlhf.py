@@ -49,7 +49,7 @@ def source_of(file: Path, asked: Asked, folder: Path) -> Source:
     given: dict[str, Any] = {"(launcher)": command.launcher or "python", **command.options}
     estimator = str(given.get("advantage_estimator", "gae"))
     kind = KINDS[trainer] if estimator == "gae" else "group"
-    data = asked.data or given.get("prompt_data" if kind in ("ppo", "group") else "dataset")
+    data = given.get("prompt_data" if kind in ("ppo", "group") else "dataset")
     return Source(
         file=file,
         trainer=trainer if kind != "group" else estimator,
@@ -59,13 +59,15 @@ def source_of(file: Path, asked: Asked, folder: Path) -> Source:
         lines=command.lines,
         asked=asked,
         is_lora=int(number(given.get("lora_rank", 0))) > 0,
-        num_rows=_rows(str(data), file.parent, given) if data else None,
+        num_rows=_rows(data, file.parent, given, asked),
         folder=folder,
     )
 
 
-def _rows(data: str, beside: Path, given: Mapping[str, Any]) -> int | None:
-    rows = places.num_rows(data, beside)
+def _rows(data: Any, beside: Path, given: Mapping[str, Any], asked: Asked) -> int | None:
+    if asked.data:
+        return places.num_rows(asked.data, beside)
+    rows = places.num_rows(str(data), beside) if data else None
     return min(rows, whole(given.get("max_samples", rows))) if rows else None
 
 
@@ -229,26 +231,27 @@ TABLE: Final[Mapping[str, Rule]] = table(
     },
     {
         "prompt_data_probs dataset_probs": part_of("data", "weights, where there are several files"),
-        "prompt_split train_split dataset_split eval_split": part_of("data", "the split of a dataset of the hub"),
+        "prompt_split train_split dataset_split": part_of("data", "the split of a dataset of the hub"),
+        "eval_split": part_of("heldout", "the split of a dataset of the hub"),
         "input_key output_key prompt_key chosen_key rejected_key label_key": part_of("data", "its columns"),
         "ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node actor_num_nodes "
         "actor_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node colocate_actor_ref colocate_critic_reward "
         "colocate_all_models actor_init_on_gpu": skip(GPUS),
         "zpg local_rank overlap_comm grad_accum_dtype deepcompile dist_backend "
-        "deepspeed_enable_sleep use_ds_universal_ckpt disable_ds_ckpt": skip(training.SHARDED),
+        "deepspeed_enable_sleep fsdp2_enable_sleep use_ds_universal_ckpt disable_ds_ckpt": skip(training.SHARDED),
         "micro_train_batch_size micro_rollout_batch_size use_dynamic_batch train_max_tokens_per_gpu "
         "rollout_max_tokens_per_gpu vllm_generate_batch_size rollout_tasks_per_gpu": skip(
             "`micro_batch: auto` finds its size"
         ),
         "adam_offload ref_offload ref_reward_offload": openrlhf_rules.offload,
         "zero_stage": lambda value, source: training.sharded(f"stage{whole(value)}", source),
-        "bf16": skip("the device decides (`memory.dtype: auto`); what learns has float32 weights"),
+        "bf16 param_dtype": skip("the device decides (`memory.dtype: auto`); what learns has float32 weights"),
         "flash_attn attn_implementation packing_samples use_liger_kernel gradient_checkpointing_use_reentrant "
         "disable_fast_tokenizer ring_head_stride full_determinism perf compute_fp32_loss disable_trace_cache": skip(
             "it changes speed and memory; Kedge has its own way"
         ),
         "vllm_sync_backend vllm_sync_with_ray vllm_enable_sleep vllm_gpu_memory_utilization enable_prefix_caching "
-        "enforce_eager enable_vllm_is_correction vllm_is_truncated_threshold": skip(
+        "enforce_eager enable_vllm_is_correction vllm_is_truncated_threshold vllm_is_correction_type": skip(
             "`generator` and `loss.correct: auto` see to it (docs/vllm.md)"
         ),
         "logging_steps": skip(training.EVERY_STEP),

@@ -33,7 +33,12 @@ def recipe_values(imported: Imported, source: Source) -> dict[str, Any]:
         f"{name} of the stage ({OPTIONS[name]})" for name in NEEDED.get(source.kind, ("data",)) if name not in stage
     ]
     if missing:
-        raise ConfigError(f"{source.file}: does not say what a recipe needs: {', '.join(missing)}")
+        told = [
+            f"\n  {f'line {row.line}: ' if row.line else ''}{row.field}: {row.value}: {row.why}"
+            for row in imported.rows
+            if row.verdict == "refused" and any(option in row.why for option in ("--model", *OPTIONS.values()))
+        ]
+        raise ConfigError(f"{source.file}: does not say what a recipe needs: {', '.join(missing)}{''.join(told)}")
     if source.processes > 1:
         values["placement"] = {**values.get("placement", {}), "processes": source.processes}
     method = stage.get("method")

@@ -153,14 +153,27 @@ def refuse(why: str, unless: tuple[Any, ...] = ()) -> Rule:
 
 def part_of(path: str, why: str) -> Rule:
     """A factor of another field's outcome, which says how."""
-    return lambda value, source: told(f"a part of `{path}`: {why}")
+    return lambda value, source: _replaced(path, source) or told(f"a part of `{path}`: {why}")
 
 
-def split_of(value: Any, source: Source) -> Outcome:
+def split_of(path: str) -> Rule:
     """The split of a dataset, of which a share cannot be named."""
-    if "[" in str(value):
-        return refused("a slice of a split is not there: `limit` of a file takes its first rows")
-    return told("a part of `data`: the split")
+
+    def rule(value: Any, source: Source) -> Outcome:
+        if replaced := _replaced(path, source):
+            return replaced
+        if "[" in str(value):
+            return refused("a slice of a split is not there: `limit` of a file takes its first rows")
+        return told(f"a part of `{path}`: the split")
+
+    return rule
+
+
+def _replaced(path: str, source: Source) -> Outcome | None:
+    """What a field says of data that the command line names others for."""
+    if path != "data" or not source.asked.data:
+        return None
+    return refused("of the data that --data stands in the place of; what holds for that file too is written beside it")
 
 
 def lora(key: str, read: Callable[[Any], Any], why: str = "") -> Rule:

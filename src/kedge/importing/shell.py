@@ -14,6 +14,8 @@ from kedge.core.yaml.limits import MAX_VALUES, read_bounded
 
 _ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\S.*)?$", re.M)
 _VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_ARRAY: Final = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_]*)(\+?)=\(", re.M)
+_ALL_OF_IT: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
 _NUMBER: Final = re.compile(r"-?(\d|\.\d)[\d.eE+-]*")
 _ANSI: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
 """A text in which bash writes a new line as backslash and n."""
@@ -46,6 +48,7 @@ def read_command(file: Path, module: re.Pattern[str]) -> Command:
         )
     match = matches[0]
     tokens = _tokens(text[match.end() :], file, 1 + text[: match.start()].count("\n"))
+    tokens = _with_arrays(tokens, _arrays(text[: match.start()]))
     options, lines = _options(tokens, _assigned(text[: match.start()]), file)
     before = re.findall(r"\b(deepspeed|ray|torchrun|accelerate|python3?)\b", text[: match.start()])
     return Command(module=match[1], launcher=before[0] if before else "", options=options, lines=lines)
@@ -88,6 +91,47 @@ def _numbered(words: list[tuple[str, int]], rest: str, first: int) -> list[tuple
     return numbered
 
 
+def _arrays(before: str) -> dict[str, list[tuple[str, int]]]:
+    """The words of the script's arrays, each with its line: `ARGS=(--lr 1e-6 …)`, one word or many a line."""
+    arrays: dict[str, list[tuple[str, int]]] = {}
+    for match in _ARRAY.finditer(before):
+        words: list[tuple[str, int]] = []
+        first = 1 + before[: match.end()].count("\n")
+        try:
+            for number, text in enumerate(before[match.end() :].split("\n"), start=first):
+                held, is_closed = _array_line(text)
+                words += [(word, number) for word in held]
+                if is_closed or len(words) > MAX_VALUES:
+                    break
+        except ValueError:  # a text over several lines: the command is told where it names this array
+            continue
+        arrays[match[1]] = [*(arrays.get(match[1], []) if match[2] else []), *words]
+    return arrays
+
+
+def _array_line(text: str) -> tuple[list[str], bool]:
+    """The words of one line of an array, and whether its bracket is closed there; a comment ends the line."""
+    lexer = shlex.shlex(text.rstrip().removesuffix("\\"), posix=True, punctuation_chars="()")
+    lexer.commenters, lexer.whitespace_split = "", True
+    words: list[str] = []
+    if text.lstrip().startswith("#"):
+        return words, False
+    for word in lexer:
+        if word.startswith(("#", ")")):
+            return words, word.startswith(")")
+        words.append(word)
+    return words, False
+
+
+def _with_arrays(tokens: list[tuple[str, int]], arrays: dict[str, list[tuple[str, int]]]) -> list[tuple[str, int]]:
+    """The command's words with those of the arrays that it names in their places."""
+    filled: list[tuple[str, int]] = []
+    for word, line in tokens:
+        named = _ALL_OF_IT.fullmatch(word)
+        filled += arrays[named[1]] if named and named[1] in arrays else [(word, line)]
+    return filled
+
+
 def _assigned(before: str) -> dict[str, str]:
     """Plain assignments of the script, which its command may name."""
     values: dict[str, str] = {}
@@ -97,12 +141,12 @@ def _assigned(before: str) -> dict[str, str]:
         except ValueError:
             continue
         if len(words) <= 1:
-            values[match[1]] = words[0] if words else ""
+            values[match[1]] = _filled_in(words[0], values) if words else ""
     return values
 
 
 def _filled_in(word: str, assigned: dict[str, str]) -> str:
-    """The word with the plain variables of the script in their places; one inside of another is not followed."""
+    """The word with the plain variables of the script in their places."""
     return _VARIABLE.sub(lambda match: assigned.get(match[1] or match[2], match[0]), word)
 
 

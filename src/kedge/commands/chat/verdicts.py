@@ -6,12 +6,12 @@ The files are those that `kedge data` checks and stages read; a line is written 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from kedge.core.errors import ConfigError
+from kedge.core.files import append_line
 from kedge.data.examples import Kind, Messages
 from kedge.data.kinds import kind_of
 from kedge.data.reading import read
@@ -37,16 +37,7 @@ class VerdictFile:
         self.path, self.kind, self.count = path, kind, 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a line that a kill has cut stays a line of its own
-                    line = b"\n" + line
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path, json.dumps(row, ensure_ascii=False))
         self.count += 1
 
 

@@ -8,11 +8,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from kedge.web.studio.chats import Chat, ChatRoom
+from kedge.web.studio.chats import Chat, ChatRoom, Place
 from kedge.web.studio.context import Studio
 from kedge.web.studio.pages import fragment, page
 
 Words = Annotated[str, Field(max_length=40_000)]
+Identity = Annotated[str, Field(max_length=100)]
 Needed = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
@@ -23,14 +24,23 @@ class Models(BaseModel):
 
 
 class Said(BaseModel):
+    """`chat` and `turns` say what the page shows."""
+
     model_config = ConfigDict(extra="forbid")
     text: Words
+    chat: Identity
+    turns: int
 
 
 class OfAnswer(BaseModel):
     model_config = ConfigDict(extra="forbid")
+    chat: Identity
     turn: int
     side: int
+
+    @property
+    def place(self) -> Place:
+        return Place(chat=self.chat, turn=self.turn, side=self.side)
 
 
 class Thumb(OfAnswer):
@@ -77,24 +87,24 @@ def add_chat(app: FastAPI, studio: Studio) -> None:
 
     @app.post("/chat/say")
     def say(body: Said) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return shown(room.say(body.text))
+        return shown(room.say(body.text, chat_id=body.chat, turns=body.turns))
 
     @app.post("/chat/thumb")
     def thumb(body: Thumb) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return shown(room.thumb(body.turn, body.side, is_good=body.is_good))
+        return shown(room.thumb(body.place, is_good=body.is_good))
 
     @app.post("/chat/prefer")
     def prefer(body: OfAnswer) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return shown(room.prefer(body.turn, body.side))
+        return shown(room.prefer(body.place))
 
     @app.post("/chat/badcase")
     def badcase(body: Case) -> Response:  # pyright: ignore[reportUnusedFunction]
-        chat = room.badcase(body.turn, body.side, why=body.why, check=body.check, value=body.value)
+        chat = room.badcase(body.place, why=body.why, check=body.check, value=body.value)
         return shown(chat, "kept as a badcase")
 
     @app.post("/chat/ask")
     def ask(body: OfAnswer) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return shown(room.ask(body.turn, body.side))
+        return shown(room.ask(body.place))
 
 
 def _talk(room: ChatRoom, chat: Chat | None) -> str:

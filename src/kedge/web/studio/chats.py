@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from kedge.core.errors import ConfigError, DataError
-from kedge.core.files import hash_bytes, write_json
+from kedge.core.files import append_line, atomic_open, hash_bytes, write_json
 from kedge.core.quoting import one_line, quoted
 from kedge.data.examples import Message
 from kedge.web.chat_models import ChatModel
 from kedge.web.studio.context import Studio
+from kedge.web.studio.drafts import Outdated
 from kedge.web.studio.jobs import Job
 from kedge.web.studio.services import BadAnswer, Question
 
@@ -42,6 +44,8 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
     models: tuple[str, ...]
+    id: str = ""
+    """Tells it from the one that another tab began since: answers are known by their place alone."""
     turns: tuple[Turn, ...] = ()
 
     def messages(self, side: int, turn: int | None = None) -> list[Message]:
@@ -52,6 +56,28 @@ class Chat:
             for past in before
             for message in (Message("user", past.text), Message("assistant", past.answers[side]))
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An answer as a page names it: the chat that it shows, the turn, and whose answer."""
+
+    chat: str
+    turn: int
+    side: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A line of data that says what somebody thinks of answers; `words` say so below the turn."""
+
+    file: str
+    row: Mapping[str, Any]
+    words: str
+
+    @property
+    def line(self) -> str:
+        return json.dumps(self.row, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +102,7 @@ class ChatRoom:
                 Turn(text=turn["text"], answers=tuple(turn["answers"]), sent=tuple(turn["sent"]))
                 for turn in values["turns"]
             ]
-            return Chat(models=tuple(values["models"]), turns=tuple(turns))
+            return Chat(models=tuple(values["models"]), id=str(values.get("id", "")), turns=tuple(turns))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -92,7 +118,7 @@ class ChatRoom:
             for job in self.studio.jobs.running("serve"):
                 if job.subject not in chosen:
                     self.studio.jobs.end_now(job.id)
-            chat = Chat(models=chosen)
+            chat = Chat(models=chosen, id=secrets.token_hex(8))
             self._write(chat)
             for name in chosen:
                 self._load(name)
@@ -122,12 +148,12 @@ class ChatRoom:
         """How far each model of the chat is; one whose process is gone is loaded again when it is asked."""
         return [self._serving(name) for name in chat.models]
 
-    def say(self, text: str) -> Chat:
-        """Ask all models, at the same time."""
+    def say(self, text: str, *, chat_id: str, turns: int) -> Chat:
+        """Ask all models, at the same time, as the next turn of the chat that the page shows."""
         words = text.strip()
         if not words or len(words) > LONGEST:
             raise DataError(f"write something, at most {LONGEST:,} characters")
-        chat = self._there()
+        chat = self._shown(chat_id, turns)
         ready = [serving.model for serving in self.servings(chat)]
         models = [model for model in ready if model is not None]
         if len(models) < len(chat.models):
@@ -136,73 +162,108 @@ class ChatRoom:
         with ThreadPoolExecutor(max_workers=len(asked)) as pool:
             answers = tuple(pool.map(lambda pair: pair[0].answer(pair[1]), asked))
         with self._lock:
-            chat = self._there()
-            chat = Chat(models=chat.models, turns=(*chat.turns, Turn(text=words, answers=answers)))
+            chat = self._shown(chat_id, turns)  # another tab may have gone on while the models answered
+            chat = replace(chat, turns=(*chat.turns, Turn(text=words, answers=answers)))
             self._write(chat)
         return chat
 
-    def thumb(self, turn: int, side: int, *, is_good: bool) -> Chat:
-        """An answer as data: liked or not."""
-        chat, prompt, answer = self._answer(turn, side)
-        row = {"prompt": prompt, "completion": answer, "label": is_good, "model": chat.models[side]}
-        return self._sent(turn, THUMBS, row, f"{'liked' if is_good else 'disliked'} {chat.models[side]} → {THUMBS}")
+    def thumb(self, place: Place, *, is_good: bool) -> Chat:
+        """An answer as data: liked or not. A changed mind takes the place of the verdict before."""
+        chat, prompt, answer = self._answer(place)
+        _refuse_empty(answer)
+        verdicts = {
+            label: Verdict(
+                file=THUMBS,
+                row={"prompt": prompt, "completion": answer, "label": label, "model": chat.models[place.side]},
+                words=f"{'liked' if label else 'disliked'} {chat.models[place.side]} → {THUMBS}",
+            )
+            for label in (True, False)
+        }
+        return self._judged(place, verdicts[is_good], instead_of=verdicts[not is_good])
 
-    def prefer(self, turn: int, side: int) -> Chat:
+    def prefer(self, place: Place) -> Chat:
         """Two answers as data: one is better. Both models must have been told the same before."""
-        chat, prompt, chosen = self._answer(turn, side)
-        if len(chat.models) < 2 or prompt != self._answer(turn, 1 - side)[1]:
+        chat, prompt, chosen = self._answer(place)
+        other = replace(place, side=1 - place.side)
+        if len(chat.models) < 2 or prompt != self._answer(other)[1]:
             raise DataError("the models were told different things before this turn, so these are no pair")
-        rejected = chat.turns[turn].answers[1 - side]
+        rejected = self._answer(other)[2]
         if rejected == chosen:
             raise DataError("both answers are the same; there is nothing to prefer")
-        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        return self._sent(turn, PAIRS, row, f"{chat.models[side]} is better → {PAIRS}")
+        _refuse_empty(chosen, rejected)
+        better, worse = (
+            Verdict(
+                file=PAIRS,
+                row={"prompt": prompt, "chosen": ours, "rejected": theirs},
+                words=f"{chat.models[side]} is better → {PAIRS}",
+            )
+            for ours, theirs, side in ((chosen, rejected, place.side), (rejected, chosen, other.side))
+        )
+        return self._judged(place, better, instead_of=worse)
 
-    def badcase(self, turn: int, side: int, *, why: str, check: Any, value: str) -> Chat:
+    def badcase(self, place: Place, *, why: str, check: Any, value: str) -> Chat:
         """An answer that no model may give again."""
-        chat, prompt, answer = self._answer(turn, side)
-        bad = BadAnswer(prompt=prompt, answer=answer, model=chat.models[side], why=why, check=check, value=value)
+        chat, prompt, answer = self._answer(place)
+        bad = BadAnswer(prompt=prompt, answer=answer, model=chat.models[place.side], why=why, check=check, value=value)
+        self.studio.project.inside("badcases")
         case = self.studio.services.add_badcase(bad)
-        return self._sent(turn, None, {}, f"badcase {case}, which every gate replays")
+        return self._sent(place, f"badcase {case}, which every gate replays")
 
-    def ask(self, turn: int, side: int) -> Chat:
+    def ask(self, place: Place) -> Chat:
         """People are asked which answer is better; where the two are no pair, whether this one is good."""
-        chat, prompt, answer = self._answer(turn, side)
+        chat, prompt, answer = self._answer(place)
+        turn, side = chat.turns[place.turn], place.side
         others = [other for other in range(len(chat.models)) if other != side]
         pair = [
             other
             for other in others
-            if prompt == self._answer(turn, other)[1] and answer != chat.turns[turn].answers[other]
+            if prompt == self._answer(replace(place, side=other))[1] and answer != turn.answers[other]
         ]
-        answers = {chat.models[place]: chat.turns[turn].answers[place] for place in (side, *pair)}
+        answers = {chat.models[number]: turn.answers[number] for number in (side, *pair)}
+        self.studio.project.inside("labels.db")
         project = self.studio.services.ask_people(Question(prompt=prompt, answers=answers))
         what = "which answer is better" if pair else f"whether the answer of {chat.models[side]} is good"
-        return self._sent(turn, None, {}, f"people are asked {what}: project {project} of labels.db")
+        return self._sent(place, f"people are asked {what}: project {project} of labels.db")
 
-    def _answer(self, turn: int, side: int) -> tuple[Chat, list[dict[str, str]], str]:
-        chat = self._there()
+    def _answer(self, place: Place) -> tuple[Chat, list[dict[str, str]], str]:
+        chat, turn, side = self._shown(place.chat), place.turn, place.side
         if not (0 <= turn < len(chat.turns) and 0 <= side < len(chat.models)):
             raise DataError("there is no such answer in this chat; load the page again")
         messages = [*chat.messages(side, turn), Message("user", chat.turns[turn].text)]
         prompt = [{"role": message.role, "content": message.content} for message in messages]
         return chat, prompt, chat.turns[turn].answers[side]
 
-    def _sent(self, turn: int, file: str | None, row: Mapping[str, Any], words: str) -> Chat:
+    def _judged(self, place: Place, verdict: Verdict, *, instead_of: Verdict) -> Chat:
+        """Write a verdict once, and take back the one that says the opposite."""
         with self._lock:
-            chat = self._there()
-            before = chat.turns[turn]
+            sent = self._shown(place.chat).turns[place.turn].sent
+            if verdict.words not in sent:
+                file = self.studio.project.inside(verdict.file)
+                if instead_of.words in sent:
+                    _take_back(file, instead_of.line)
+                append_line(file, verdict.line)
+        return self._sent(place, verdict.words, instead_of=instead_of.words)
+
+    def _sent(self, place: Place, words: str, *, instead_of: str = "") -> Chat:
+        """Remember with a turn where answers of it have gone."""
+        with self._lock:
+            chat = self._shown(place.chat)
+            before = chat.turns[place.turn]
             if words in before.sent:
                 return chat
-            if file is not None:
-                target = self.studio.project.inside(file)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("a", encoding="utf-8") as opened:
-                    opened.write(json.dumps(row, ensure_ascii=False) + "\n")
+            sent = (*(past for past in before.sent if past != instead_of), words)
             turns = list(chat.turns)
-            turns[turn] = Turn(text=before.text, answers=before.answers, sent=(*before.sent, words))
-            chat = Chat(models=chat.models, turns=tuple(turns))
+            turns[place.turn] = replace(before, sent=sent)
+            chat = replace(chat, turns=tuple(turns))
             self._write(chat)
             return chat
+
+    def _shown(self, identity: str, turns: int | None = None) -> Chat:
+        """The chat that a page shows; refused where another tab has begun a new one, or gone on with it."""
+        chat = self._there()
+        if chat.id != identity or turns not in (None, len(chat.turns)):
+            raise Outdated("the chat has gone on in another tab, and nothing was kept of this; load the page again")
+        return chat
 
     def _there(self) -> Chat:
         chat = self.chat()
@@ -245,4 +306,20 @@ class ChatRoom:
     def _write(self, chat: Chat) -> None:
         turns = [{"text": turn.text, "answers": list(turn.answers), "sent": list(turn.sent)} for turn in chat.turns]
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._file, {"models": list(chat.models), "turns": turns})
+        write_json(self._file, {"id": chat.id, "models": list(chat.models), "turns": turns})
+
+
+def _refuse_empty(*answers: str) -> None:
+    if not all(answer.strip() for answer in answers):
+        raise DataError("an answer is empty, and nothing can be learnt from that")
+
+
+def _take_back(file: Path, line: str) -> None:
+    """Leave out the newest line that reads so; all others stay as they are."""
+    if not file.is_file():
+        return
+    lines = file.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    if line in lines:
+        del lines[len(lines) - 1 - lines[::-1].index(line)]
+        with atomic_open(file) as target:
+            target.write("\n".join(lines).encode(errors="surrogateescape"))

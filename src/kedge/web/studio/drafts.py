@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from kedge.web.studio.project import Project, refused_settings
 
 Operation = Literal["set", "unset", "kind", "text", "on", "off", "add_stage", "remove_stage"]
 _AT_LINE = re.compile(r"^(?:\S.*? )?line \d+: ")
+_SAVING = threading.Lock()
+"""Two tabs may save at the same moment: who comes second must see what the first has written."""
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.yaml")
 
 
@@ -86,20 +89,31 @@ def read_draft(project: Project, name: str) -> Draft:
         raise DataError(f"{name}: there is no such recipe here{did_you_mean(name, project.recipes())}")
     if file.stat().st_size > MAX_BYTES:
         raise DataError(f"{name}: larger than {MAX_BYTES // 2**20} MiB, the most that a recipe may have")
-    return Draft(file=file, text=file.read_text(encoding="utf-8", errors="replace"))
+    return _read(file)
+
+
+def _read(file: Path) -> Draft:
+    try:
+        return Draft(file=file, text=file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise Outdated(f"{file.name} was taken away meanwhile; nothing was saved") from error
+    except UnicodeDecodeError as error:
+        # Shown with marks in the place of its letters it would be saved so.
+        raise DataError(f"{file.name}: invalid UTF-8 at byte {error.start + 1}; save it as UTF-8") from error
 
 
 def save_text(draft: Draft, text: str, *, base: str) -> Draft:
     """Put `text` in the place of the draft, which must still be the one with the hash `base`."""
-    if draft.hash != base:
-        raise Outdated(
-            f"{draft.file.name} was changed elsewhere since this page was loaded (another tab, an editor); nothing was "
-            "saved: load the page again"
-        )
     if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
         raise DataError(f"more than {MAX_BYTES // 2**20} MiB, the most that a recipe may have")
     try:
-        write_text(draft.file, text)
+        with _SAVING:
+            if _read(draft.file).hash != base:
+                raise Outdated(
+                    f"{draft.file.name} was changed elsewhere since this page was loaded (another tab, an editor); "
+                    "nothing was saved: load the page again"
+                )
+            write_text(draft.file, text)
     except UnicodeEncodeError as error:
         raise DataError("the text has half a character (a surrogate), which no file can hold") from error
     return Draft(file=draft.file, text=text)

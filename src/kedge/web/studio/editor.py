@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -15,7 +15,8 @@ from kedge.core import plugins
 from kedge.core.errors import ConfigError, DataError, KedgeError
 from kedge.core.files import hash_file, hash_json
 from kedge.core.quoting import quoted
-from kedge.core.yaml.editing import with_value
+from kedge.core.yaml.editing import tree_of_text, with_value
+from kedge.core.yaml.source import KeyPath
 from kedge.recipe.schema import Recipe
 from kedge.recipe.templates import template_files
 from kedge.web.studio import drafts
@@ -24,6 +25,7 @@ from kedge.web.studio.context import Studio
 from kedge.web.studio.drafts import Change, Draft, Operation, Outdated, key_of
 from kedge.web.studio.fields import Field, Form
 from kedge.web.studio.pages import fragment, page
+from kedge.web.studio.project import Project
 
 Short = Annotated[str, StringConstraints(max_length=4096)]
 
@@ -161,15 +163,15 @@ def make_recipe(studio: Studio, body: NewRecipe) -> Path:
     """The recipe and the shipped files of a template in the project; files of the project stay as they are."""
     project = studio.project
     (source, _), *others = template_files(body.template)
-    for origin, place in others:
-        target = project.inside(place.as_posix())
-        if target.exists() and hash_file(target) != hash_file(origin):
-            raise ConfigError(f"{place}: another file of that name is there already; rename it first")
+    targets = {place.as_posix(): _free_place(project, origin, place, body.template) for origin, place in others}
     text = with_value(source.read_text(encoding="utf-8"), ("name",), body.name)
     if body.model.strip():
         text = with_value(text, ("model",), body.model.strip())
+    text = _with_files(
+        text, {name: new for name, target in targets.items() if (new := project.relative(target)) != name}
+    )
     for origin, place in others:
-        target = project.inside(place.as_posix())
+        target = targets[place.as_posix()]
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(origin.read_bytes())
@@ -180,6 +182,34 @@ def make_recipe(studio: Studio, body: NewRecipe) -> Path:
     except FileExistsError as error:
         raise ConfigError(f"{file.name}: it is there already; choose another name") from error
     return file
+
+
+def _free_place(project: Project, origin: Path, place: Path, template: str) -> Path:
+    """Where a shipped file goes; beside a file of the same name it is called after its template."""
+    for name in (place, place.with_name(f"{template}-{place.name}")):
+        target = project.inside(name.as_posix())
+        if not os.path.lexists(target) or (target.is_file() and hash_file(target) == hash_file(origin)):
+            return target
+    raise ConfigError(f"{place} and {name.name}: other files of these names are there already; rename one first")
+
+
+def _with_files(text: str, names: Mapping[str, str]) -> str:
+    """The recipe with other names of files, also of those whose function or split stands behind a colon."""
+    for path, value in _texts(tree_of_text(text, Path("recipe.yaml")).values, ()):
+        file, colon, part = value.partition(":")
+        if file in names:
+            text = with_value(text, path, f"{names[file]}{colon}{part}")
+    return text
+
+
+def _texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Every text of a recipe, with its place."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping | list):
+        held = cast("Mapping[str, Any] | list[Any]", value)
+        for key, part in held.items() if isinstance(held, Mapping) else enumerate(held):
+            yield from _texts(part, (*path, key))
 
 
 def checked(studio: Studio, draft: Draft, *, asks_servers: bool) -> tuple[Recipe | None, PlacedReport, str]:

@@ -157,7 +157,7 @@ def _news(studio: Studio, name: str, *, since: str, stage: str, log: str) -> dic
     news: dict[str, Any] = {
         "status": status,
         "is_alive": job is not None and job.is_alive,
-        "outcome": _outcome(job),
+        "outcome": _outcome(job, status),
         "can_resume": status in ("interrupted", "stopped", "waiting", "failed") and not (job and job.is_alive),
         "presses": len(job.presses) if job is not None and job.is_alive else 0,
         "log": written,
@@ -173,12 +173,13 @@ def _news(studio: Studio, name: str, *, since: str, stage: str, log: str) -> dic
     return news
 
 
-def _outcome(job: Job | None) -> str:
+def _outcome(job: Job | None, status: str) -> str:
     """How the process ended, in words; nothing while it runs."""
     if job is None or job.is_alive:
         return ""
-    if job.code is None:
-        return "its process ended while no studio was open; what it saved is here"
+    if job.code is None:  # only the server that began it is told
+        unseen = "the studio that began it had ended before it did, so how its process ended is not known"
+        return "" if status == "done" else f"{unseen}; what it saved is here"
     return _CODES.get(job.code, f"its process ended with {job.code}; the last lines below may say why")
 
 

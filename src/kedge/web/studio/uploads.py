@@ -10,7 +10,6 @@ from typing import Annotated
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, StringConstraints
-from starlette.concurrency import run_in_threadpool
 
 from kedge.core.errors import DataError
 from kedge.core.files import explain, free_bytes, readable_bytes
@@ -42,8 +41,7 @@ def add_uploads(app: FastAPI, studio: Studio) -> None:
     async def upload(request: Request, name: str = "") -> Response:  # pyright: ignore[reportUnusedFunction]
         target = target_of(studio, name)
         await receive(request, target, studio.upload_limit)
-        file = studio.project.relative(target)
-        return JSONResponse({"file": file, "html": await run_in_threadpool(audit_html, studio, file)})
+        return JSONResponse({"file": studio.project.relative(target)})
 
 
 def target_of(studio: Studio, name: str) -> Path:
@@ -99,6 +97,7 @@ def audit_html(studio: Studio, file: str) -> str:
     try:
         report = studio.services.audit(path)
     except DataError as error:
-        finding = Finding(level="fatal", code="data.unreadable", message=str(error))
+        words = str(error).replace(f"{studio.project.folder}{os.sep}", "")
+        finding = Finding(level="fatal", code="data.unreadable", message=words)
         report = FileReport(file=file, kind="", rows=0, findings=(finding,))
     return fragment("audit.html.j2", report=report)

@@ -14,19 +14,20 @@
   wait();
   talk.addEventListener("filled", () => {
     $("#say").value = "";
+    say(""); // of what went wrong before
     const last = talk.lastElementChild;
     if (last && !isLoading()) last.scrollIntoView({ block: "nearest" });
   });
   $("#say").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); $("#compose").requestSubmit(); }
   });
-  const send = async (path, body) => { talk.innerHTML = (await post(path, body)).html; };
+  const send = async (path, body) => { talk.innerHTML = (await post(path, body)).html; say(""); };
   let answer = null;
   talk.addEventListener("click", async (event) => {
     const button = event.target.closest?.("button");
     const place = button?.closest("[data-turn]");
     if (!place) return;
-    answer = { turn: Number(place.dataset.turn), side: Number(place.dataset.side) };
+    answer = { chat: $("[name=chat]", talk).value, turn: Number(place.dataset.turn), side: Number(place.dataset.side) };
     try {
       if (button.dataset.thumb) await send("/chat/thumb", { ...answer, is_good: button.dataset.thumb === "true" });
       else if (button.dataset.prefer !== undefined) await send("/chat/prefer", answer);

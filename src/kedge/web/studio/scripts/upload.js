@@ -18,7 +18,8 @@
       });
       const told = await answer.json();
       if (!answer.ok) throw new Error(told.error);
-      line.outerHTML = told.html;
+      line.textContent = `${told.file}: it is in the project; reading what is in it …`; // minutes, for a large one
+      line.outerHTML = (await post("/data/audit", { file: told.file })).html;
     } catch (error) {
       line.className = "problem";
       line.setAttribute("role", "alert");
