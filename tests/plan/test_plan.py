@@ -110,6 +110,24 @@ def test_a_folder_without_weights_is_enough_and_is_looked_for_beside_the_recipe(
     assert (Path(json.loads(model.removeprefix("model="))) / "model.safetensors").is_file()
 
 
+def test_of_several_models_that_are_looked_at_the_largest_counts(recipe: Path) -> None:
+    folder = recipe.parent / "wide"
+    folder.mkdir()
+    for file in folder_of("tiny").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 8}))
+    for models in ("[sft, ./wide]", "[./wide, sft]"):
+        recipe.write_text(f"{RECIPE}  eval: {{kind: evaluate, models: {models}, prompts: prompts.jsonl}}\n")
+        assert works_of(load_recipe(recipe), find_machine("h200"))[-1].shape.layers == 8
+
+
+def test_a_card_of_which_only_the_memory_is_known_says_whose_speed_it_is_given(recipe: Path) -> None:
+    loaded = load_recipe(recipe)
+    told = {gpu: plan_recipe(loaded, find_machine(gpu)).notes for gpu in ("24", "4090")}
+    assert [any("that of an a100-80g" in note for note in notes) for notes in told.values()] == [True, False]
+
+
 def test_a_reward_model_has_the_size_of_its_own(recipe: Path) -> None:
     folder = recipe.parent / "wide"
     folder.mkdir()
