@@ -301,7 +301,8 @@ def _sum(costs: Sequence[tuple[Cost, int]]) -> Cost:
 def _notes(recipe: Recipe, stages: Sequence[StagePlan], machine: Machine) -> list[str]:
     notes = list(dict.fromkeys(note for stage in stages for note in stage.notes))
     if not machine.is_measured:
-        notes.append(f"{machine.name} was not measured: times are those of an H200 scaled by data sheets{_rates(machine)}")
+        like = "" if machine.name in CARDS else f", as if it were as fast as an {UNKNOWN_CARD.name}"
+        notes.append(f"{machine.name} was not measured: times are those of an H200 scaled by data sheets{like}")
     if machine.kind == "cpu":
         notes[-1] = "times on a CPU are those of cores with AVX2 (docs/speed.md), and differ from machine to machine"
     notes += _placement_notes(recipe.settings.placement, machine)
@@ -309,11 +310,6 @@ def _notes(recipe: Recipe, stages: Sequence[StagePlan], machine: Machine) -> lis
     if any(stage.best and stage.best.holding.roles == "lora" for stage in stages):
         notes.append("adapters want about ten times the learning rate of full weights: look at optimiser.lr")
     return notes
-
-
-def _rates(machine: Machine) -> str:
-    """Whose rates are taken for a card of which the memory alone is known."""
-    return "" if machine.name in CARDS else f", its speed that of an {UNKNOWN_CARD.name}, since its memory alone is known"
 
 
 def _placement_notes(placement: PlacementSettings, machine: Machine) -> Iterator[str]:
