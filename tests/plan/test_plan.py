@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +290,32 @@ def test_stages_that_wait_for_somebody_are_not_probed(recipe: Path) -> None:
     judged = "  eval: {kind: evaluate, models: [ppo], prompts: prompts.jsonl}\n"
     recipe.write_text(RECIPE + judged)
     assert probed_stages(load_recipe(recipe)) == ["sft", "reward", "ppo"]
+
+
+ORPHAN = """\
+import multiprocessing, time
+from kedge.commands.plan.probe import end_with_parent
+
+def work():
+    end_with_parent()
+    print("working", flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+"""
+
+
+def test_a_probe_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(ORPHAN)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "working\n"
+        parent.kill()
+        assert parent.communicate(timeout=30)[0] == ""  # it ends when the child, which has it open too, is gone
 
 
 @pytest.mark.slow
