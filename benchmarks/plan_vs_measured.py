@@ -174,7 +174,8 @@ def probe_recipe_of(rows: Sequence[Row], home: Path, *, is_measured: bool) -> li
     file = write_recipe(cases)
     recipe = load_recipe(file)
     found = probe_recipe(file, (), recipe, works_of(recipe, machine), machine, print)
-    whole = {case.stage: run.peak_gib for case, run in kedge_side(cases)} if is_measured else {}
+    runs = kedge_side(cases) if is_measured else ()
+    whole: Mapping[StageName, float] = {case.stage: run.peak_gib for case, run in runs}
     shutil.rmtree(home / "runs", ignore_errors=True)
     return [probed_row(row, machine, of, whole) for row, of in zip(rows, found, strict=True)]
 

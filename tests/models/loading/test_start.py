@@ -148,12 +148,13 @@ def test_adapters_are_merged_one_matrix_at_a_time_into_the_files_that_transforme
     if family == "gpt2":
         GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2)).save_pretrained(base)
         tiny_tokenizer().save_pretrained(base)
+    reward: RewardModel | None = None
     if kind == "policy":
         model = adapted(base)
-        whole = merge(model)
     else:
         (reward,) = lora_members(build(base, seed=1), LoraSettings(rank=2), count=1, seed=2)
-        model, whole = reward.model, merge(reward.model, name=reward.adapter)
+        model = reward.model
+    whole = merge(model)
     merged, held = LoraLinear.merged, list[StorageWeakRef]()
     most = 0
 
@@ -166,7 +167,7 @@ def test_adapters_are_merged_one_matrix_at_a_time_into_the_files_that_transforme
         return result
 
     monkeypatch.setattr(LoraLinear, "merged", watched)
-    if kind == "policy":
+    if reward is None:
         save_causal(model, tiny_tokenizer(), tmp_path / "model")
     else:
         save(reward, tmp_path / "model")
