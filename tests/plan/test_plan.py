@@ -12,6 +12,7 @@ import pytest
 
 from kedge.commands.plan.command import Asked, plan
 from kedge.commands.plan.probe import (
+    _empty_home,  # pyright: ignore[reportPrivateUsage]
     _shortened,  # pyright: ignore[reportPrivateUsage]
     pass_sizes,
     probe_recipe,
@@ -316,6 +317,13 @@ def test_a_probe_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None
         assert parent.stdout.readline() == "working\n"
         parent.kill()
         assert parent.communicate(timeout=30)[0] == ""  # it ends when the child, which has it open too, is gone
+
+
+def test_the_weights_of_a_probe_are_not_added_to_git(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    home = _empty_home(tmp_path)
+    (home / "model.safetensors").touch()
+    assert not subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, capture_output=True, check=True).stdout
 
 
 @pytest.mark.slow

@@ -81,13 +81,14 @@ def probe_recipe(
 
 
 def _empty_home(place: Path) -> Path:
-    """A folder named by this process, without those that killed probes have left."""
+    """A folder named by this process, which git passes over, without those that killed probes have left."""
     for left in place.glob(f"{_HOME}*"):
         number = left.name.removeprefix(_HOME)
         if number.isdecimal() and not is_alive(int(number)):
             shutil.rmtree(left, ignore_errors=True)
     home = place / f"{_HOME}{os.getpid()}"
     home.mkdir()
+    (home / ".gitignore").write_text("*\n", encoding="ascii")
     return home
 
 
