@@ -1,15 +1,18 @@
-"""`kedge plan` beside peaks and steps that were measured on an H200: how far the plan is off, row by row.
+"""`kedge plan` beside peaks and steps that were measured: how far the plan is off, row by row.
 
 The stages are those of stages_vs_trl.py: the same data, lengths, batches and order. Without an option nothing is run
-and no weights are written: the plan reads configurations and data alone, and the measured rows are those of the first
-table of docs/speed.md. Given a size of passes that the run chose, as its event `micro_batch.chosen` tells it, the plan
-is also made with that: what is left is the error of the formulas. With `--probe`, on such a card, two real steps of
-random weights correct the plan of each row, and `--measure` runs the stages to their end beside it; both write to a
-file, from which `--probed` makes a table. Needs: a file of preferences, a tokenizer's folder.
+and no weights are written: the plan reads configurations and data alone, and the measured rows are those of an H200 in
+the first table of docs/speed.md. Given a size of passes that the run chose, as its event `micro_batch.chosen` tells it,
+the plan is also made with that: what is left is the error of the formulas. With `--probe`, on such a card or on a CPU,
+two real steps of random weights correct the plan of each row, and `--measure` runs the stages to their end beside it;
+both write to a file, from which `--probed` makes a table. The stages of a way are in one recipe, or with `--alone` in
+one each. A CPU wants smaller steps and fewer. Needs: a file of preferences, a tokenizer's folder.
 
     python benchmarks/plan_vs_measured.py --pairs hh.jsonl.gz --tokenizer FOLDER
     python benchmarks/plan_vs_measured.py --pairs … --tokenizer … --probe rows.jsonl --shapes 0.5b --ways full lora
     python benchmarks/plan_vs_measured.py --pairs … --tokenizer … --probe rows.jsonl --measure --ways trunk
+    python benchmarks/plan_vs_measured.py --pairs … --tokenizer … --probe rows.jsonl --measure --shapes 135m \\
+        --batch 2 --max-length 128 --steps 8 --iterations 4 --alone
     python benchmarks/plan_vs_measured.py --probed rows.jsonl
 """
 
@@ -17,9 +20,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +32,20 @@ from kedge.plan.machines import GIB, Machine, find_machine
 from kedge.plan.plan import Correction, reckon, works_of
 from kedge.plan.work import StageWork
 from kedge.recipe.schema import load_recipe
-from peers.stage_case import STAGES, StageCase, StageName, Way, config_of, stages_of, write_data, write_inputs
+from peers.stage_case import (
+    NEW_TOKENS,
+    STAGES,
+    StageCase,
+    StageName,
+    Way,
+    config_of,
+    stages_of,
+    write_data,
+    write_inputs,
+)
 from stages_vs_trl import kedge_side, write_recipe
 
 PAGE = Path(__file__).parents[1] / "docs/speed.md"
-PAIRS = 800
 WAYS: tuple[Way, ...] = ("full", "lora", "trunk")
 STEPS = {"tiny": (4, 2), "135m": (24, 12), "0.5b": (24, 12), "1.5b": (16, 7), "7b": (12, 5)}
 """Of the runs that were measured: of stages that learn from files, and of those that sample."""
@@ -42,10 +55,28 @@ PASSES = {"sft": 11_482, "reward": 27_538, "dpo": 26_244, "grpo": 39_792, "ppo":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of the steps of a recipe."""
+
+    batch: int = 32
+    """Conversations or pairs of a step; of the stages that sample, half of the answers."""
+    max_length: int = 768
+    steps: int | None = None
+    iterations: int | None = None
+    """None: as many as were measured on an H200."""
+    new_tokens: int = NEW_TOKENS
+    examples: int = 800
+    """Pairs that the data are made of; a tenth of them is held out, and read."""
+    alone: bool = False
+    """Whether each stage has a recipe of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     shape: str
     stage: StageName
     way: Way
+    size: Size = Size()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +91,7 @@ class ProbedRow:
     """GiB of a stage: planned, at the peak of two steps, planned with these, and at the peak of the whole run."""
 
     row: Row
+    machine: str
     planned: float
     two_steps: float
     corrected: float
@@ -71,8 +103,9 @@ class ProbedRow:
 
 def main() -> None:
     args = parse()
+    size = Size(**{field.name: getattr(args, field.name) for field in fields(Size)})
     chosen = [
-        Row(shape=shape, stage=stage, way=way)
+        Row(shape=shape, stage=stage, way=way, size=size)
         for shape in args.shapes
         for way in args.ways
         for stage in stages_of(way, args.stages)
@@ -81,7 +114,7 @@ def main() -> None:
         show_probed(args.probed)
         return
     with tempfile.TemporaryDirectory() as home:
-        write_data(Path(home), args.pairs, PAIRS)
+        write_data(Path(home), args.pairs, args.examples)
         if args.probe:
             probe(chosen, Path(home), args)
         else:
@@ -122,24 +155,35 @@ def show(measured: MeasuredRow, home: Path, tokenizer: str, machine: Machine) ->
 
 
 def probe(chosen: Sequence[Row], home: Path, args: argparse.Namespace) -> None:
-    """All stages of a shape and way in one recipe: two steps of each, and with `--measure` all of them."""
-    machine = find_machine(None)
+    """Recipes of the rows: two steps of each stage, and with `--measure` all of them."""
     for shape in dict.fromkeys(row.shape for row in chosen):
         write_inputs(home, args.pairs, args.tokenizer, shape, with_reward="ppo" in args.stages)
-        write_data(home, args.pairs, PAIRS)
-        for way in dict.fromkeys(row.way for row in chosen):
-            rows = [row for row in chosen if (row.shape, row.way) == (shape, way)]
-            cases = [case_of(row, home) for row in rows]
-            file = write_recipe(cases)
-            recipe = load_recipe(file)
-            found = probe_recipe(file, (), recipe, works_of(recipe, machine), machine, print)
-            whole = {case.stage: run.peak_gib for case, run in kedge_side(cases)} if args.measure else {}
-            append(args.probe, [probed_row(row, of, whole) for row, of in zip(rows, found, strict=True)])
+        write_data(home, args.pairs, args.examples)
+        for rows in recipes_of([row for row in chosen if row.shape == shape]):
+            append(args.probe, probe_recipe_of(rows, home, is_measured=args.measure))
 
 
-def probed_row(row: Row, found: Probed, whole: Mapping[StageName, float]) -> ProbedRow:
+def recipes_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """The stages of a way together, or each alone."""
+    ways = [[row for row in rows if row.way == way] for way in dict.fromkeys(row.way for row in rows)]
+    return [[row] for row in rows] if rows[0].size.alone else ways
+
+
+def probe_recipe_of(rows: Sequence[Row], home: Path, *, is_measured: bool) -> list[ProbedRow]:
+    machine, cases = find_machine(None), [case_of(row, home) for row in rows]
+    file = write_recipe(cases)
+    recipe = load_recipe(file)
+    found = probe_recipe(file, (), recipe, works_of(recipe, machine), machine, print)
+    runs = kedge_side(cases) if is_measured else ()
+    whole: Mapping[StageName, float] = {case.stage: run.peak_gib for case, run in runs}
+    shutil.rmtree(home / "runs", ignore_errors=True)
+    return [probed_row(row, machine, of, whole) for row, of in zip(rows, found, strict=True)]
+
+
+def probed_row(row: Row, machine: Machine, found: Probed, whole: Mapping[StageName, float]) -> ProbedRow:
     return ProbedRow(
         row=row,
+        machine=machine.name,
         planned=found.planned_peak / GIB,
         two_steps=found.measured_peak / GIB,
         corrected=found.corrected_peak / GIB,
@@ -155,27 +199,34 @@ def append(file: Path, rows: Sequence[ProbedRow]) -> None:
 
 
 def show_probed(file: Path) -> None:
-    """The probed rows beside the peaks of whole runs, of the same call or of the page."""
-    print("| shape | stage | way | measured GiB | planned | error | two steps | corrected | error |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    """The probed rows beside the peaks of whole runs: of the same call, or of an H200 on the page."""
+    print("| shape | stage | way | a step | measured GiB | planned | error | two steps | corrected | error |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     measured, errors = measured_rows(), list[tuple[float, float]]()
     for line in file.read_text(encoding="utf-8").splitlines():
-        fields: dict[str, Any] = json.loads(line)
-        row = Row(**fields.pop("row"))
-        probed = ProbedRow(row=row, **fields)
-        peak = probed.whole_run or (measured[row].peak_gib if row in measured else None)
+        probed = read_row(json.loads(line))
+        row = probed.row
+        on_page = measured[row].peak_gib if row in measured and probed.machine == "h200" else None
+        peak = probed.whole_run or on_page
+        size = f"{row.size.batch} × {row.size.max_length}{', alone' * row.size.alone}"
+        cells = f"| {row.shape.upper()} | {row.stage} | {row.way} | {size} |"
         if probed.problem or not peak:
-            print(f"| {row.shape.upper()} | {row.stage} | {row.way} | {probed.problem or 'not run to its end'} |")
+            print(f"{cells} {probed.problem or 'not run to its end'} |")
             continue
         errors.append((probed.planned / peak - 1, probed.corrected / peak - 1))
         before, after = (f"{error:+.0%}" for error in errors[-1])
         print(
-            f"| {row.shape.upper()} | {row.stage} | {row.way} | {peak:.1f} | {probed.planned:.1f} | {before} "
-            f"| {probed.two_steps:.1f} | {probed.corrected:.1f} | {after} |"
+            f"{cells} {peak:.2f} | {probed.planned:.2f} | {before} "
+            f"| {probed.two_steps:.2f} | {probed.corrected:.2f} | {after} |"
         )
     for name, which, most in (("planned", 0, 0.25), ("corrected", 1, 0.1)):
         near = sum(abs(pair[which]) <= most for pair in errors)
         print(f"\n{near} of {len(errors)} {name} peaks within {most:.0%}")
+
+
+def read_row(values: dict[str, Any]) -> ProbedRow:
+    row = values.pop("row")
+    return ProbedRow(row=Row(**(row | {"size": Size(**row["size"])})), **values)
 
 
 def measured_rows() -> dict[Row, MeasuredRow]:
@@ -183,7 +234,7 @@ def measured_rows() -> dict[Row, MeasuredRow]:
     rows = dict[Row, MeasuredRow]()
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) > 13 and cells[1].lower() in STEPS:
+        if len(cells) > 13 and cells[1].lower() in STEPS and cells[4] != "not run":
             stage: StageName = cells[2]  # pyright: ignore[reportAssignmentType]: the page has no others
             way: Way = cells[3]  # pyright: ignore[reportAssignmentType]
             row = Row(shape=cells[1].lower(), stage=stage, way=way)
@@ -207,18 +258,19 @@ def work_of(row: Row, home: Path, tokenizer: str, machine: Machine) -> StageWork
 
 def case_of(row: Row, home: Path) -> StageCase:
     """The stage of stages_vs_trl.py."""
-    samples = row.stage in ("grpo", "ppo")
+    samples, size = row.stage in ("grpo", "ppo"), row.size
     learnt, sampled = LATER_STEPS.get((row.shape, row.way), STEPS[row.shape])
     return StageCase(
         home=str(home),
         stage=row.stage,
         way=row.way,
         shape=row.shape,
-        batch=64 if samples else 32,
-        steps=sampled if samples else learnt,
+        batch=size.batch * (2 if samples else 1),
+        steps=(size.iterations or sampled) if samples else (size.steps or learnt),
         skipped=0,
-        max_length=768,
+        max_length=size.max_length,
         micro_batch=64,
+        new_tokens=size.new_tokens,
     )
 
 
@@ -229,9 +281,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--probe", type=Path, metavar="FILE", help="two real steps of each row, appended to a file")
     parser.add_argument("--measure", action="store_true", help="with --probe: run the stages to their end as well")
     parser.add_argument("--probed", type=Path, metavar="FILE", help="a table of what was probed")
+    parser.add_argument("--batch", type=int, help="of a step; answers are twice as many (default: %(default)s)")
+    parser.add_argument("--max-length", type=int, help="tokens of a row (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="of stages that learn from files (default: those of the H200)")
+    parser.add_argument("--iterations", type=int, help="of GRPO and PPO (the same)")
+    parser.add_argument("--new-tokens", type=int, help="of an answer (default: %(default)s)")
+    parser.add_argument("--examples", type=int, help="pairs that the data are made of (default: %(default)s)")
+    parser.add_argument("--alone", action="store_true", help="each stage in a recipe of its own")
     parser.add_argument("--shapes", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.set_defaults(**asdict(Size()))
     args = parser.parse_args()
     if not args.probed and not (args.pairs and args.tokenizer):
         parser.error("without --probed, --pairs and --tokenizer are needed")

@@ -35,7 +35,6 @@ from peers.floor import Rates, measured_rates
 from peers.stage_case import (
     ALPHA,
     GROUP,
-    NEW_TOKENS,
     RANK,
     RESULT,
     SHAPES,
@@ -225,7 +224,7 @@ def stage_of(case: StageCase) -> Mapping[str, Any]:
                 "method": "grpo",
                 "prompts": case.file("prompts.jsonl"),
                 "reward": {"kind": "function", "path": f"{case.file('rules.py')}:length"},
-                "batch": case.batch // GROUP,
+                "batch": max(1, case.batch // GROUP),
                 "answers": GROUP,
                 **_rl(case, lora),
             }
@@ -247,7 +246,7 @@ def _rl(case: StageCase, lora: Mapping[str, Any]) -> dict[str, Any]:
         "iterations": case.steps,
         "max_prompt_tokens": case.max_length,
         "too_long": "drop",
-        "sampling": {"max_new_tokens": NEW_TOKENS},
+        "sampling": {"max_new_tokens": case.new_tokens},
     }
 
 

@@ -49,6 +49,7 @@ class StageCase:
     base_bits: int = 16
     """Of the frozen base under adapters; Kedge's side alone, as is `recompute`."""
     recompute: bool = False
+    new_tokens: int = NEW_TOKENS
 
     @property
     def device(self) -> str:

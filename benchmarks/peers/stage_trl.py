@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from peers.case import peak_gib
-from peers.stage_case import ALPHA, GROUP, NEW_TOKENS, RANK, RESULT, StageCase, StageMeasured, median
+from peers.stage_case import ALPHA, GROUP, RANK, RESULT, StageCase, StageMeasured, median
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
@@ -183,7 +183,7 @@ def grpo(case: StageCase) -> Any:
         args=GRPOConfig(
             **common(case, case.batch),
             num_generations=GROUP,
-            max_completion_length=NEW_TOKENS,
+            max_completion_length=case.new_tokens,
             beta=0.04,
             temperature=1.0,
         ),
@@ -216,7 +216,7 @@ def ppo(case: StageCase) -> Any:
             num_ppo_epochs=2,
             total_episodes=rows * case.steps,
             local_rollout_forward_batch_size=rows,
-            response_length=NEW_TOKENS,
+            response_length=case.new_tokens,
             temperature=1.0,
             num_sample_generations=0,
         ),

@@ -74,7 +74,7 @@ CARDS: Final = {
     )
 }
 """By the name that `--gpu` takes."""
-_UNKNOWN_CARD: Final = CARDS["a100-80g"]
+UNKNOWN_CARD: Final = CARDS["a100-80g"]
 """Rates of a card of which only the memory is given."""
 _CPU_CORE_FLOPS: Final = 1.0e11
 """Of one core with AVX2 in large float32 products: 197 GFLOP/s on two cores (docs/speed.md)."""
@@ -112,7 +112,7 @@ def _named(gpu: str) -> Machine:
     if (card := CARDS.get(asked) or CARDS.get(short)) is not None:
         return card
     if (size := re.fullmatch(r"(\d+(?:\.\d+)?)-?(?:gib|gb|g)?", asked)) and 0 < float(size[1]) <= 2**20:
-        return replace(_UNKNOWN_CARD, name=f"{float(size[1]):g} GiB", memory=int(float(size[1]) * GIB))
+        return replace(UNKNOWN_CARD, name=f"{float(size[1]):g} GiB", memory=int(float(size[1]) * GIB))
     raise ConfigError(
         f"--gpu: no card named '{gpu}'{did_you_mean(asked, [*CARDS, 'cpu'])}; one of {', '.join(CARDS)}, cpu, or its "
         "memory in GiB (--gpu 48)"
@@ -140,7 +140,7 @@ def card_of(told: str) -> Machine:
     known = [card for card in CARDS if all(word in words for word in card.split("-"))]
     if known:
         return CARDS[max(known, key=len)]
-    return replace(_UNKNOWN_CARD, name=name.strip().lower() or "gpu", memory=int(float(mib) * 2**20))
+    return replace(UNKNOWN_CARD, name=name.strip().lower() or "gpu", memory=int(float(mib) * 2**20))
 
 
 def links_of(machine: Machine) -> scale.Machine:

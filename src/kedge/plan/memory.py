@@ -72,7 +72,7 @@ class StageMemory:
     peak: int
     fits: bool
     """Whether the machine has room, with passes as small as they have to be made."""
-    at: Literal["learning", "reading", "saving", "sampling"]
+    at: Literal["learning", "reading", "sampling"]
     """What is being done at the peak."""
     passes: PassPlan | None
 
@@ -110,20 +110,15 @@ def stage_memory(
     trying = 0 if trial is None else _moment(_learning(work, work.holding, machine, standing, trial))
     judging = _on_turn(work, work.holding, machine)
     reading = judging + min(_reading(work, machine), max(room - judging, 0.0))  # halved as well
-    moment, saving = _moment(learning), _saving(work, work.holding, machine)
-    most = max(moment, reading, saving, trying if trying <= room else 0)  # a trial that does not fit is given up
+    moment = _moment(learning)
+    most = max(moment, reading, trying if trying <= room else 0)  # a trial that does not fit is given up
     return StageMemory(
         roles=tuple(learning),
         peak=int(held + most),
-        fits=max(moment, saving, judging) <= room,
-        at="learning" if most in (moment, trying) else "saving" if most == saving else "reading",
+        fits=max(moment, judging) <= room,
+        at="learning" if most in (moment, trying) else "reading",
         passes=passes,
     )
-
-
-def _saving(work: StageWork, holding: Holding, machine: Machine) -> int:
-    """On a CPU, the copy of the base that adapters are merged into when a model is saved; a GPU's is in host memory."""
-    return MASTER * work.shape.parameters if machine.kind == "cpu" and holding.roles == "lora" else 0
 
 
 def learning_weights(work: StageWork, holding: Holding, role: str) -> int:

@@ -12,7 +12,7 @@ from kedge.models.loading.config_file import config_values
 from kedge.plan.duration import LOAD_SHARE, StageTime, stage_time
 from kedge.plan.holding import Holding
 from kedge.plan.lengths import DataReader
-from kedge.plan.machines import Machine
+from kedge.plan.machines import CARDS, UNKNOWN_CARD, Machine
 from kedge.plan.memory import StageMemory, stage_memory
 from kedge.plan.shapes import ModelShape, shape_of
 from kedge.plan.ways import Changes, changes_to, merged, ways_of
@@ -161,7 +161,8 @@ class _Shapes:
         self._known: dict[str, ModelShape] = {}
 
     def of(self, stage: str) -> ModelShape:
-        return self._of_source(self.source(stage))
+        """That of its model; of several that are looked at one after another, the largest."""
+        return max(map(self._of_source, self._sources(stage)), key=lambda shape: shape.parameters)
 
     def of_reward(self, stage: str) -> ModelShape | None:
         """That of the reward model that a stage asks; None where it asks none, or one that says no shape."""
@@ -180,15 +181,21 @@ class _Shapes:
         return self._known[source]
 
     def source(self, stage: str) -> str:
-        """The model that a stage begins with: a folder as it can be opened, an alias or an id of the hub."""
+        """The model that a stage begins with, whose tokenizer reads its data: a folder as it can be opened, an alias or
+        an id of the hub."""
+        return self._sources(stage)[0]
+
+    def _sources(self, stage: str) -> list[str]:
+        """The models behind its `from` or its `models`; that of the recipe where it names none."""
+        found: list[str] = []
         for link in self._wiring.links.get(stage, ()):
             if link.field not in ("from", "models") or not {"model", "reward_model"} & set(link.kinds):
                 continue
             if not link.stage:
-                return link.source()
-            if link.stage != stage and link.stage in self._wiring.links:
-                return self.source(link.stage)
-        return default_model(self._recipe)
+                found.append(link.source())
+            elif link.stage != stage and link.stage in self._wiring.links:
+                found.append(self.source(link.stage))
+        return found or [default_model(self._recipe)]
 
 
 def default_model(recipe: Recipe) -> str:
@@ -294,7 +301,8 @@ def _sum(costs: Sequence[tuple[Cost, int]]) -> Cost:
 def _notes(recipe: Recipe, stages: Sequence[StagePlan], machine: Machine) -> list[str]:
     notes = list(dict.fromkeys(note for stage in stages for note in stage.notes))
     if not machine.is_measured:
-        notes.append(f"{machine.name} was not measured: times are those of an H200 scaled by data sheets")
+        like = "" if machine.name in CARDS else f", as if it were as fast as an {UNKNOWN_CARD.name}"
+        notes.append(f"{machine.name} was not measured: times are those of an H200 scaled by data sheets{like}")
     if machine.kind == "cpu":
         notes[-1] = "times on a CPU are those of cores with AVX2 (docs/speed.md), and differ from machine to machine"
     notes += _placement_notes(recipe.settings.placement, machine)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from tests.models.trainable import trainable_names
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -21,6 +23,7 @@ from transformers import (
 
 from kedge.core.errors import ModelError
 from kedge.models.forward.lora import LoraLinear, adapters_of, required_adapters, using, with_lora
+from kedge.models.forward.merging import merge
 from kedge.models.loading import load
 from kedge.models.loading.hashing import module_hash
 from kedge.models.loading.start import (
@@ -35,6 +38,7 @@ from kedge.models.loading.start import (
     without_dropout,
 )
 from kedge.models.loading.tiny import make_tiny, tiny_model, tiny_tokenizer
+from kedge.models.reward.ensemble import lora_members
 from kedge.models.reward.reward_files import build, save
 from kedge.models.reward.reward_model import RewardModel
 from kedge.models.settings import LoraSettings
@@ -132,6 +136,46 @@ def test_the_adapter_is_saved_beside_the_model_that_it_is_merged_into(tiny: Path
     assert not (tmp_path / "adapter").exists()
     save_causal(tiny_model(), tiny_tokenizer(), tmp_path / "full" / "model")
     assert not (tmp_path / "full" / "adapter").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["policy", "reward"])
+def test_adapters_are_merged_one_matrix_at_a_time_into_the_files_that_transformers_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str
+) -> None:
+    """A copy of the whole base was the peak of a stage with adapters on a CPU."""
+    base = make_tiny(tmp_path / "base") if family == "llama" else tmp_path / "base"
+    if family == "gpt2":
+        GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2)).save_pretrained(base)
+        tiny_tokenizer().save_pretrained(base)
+    reward: RewardModel | None = None
+    if kind == "policy":
+        model = adapted(base)
+    else:
+        (reward,) = lora_members(build(base, seed=1), LoraSettings(rank=2), count=1, seed=2)
+        model = reward.model
+    whole = merge(model)
+    merged, held = LoraLinear.merged, list[StorageWeakRef]()
+    most = 0
+
+    def watched(layer: LoraLinear, *args: Any, **options: Any) -> torch.Tensor:
+        nonlocal most
+        result = merged(layer, *args, **options)
+        if not result.is_meta:
+            held.append(StorageWeakRef(result.untyped_storage()))
+            most = max(most, sum(not storage.expired() for storage in held))
+        return result
+
+    monkeypatch.setattr(LoraLinear, "merged", watched)
+    if reward is None:
+        save_causal(model, tiny_tokenizer(), tmp_path / "model")
+    else:
+        save(reward, tmp_path / "model")
+    assert 1 <= most <= 2
+    assert len(held) == len(required_adapters(model).layers)
+    whole.save_pretrained(tmp_path / "whole")
+    one, other = (tmp_path / name / "model.safetensors" for name in ("model", "whole"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_model_of_several_files_is_read_as_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

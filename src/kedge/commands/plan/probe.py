@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 from kedge.core.errors import ConfigError
@@ -80,7 +81,7 @@ def probe_recipe(
 
 
 def empty_home(place: Path) -> Path:
-    """A folder named by this process, without those that killed probes have left."""
+    """A folder named by this process, which git passes over, without those that killed probes have left."""
     for left in place.glob(f"{_HOME}*"):
         number = left.name.removeprefix(_HOME)
         if number.isdecimal() and not is_alive(int(number)):
@@ -149,8 +150,21 @@ def _run_apart(file: Path, overrides: Sequence[str], names: Sequence[str], folde
     process.join()
 
 
+def end_with_parent() -> None:
+    """End this process as soon as the one that waits for it is gone: of a probe that is killed nothing goes on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def _run(file: str, overrides: list[str], names: list[str], folder: str) -> None:
     """Run some stages of a recipe; a failure is written for the process that waits."""
+    end_with_parent()
     from kedge.recipe.runner import run_in
 
     place = Path(folder)

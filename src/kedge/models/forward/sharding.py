@@ -358,10 +358,14 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def blank_of(model: PreTrainedModel) -> PreTrainedModel:
-    """A sharded model as it was, without memory for its weights; it is not to be changed."""
-    record = _record(model)
-    assert record is not None
-    return record.blank
+    """A model without memory for its weights, a sharded one as it was before; it is not to be changed."""
+    if (record := _record(model)) is not None:
+        return record.blank
+    empty: dict[int, Any] = {
+        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, empty)
 
 
 def _allocated(blank: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Sharded models saved as one process would save them: weight by weight, of which only one is whole at a time.
+"""Models that are sharded, or have adapters, saved weight by weight: only one is whole, or merged, at a time.
 
 All processes gather; process 0 merges adapters, rounds and writes. Files, their cuts and their bytes are those that
 transformers writes for the same model in one process.
@@ -39,7 +39,7 @@ Stream = Iterator[tuple[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredModel:
-    """A sharded model as it is saved."""
+    """A model as it is saved, weight by weight."""
 
     model: PreTrainedModel
     plain: PreTrainedModel
@@ -173,7 +173,7 @@ def gathered_model(
     name: str | None = None,
     reread: Reread | None = None,
 ) -> GatheredModel:
-    """What is saved of a sharded model: adapter `name` (what is active if None) merged in. All processes call it."""
+    """What is saved of a model: adapter `name` (what is active if None) merged in. All processes call it."""
     adapters = adapters_of(model)
     plain = merge(blank_of(model), name=name, dtype=dtype)
     plain.config = copy.deepcopy(model.config)

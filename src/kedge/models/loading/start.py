@@ -168,9 +168,10 @@ def save_causal(
     of trained weights by the names of their parameters; without, the model's own are saved. The processes of `world`
     call it together, and the first one writes.
     """
-    if is_sharded(model):
+
+    def write_by_weight(processes: World) -> Path:
         reread = reader_of_base(model, weights)
-        whole = gathered_model(model, world=world, weights=weights, dtype=save_type(dtype), reread=reread)
+        whole = gathered_model(model, world=processes, weights=weights, dtype=save_type(dtype), reread=reread)
 
         def write(stream: Stream) -> Path:
             return _write_causal(model, tokenizer, folder, partial(whole.write_into, stream=stream), whole.factors)
@@ -178,11 +179,13 @@ def save_causal(
         return whole.save(write)
 
     def write_whole() -> Path:
+        if merges_by_weight(model, weights):
+            return write_by_weight(ALONE)
         plain = plain_model(model, weights=weights, dtype=dtype)
         save = partial(plain.save_pretrained, max_shard_size=SHARD_SIZE)
         return _write_causal(model, tokenizer, folder, save, weights)
 
-    return once(world, write_whole)
+    return write_by_weight(world) if is_sharded(model) else once(world, write_whole)
 
 
 def _write_causal(
@@ -266,6 +269,12 @@ def reader_of_base(model: PreTrainedModel, weights: Mapping[str, Tensor] | None)
     if not (is_rounded(model, weights) and model.name_or_path):
         return None
     return reader_of(lambda: load_causal(str(model.name_or_path), dtype="float32", unread=True))
+
+
+def merges_by_weight(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> bool:
+    """Whether one matrix after the other can be merged with its adapter and written, so that only one is there twice;
+    a base that was rounded in memory is read again as a whole instead."""
+    return adapters_of(model) is not None and not is_rounded(model, weights)
 
 
 def is_rounded(model: PreTrainedModel, weights: Mapping[str, Tensor] | None) -> bool:

@@ -35,7 +35,7 @@ from kedge.models.loading.adapters import BASE, base_record, save_adapter
 from kedge.models.loading.gather import SHARD_SIZE, GatheredModel, Stream, gathered_model
 from kedge.models.loading.load import DTypeName, dtype_for, explain, no_bars, quantisation, without_class
 from kedge.models.loading.resolve import resolve
-from kedge.models.loading.start import ADAPTER, ENSEMBLE, is_rounded, save_type, whole_folder
+from kedge.models.loading.start import ADAPTER, ENSEMBLE, is_rounded, merges_by_weight, save_type, whole_folder
 from kedge.models.loading.unread import reader_of, without_weights
 from kedge.models.reward.reward_model import RewardModel, facts_from, head_of, start_head, unnormalised
 from kedge.models.settings import BaseBits, SaveDType
@@ -108,16 +108,23 @@ def save(
     """
     adapters = adapters_of(reward.model)
     name = (reward.adapter or adapters.active[-1]) if adapters else None
-    if is_sharded(reward.model):
-        whole = _gathered(reward, name, weights, dtype, world)
+
+    def write_by_weight(processes: World) -> None:
+        whole = _gathered(reward, name, weights, dtype, processes)
 
         def write(stream: Stream) -> None:
             _write(reward, name, folder, lambda beside: whole.write_into(beside, stream), whole.factors)
 
         whole.save(write)
+
+    if is_sharded(reward.model):
+        write_by_weight(world)
         return
 
     def write_whole() -> None:
+        if merges_by_weight(reward.model, weights):
+            write_by_weight(ALONE)
+            return
         plain = _plain(reward, name, weights, dtype)
         _describe(plain, reward)
         _write(reward, name, folder, lambda beside: plain.save_pretrained(beside, max_shard_size=SHARD_SIZE), weights)
@@ -155,7 +162,7 @@ def _gathered(
     dtype: SaveDType,
     world: World,
 ) -> GatheredModel:
-    """A sharded model as it is saved."""
+    """A model as it is saved, weight by weight."""
     model, source = reward.model, str(reward.model.name_or_path)
     reread = None
     if is_rounded(model, weights) and source:
