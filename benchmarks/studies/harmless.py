@@ -1,6 +1,6 @@
 """Study: harmless and still helpful. SmolLM2-135M by PPO with two gated reward models, by DPO and by best-of-N.
 
-    python benchmarks/studies/harmless.py --seed 1 --data DATA        one seed, five to seven minutes on an H200
+    python benchmarks/studies/harmless.py --seed 1 --data DATA        one seed, seven to nine minutes on an H200
     python benchmarks/studies/harmless.py --merge                     page and figure from the seeds that are there
 
 DATA is a folder with pairs/hh-harmless.jsonl.gz, pairs/alpacaeval-gpt4.jsonl.gz, sft/instructions.jsonl.gz and, below
@@ -93,6 +93,10 @@ class Study:
     def costs(self, part: str, *stages: str) -> Record:
         return {stage: stage_cost(self.options.work / part, stage) for stage in stages}
 
+    def settings(self, part: str, *stages: str) -> Record:
+        """As the stages were run, for the page."""
+        return {stage: figures.settings_of(self.options.work / part / stage) for stage in stages}
+
 
 def forget_checkpoints(run: Path) -> None:
     """Of a part that is done: with the state of the optimisers they take five times the room of the models."""
@@ -141,13 +145,15 @@ def train(study: Study) -> Record:
     }
     study.run("train", {"sft": sft, **reward_stages(study, "train")})
     reports = {task: figures.reward_report(study.options.work / "train" / task) for task in TASKS}
-    return {"data": study.files.counts, "reports": reports, "costs": study.costs("train", "sft", *TASKS)}
+    stages = ("sft", *TASKS)
+    about = {"costs": study.costs("train", *stages), "settings": study.settings("train", *stages)}
+    return {"data": study.files.counts, "reports": reports, **about}
 
 
 def gold(study: Study) -> Record:
     study.run("gold", reward_stages(study, "gold"))
     reports = {task: figures.reward_report(study.options.work / "gold" / task) for task in TASKS}
-    return {"reports": reports, "costs": study.costs("gold", *TASKS)}
+    return {"reports": reports, "costs": study.costs("gold", *TASKS), "settings": study.settings("gold", *TASKS)}
 
 
 def ppo(study: Study) -> Record:
@@ -180,6 +186,7 @@ def ppo(study: Study) -> Record:
         "doctor": {"is_healthy": health.diagnosis.is_healthy, "verdict": health.diagnosis.verdict},
         "curve": figures.ppo_curve(study.options.work / "ppo" / "ppo"),
         "costs": study.costs("ppo", "ppo"),
+        "settings": study.settings("ppo", "ppo"),
     }
 
 
@@ -209,7 +216,7 @@ def dpo(study: Study) -> Record:
         for rate in sizes.dpo_rates
     }
     study.run("dpo", stages)
-    return {"costs": study.costs("dpo", *stages)}
+    return {"costs": study.costs("dpo", *stages), "settings": study.settings("dpo", *stages)}
 
 
 def policies(study: Study) -> dict[str, str]:
@@ -301,7 +308,7 @@ def bring_exams(source: Path) -> None:
 def open_study(options: Options) -> Study:
     """The data of a seed, and the exams, brought into its work folder."""
     sizes = FULL if options.size == "full" else SMALL
-    clock, work = Clock(), options.work.resolve()
+    clock, work, is_new = Clock(), options.work.resolve(), not options.work.exists()
     source = options.data
     if options.size == "small":
         source = work / "toy"
@@ -315,8 +322,9 @@ def open_study(options: Options) -> Study:
     )
     if options.size == "full" and "exams" in options.only:
         bring_exams(options.data / "eval")
+    numbers = SeedFile(options, begins_anew=is_new)
     clock("data: " + ", ".join(f"{count:,} {name}" for name, count in files.counts.items()))
-    return Study(options=options, sizes=sizes, files=files, numbers=SeedFile(options), clock=clock)
+    return Study(options=options, sizes=sizes, files=files, numbers=numbers, clock=clock)
 
 
 def run_parts(study: Study) -> list[str]:
@@ -330,7 +338,8 @@ def run_parts(study: Study) -> list[str]:
             print_exc()
             failed.append(part)
             continue
-        study.numbers.put(part, {**numbers, "seconds": study.clock.seconds - began})
+        seconds = study.numbers.seconds(part, study.clock.seconds - began, numbers.get("costs", {}).values())
+        study.numbers.put(part, {**numbers, "seconds": seconds})
         study.clock(f"{part}: done in {study.clock.seconds - began:.0f} s")
     return failed
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import harmless_curves
 import harmless_page
 from common import RESULTS, Estimate, Record, cell, estimates, fill, over_seeds, points, read_seeds, table
 from kedge.core.stats import best_of_kl
@@ -40,16 +41,15 @@ def rows(results: Path) -> list[Row]:
 def harmless_rows(seeds: Sequence[Record]) -> Iterator[Row]:
     """At the largest KL that all methods have reached on harmless prompts; exams of the runs as they ended."""
     seeds = [harmless_page.normal(record) for record in seeds]
-    curves = harmless_page.curves(seeds, "harmless")
-    at = harmless_page.common_kl(curves)
+    at = harmless_curves.equal_kl(seeds, "harmless")
     costs = {
         "PPO": [("train", "harmless"), ("train", "helpful"), ("ppo", "ppo")],
         "DPO": [("dpo", "dpo")],
         "best-of-N": [("train", "harmless"), ("train", "helpful")],
     }
     is_evidence = harmless_page.gold_is_evidence(seeds)
-    for label, places in curves.items():
-        wins = f"wins {points(harmless_page.at_kl(places, at))} %" + ("" if is_evidence else " (no evidence)")
+    for label, gold in harmless_curves.at_equal_kl(seeds, "harmless").items():
+        wins = f"wins {points(gold)} %" + ("" if is_evidence else " (no evidence)")
         exams = _exams(seeds, label.lower())
         yield label, f"{at:.2f}", wins, exams, *_cost(seeds, costs[label])
 

@@ -20,12 +20,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "studies"))
 import overoptimisation as study_module
 import overoptimisation_curves as curves
 import overoptimisation_data as data
+import overoptimisation_jobs as jobs_module
 import overoptimisation_page as page
 import overoptimisation_plan as plan
 from common import Clock, Options, SeedFile, parse
 from kedge.core.stats import best_of_kl
 from kedge.models.settings import UncertaintyWeighted
 from kedge.recipe.schema import load_recipe
+from kedge.runs.folder import Run as Folder
+from kedge.runs.manifest import Status, new_manifest
 
 
 @pytest.mark.parametrize("module", [curves, page, plan])
@@ -169,7 +172,9 @@ def options(folder: Path, *more: str) -> Options:
     return parse("overoptimisation", study_module.PARTS, "", ["--to", str(folder), "--work", str(folder / "w"), *more])
 
 
-def test_every_recipe_of_the_full_size_is_one(tmp_path: Path) -> None:
+def test_every_recipe_of_the_full_size_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = property(lambda study: [name for name, _, _ in study.proxies])
+    monkeypatch.setattr(jobs_module.Study, "trained", everything)
     chosen = options(tmp_path)
     study = study_module.Study(options=chosen, plan=plan.FULL, say=Clock(lambda _: None), results=SeedFile(chosen))
     jobs = [*study_module.gold_jobs(study), *study_module.proxy_jobs(study), *study_module.ppo_jobs(study)]
@@ -190,8 +195,8 @@ def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, monke
         if name == "bad":
             raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(study_module, "run_here", run)
-    monkeypatch.setattr(study_module, "stage_cost", lambda *_: {"seconds": 2.0, "peak_gib": None})
+    monkeypatch.setattr(jobs_module, "run_here", run)
+    monkeypatch.setattr(jobs_module, "stage_cost", lambda *_: {"seconds": 2.0, "peak_gib": None})
     jobs = [(name, tmp_path, {"ppo": {}}) for name in ("bad", "good")]
     assert study_module.run_jobs(study, jobs, seed=4) == {"good": {"seconds": 2.0, "peak_gib": None}}
     assert any("bad failed: out of memory" in line for line in said)
@@ -257,10 +262,59 @@ def test_without_seeds_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_proxy_that_is_not_there_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = options(tmp_path)
+    study = study_module.Study(options=chosen, plan=plan.FULL, say=Clock(lambda _: None), results=SeedFile(chosen))
+    monkeypatch.setattr(jobs_module, "is_done", lambda run: run.name in ("single-300", "single-1000"))
+    assert [name for name, _, _ in study_module.ppo_jobs(study)] == ["ppo-single-300", "ppo-single-1000"]
+    members = scores(1)
+    del members["ensemble-1000"]
+    monkeypatch.setattr(study_module, "scores_of_answers", lambda _: members)
+    assert set(study_module.part_best_of_n(study)["curves"]) == {"single-100", "single-1000"}
+
+
+def write_ppo_run(run: Path, *, steps: int, status: Status) -> None:
+    """A run of one stage with gold at each of so many steps."""
+    for folder in (run, run / "ppo"):
+        manifest = new_manifest(name=folder.name, kind="pipeline", seed=1, settings={})
+        with Folder.create(folder, manifest=manifest) as opened:
+            for step in range(steps if folder.parent == run else 0):
+                gold = {"kl/mean": 0.5 * step, "reward/mean": 0.1 * step, "length/mean": 20.0, "gold/mean": 0.2 * step}
+                opened.log(gold, step)
+            opened.finish(status)
+
+
+def test_runs_that_are_broken_off_beside_one_that_has_ended_are_kept_as_far_as_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = options(tmp_path)
+    chosen.work.mkdir()
+    study = study_module.Study(options=chosen, plan=plan.SMALL, say=Clock(lambda _: None), results=SeedFile(chosen))
+    names = ["single-12", "single-24"]
+    monkeypatch.setattr(jobs_module.Study, "trained", property(lambda _: names))
+    study.results.put("best_of_n", {"scales": {key: {"mean": 0.0, "deviation": 1.0} for key in ["gold", *names]}})
+
+    def run(folder: Path, name: str, *, at_once: int) -> None:
+        if name == "ppo-single-24":
+            raise KeyboardInterrupt
+        write_ppo_run(folder / "ppo-single-24", steps=11, status="interrupted")
+        write_ppo_run(folder / name, steps=13, status="done")
+
+    monkeypatch.setattr(jobs_module, "run_here", run)
+    with pytest.raises(KeyboardInterrupt):
+        study_module.part_ppo(study)
+    part = json.loads(chosen.seed_file.read_text())["parts"]["ppo"]
+    whole = {name: (curve["is_whole"], len(curve["kl"])) for name, curve in part["curves"].items()}
+    assert whole == {"single-12": (True, 13), "single-24": (False, 11)}
+    assert list(part["cost"]) == ["ppo-single-12"]
+
+
 @pytest.mark.slow
-def test_the_small_size_runs_to_its_end_and_again_from_where_it_was(tmp_path: Path) -> None:
+def test_the_small_size_runs_to_its_end_and_again_from_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["--size", "small", "--to", str(tmp_path), "--work", str(tmp_path / "w"), "--seed", "3"]
-    study_module.main(arguments)
+    assert study_module.main(arguments) == 0
     record = json.loads((tmp_path / "overoptimisation" / "seed-3.json").read_text())
     assert list(record["parts"]) == list(study_module.PARTS)
     names = {"single-12", "single-24", "mean-24", "worst-24", "uncertainty-24"}
@@ -268,5 +322,8 @@ def test_the_small_size_runs_to_its_end_and_again_from_where_it_was(tmp_path: Pa
     assert len(record["parts"]["ppo"]["curves"]["worst-24"]["kl"]) == plan.SMALL.iterations
     assert page.NOTHING not in (tmp_path / "overoptimisation.md").read_text()
     trained = (tmp_path / "w" / "single-24" / "proxy" / "run.json").stat().st_mtime_ns
-    study_module.main([*arguments, "--only", "proxies", "best_of_n"])
+    monkeypatch.setattr(study_module, "sampled", lambda *_, **__: pytest.fail("what is there is sampled again"))
+    assert study_module.main(arguments) == 0
     assert (tmp_path / "w" / "single-24" / "proxy" / "run.json").stat().st_mtime_ns == trained
+    again = json.loads((tmp_path / "overoptimisation" / "seed-3.json").read_text())
+    assert again["parts"] == record["parts"]
