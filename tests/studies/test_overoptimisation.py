@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "studies"))
 import overoptimisation as study_module
 import overoptimisation_curves as curves
 import overoptimisation_data as data
+import overoptimisation_figure as figure
 import overoptimisation_jobs as jobs_module
 import overoptimisation_page as page
 import overoptimisation_plan as plan
@@ -31,7 +32,7 @@ from kedge.runs.folder import Run as Folder
 from kedge.runs.manifest import Status, new_manifest
 
 
-@pytest.mark.parametrize("module", [curves, page, plan])
+@pytest.mark.parametrize("module", [curves, figure, page, plan])
 def test_the_examples_hold(module: Any) -> None:
     tried = doctest.testmod(module)
     assert tried.attempted
@@ -255,6 +256,21 @@ def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp
     again = text
     page.merge(options(tmp_path))
     assert (tmp_path / "overoptimisation.md").read_text() == again
+
+
+def test_a_peak_over_seeds_has_the_errors_of_the_fits_too_and_runs_that_were_broken_off_are_told() -> None:
+    fits: list[dict[str, Any]] = [
+        {"outcome": "peak", "has_fallen": True, "peak_d": [2.0, 1.5, 2.5], **dict.fromkeys(["collapse_d", "r2"])}
+        for _ in range(2)
+    ]
+    seeds = [{"seed": n, "parts": {"ppo": {"curves": {"single-100": {"fit": fit}}}}} for n, fit in enumerate(fits)]
+    assert page.outcomes(seeds, "ppo")[0].endswith("peak of the law at d = 2.00 [1.50, 2.50].")
+    fits[1]["peak_d"] = [2.0, 1.5, None]
+    assert page.outcomes(seeds, "ppo")[0].endswith("peak of the law at d = 2.00 [1.50, ∞].")
+    for seed, whole in zip(seeds, (True, False), strict=True):
+        run = {"kl": [0.0] * 9, "gold": [0.0] * 9, "is_whole": whole}
+        seed["parts"]["ppo"]["curves"] = {"single-100": run}
+    assert page.ppo_table(seeds).endswith("Broken off before their end: 100 labels (seed 1, 9 iterations).")
 
 
 def test_without_seeds_nothing_is_written(tmp_path: Path) -> None:
