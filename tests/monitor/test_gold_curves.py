@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.monitor.gold_law import Kind, fit_law
+from kedge.monitor.gold_peak import observed_peak
 from kedge.monitor.overoptimisation import Fit, NoFit, fit
 
 KINDS = st.sampled_from(sorted(PARAMETERS))
@@ -143,3 +144,12 @@ def test_what_lasts_from_point_to_point_is_not_underestimated_because_a_law_was_
         seen.append((widening - 1) / (widening + 1))
     # Without lasting noise, what is below 0 counts as 0: the mean of half a normal of 0.13 to 0.15 is left.
     assert np.mean(seen) == pytest.approx(lasting or 0.06, abs=0.04)
+
+
+def test_the_measured_peak_of_a_cliff_is_at_its_edge() -> None:
+    kl = np.arange(40, dtype=np.float64)
+    gold = np.where(kl <= 25, kl, 0.0) + np.random.default_rng(0).normal(0, 0.1, 40)
+    found = observed_peak(kl, gold)
+    assert found is not None
+    assert found.has_fallen
+    assert found.kl_interval == (21.0, 25.0)
