@@ -225,8 +225,12 @@ def test_the_table_of_methods_reads_the_seeds_of_all_studies(tmp_path: Path) -> 
     write_seed(tmp_path / "results", "harmless", own)
     cost = {"grpo": {"seconds": 90.0, "peak_gib": 12.5}}
     gains = {"trained": {"prompt_strict": estimate(0.2)}, "ifeval": {"prompt_strict": estimate(0.1)}}
-    grpo = {"gains": gains, "answers": {"kl": estimate(3.0)}, "cost": cost}
-    write_seed(tmp_path / "results", "verifiable", {"seed": 1, "parts": {"grpo": grpo}})
+    steps = range(1, 11)
+    grpo_curves = {"kl": [[n, 0.5 * n - 0.5] for n in steps], "reward": [[n, 0.1 * n] for n in steps]}
+    rloo_curves = {"kl": [[n, 0.25 * n - 0.25] for n in steps], "reward": [[n, 0.2] for n in steps]}
+    grpo = {"gains": gains, "answers": {"kl": estimate(3.0)}, "cost": cost, "curves": grpo_curves}
+    rloo = {"gains": gains, "answers": {"kl": estimate(2.0)}, "cost": {}, "curves": rloo_curves}
+    write_seed(tmp_path / "results", "verifiable", {"seed": 1, "parts": {"grpo": grpo, "rloo": rloo}})
     curve = {"at_kl": {"2": estimate(0.8)}}
     ppo = {"curves": {"single-100": curve}, "cost": {"ppo-single-100": {"seconds": 60.0, "peak_gib": 9.0}}}
     write_seed(tmp_path / "results", "overoptimisation", {"seed": 1, "parts": {"ppo": ppo}})
@@ -234,7 +238,10 @@ def test_the_table_of_methods_reads_the_seeds_of_all_studies(tmp_path: Path) -> 
     text = page.read_text().replace("](results/", " ")
     assert "| [harmless harmless.md) | DPO | 1.84 | wins 55.9 [53.9, 57.9] % (no evidence) | HarmBench complied" in text
     assert "| 0.5 | 4.0 |" in text
-    assert "verifiable.md) | grpo | 3.00 [2.98, 3.02] | held-out prompts +20.0 [18.0, 22.0] points |" in text
+    # RLOO's last five steps are at 1.75 nats in the mean; of GRPO the steps 3 to 7 (1 to 3 nats) are next to that
+    held_out = "held-out prompts +20.0 [18.0, 22.0] points; in training at 1.8 nats"
+    assert f"verifiable.md) | grpo | 3.00 [2.98, 3.02] | {held_out} 50.0" in text
+    assert f"verifiable.md) | rloo | 2.00 [1.98, 2.02] | {held_out} 20.0 % |" in text
     assert "overoptimisation.md) | PPO, single-100 | 2.00 | 0.80 [0.78, 0.82] deviations | – | 1.0 | 9.0 |" in text
 
 
