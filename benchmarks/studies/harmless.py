@@ -6,9 +6,9 @@
 DATA is a folder with pairs/hh-harmless.jsonl.gz, pairs/alpacaeval-gpt4.jsonl.gz, sft/instructions.jsonl.gz and, below
 eval/, the files of MMLU, PIQA, IFEval, XSTest and HarmBench (docs/exams.md). All training is by stages that a recipe
 may name; the run folder of every part is WORK/PART. Parts: train (SFT and the two reward models), gold (two reward
-models on other prompts), ppo, dpo, answers (everybody's, judged), best (best-of-N), exams (and the gate). `--only PART`
+models on other prompts), ppo, dpo, answers (everybody's, judged), exams (and the gate), best (best-of-N). `--only PART`
 runs some of them; a part that is there already is not trained again. `--set ppo.kl.target=6` changes a setting of a
-stage (sft, harmless, helpful, ppo, dpo-3e-06, …), for trials.
+stage (sft, harmless, helpful, ppo, dpo-7e-06, …), for trials.
 """
 
 from __future__ import annotations
@@ -293,8 +293,9 @@ def gate(study: Study, models: Mapping[str, str], name: str) -> Record:
 
 
 PARTS: dict[str, Callable[[Study], Record]] = {
-    "train": train, "gold": gold, "ppo": ppo, "dpo": dpo, "answers": answers, "best": best, "exams": exams
+    "train": train, "gold": gold, "ppo": ppo, "dpo": dpo, "answers": answers, "exams": exams, "best": best
 }  # fmt: skip
+"""In this order: where minutes run out, the exams are worth more than best-of-N."""
 
 
 def bring_exams(source: Path) -> None:

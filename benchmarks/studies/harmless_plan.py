@@ -44,7 +44,7 @@ FULL = Sizes(
     length={"price": 0.1, "least": 40, "most": 112},
     answers=4,
     best_of=(2, 4, 8, 16, 32),
-    dpo_rates=(3e-6, 1e-5),
+    dpo_rates=(7e-6,),  # of seed 1: 0.65 nats at 3e-6, 3.5 at 1e-5; about as far as PPO's target lies between them
     exams={
         "choices": {"exams": ["mmlu", "piqa"], "limit": 1000},
         "written": {"exams": ["ifeval", "xstest", "harmbench"]},

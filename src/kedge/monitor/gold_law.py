@@ -209,8 +209,8 @@ def _least_squares(design_N3: Vector, target_N: Vector) -> tuple[Vector, Vector,
     """The solution, its covariance σ² (XᵀX)⁻¹, the residuals in the order of the run, and what widens the covariance.
 
     Neighbouring points share a policy, so residuals are autocorrelated. With a lag-1 autocorrelation r > 0, n points
-    are worth n (1 − r) / (1 + r): the covariance grows by the inverse. Residuals of a fit show too little of it: what is
-    seen is r less about (3 + 5 r) / n after three parameters (Marriott and Pope 1954, and as simulated).
+    are worth n (1 − r) / (1 + r): the covariance grows by the inverse. Residuals of a fit show too little of it: with
+    three parameters what is seen is r less about (3 + 5 r) / n (as Marriott and Pope 1954 have it for a mean).
     """
     solution = np.asarray(np.linalg.lstsq(design_N3, target_N, rcond=None)[0], dtype=np.float64)
     residuals_N = target_N - design_N3 @ solution

@@ -23,8 +23,8 @@ class ObservedPeak:
 
     kl: float
     kl_interval: Interval
-    """From the lowest to the highest KL of points in a mean of `LOOKS` neighbours that is no more than `PEAK_Z` standard
-    errors below the best: at a cliff the best mean ends where the peak is."""
+    """From the lowest to the highest KL of points in a mean of `LOOKS` neighbours that is no more than `PEAK_Z`
+    standard errors below the best: at a cliff the best mean ends where the peak is."""
     gold: float
     gold_now: float
     """Mean of the last `LOOKS` points of the run."""
