@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal
 
 import numpy as np
@@ -92,13 +93,15 @@ def parse(study: str, parts: Sequence[str], about: str, arguments: Sequence[str]
 class SeedFile:
     """The JSON of one seed. It is written whole after every part, so a run that is killed keeps what it had.
 
-    With `begins_anew` the parts that are there are forgotten when the first one is put: they are of models that this
-    run does not have.
+    With `of_one_work` all parts are of the models in one work folder: those of another one are forgotten when the first
+    part is put.
     """
 
-    def __init__(self, options: Options, *, begins_anew: bool = False) -> None:
+    def __init__(self, options: Options, *, of_one_work: bool = False) -> None:
         self._file = options.seed_file
-        self.values: Record = json.loads(self._file.read_text()) if self._file.is_file() and not begins_anew else {}
+        self.values: Record = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        if of_one_work and self.values.get("work") != (work := name_of_work(options.work)):
+            self.values = {"work": work}
         self.values |= {"study": options.study, "seed": options.seed, "size": options.size}
         self.values.setdefault("parts", {})
         self.values["made"] = made_by_part(self.values)
@@ -118,6 +121,15 @@ class SeedFile:
         """What a part took: one that was found done, or gone on with, not less than before or than its stages."""
         stages = sum(cost["seconds"] or 0.0 for cost in costs)
         return max(elapsed, stages, self.values["parts"].get(part, {}).get(key, 0.0))
+
+
+def name_of_work(folder: Path) -> str:
+    """What tells a work folder from all others, wherever it lies."""
+    file = folder / "name"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(file, token_hex(8))
+    return file.read_text()
 
 
 def made_by_part(record: Record) -> Record:

@@ -309,7 +309,7 @@ def bring_exams(source: Path) -> None:
 def open_study(options: Options) -> Study:
     """The data of a seed, and the exams, brought into its work folder."""
     sizes = FULL if options.size == "full" else SMALL
-    clock, work, is_new = Clock(), options.work.resolve(), not options.work.exists()
+    clock, work = Clock(), options.work.resolve()
     source = options.data
     if options.size == "small":
         source = work / "toy"
@@ -323,7 +323,7 @@ def open_study(options: Options) -> Study:
     )
     if options.size == "full" and "exams" in options.only:
         bring_exams(options.data / "eval")
-    numbers = SeedFile(options, begins_anew=is_new)
+    numbers = SeedFile(options, of_one_work=True)
     clock("data: " + ", ".join(f"{count:,} {name}" for name, count in files.counts.items()))
     return Study(options=options, sizes=sizes, files=files, numbers=numbers, clock=clock)
 

@@ -311,8 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_parts(options: Options) -> bool:
     """The parts one after the other, each from those before it: whether all of them ended well."""
     plan = FULL if options.size == "full" else SMALL
-    results = SeedFile(options, begins_anew=not options.work.exists())
-    options.work.mkdir(parents=True, exist_ok=True)
+    results = SeedFile(options, of_one_work=True)
     study = Study(options=options, plan=plan, say=Clock(), results=results)
     for part in PARTS:
         if part in options.only:

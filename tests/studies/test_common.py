@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "studies"))
 
 import common
-from common import Estimate, SeedFile, by_cluster, fill, over_seeds, parse, provenance, read_seeds, stage_cost
+from common import Estimate, Options, SeedFile, by_cluster, fill, over_seeds, parse, provenance, read_seeds, stage_cost
 from drawing import dots, lines
 from kedge.report.charts.picture import picture
 from kedge.runs.folder import Run
@@ -49,13 +49,22 @@ def test_a_seed_keeps_the_parts_that_it_had(tmp_path: Path) -> None:
     assert not list((tmp_path / "s").glob(".*"))
 
 
-def test_a_seed_that_begins_anew_forgets_parts_of_other_models_when_it_has_its_own(tmp_path: Path) -> None:
-    options = parse("s", ["train", "exams"], "", ["--seed", "3", "--to", str(tmp_path)])
-    SeedFile(options).put("exams", {"ifeval": 0.25})
-    anew = SeedFile(options, begins_anew=True)
-    assert list(read_seeds(tmp_path / "s")[0]["parts"]) == ["exams"]
-    anew.put("train", {"kl": 1.5})
-    assert list(read_seeds(tmp_path / "s")[0]["parts"]) == ["train"]
+def test_parts_of_another_work_folder_are_forgotten_when_the_first_of_this_one_is_put(tmp_path: Path) -> None:
+    def options(work: str) -> Options:
+        return parse("s", ["train", "exams"], "", ["--to", str(tmp_path / "to"), "--work", str(tmp_path / work)])
+
+    def parts() -> list[str]:
+        return list(read_seeds(tmp_path / "to" / "s")[0]["parts"])
+
+    SeedFile(options("a")).put("exams", {})  # as older versions wrote it
+    SeedFile(options("a"), of_one_work=True)  # a run that is killed before its first part
+    assert parts() == ["exams"]
+    SeedFile(options("a"), of_one_work=True).put("train", {})
+    assert parts() == ["train"]
+    SeedFile(options("a"), of_one_work=True).put("exams", {})
+    assert parts() == ["train", "exams"]
+    SeedFile(options("b"), of_one_work=True).put("exams", {})
+    assert parts() == ["exams"]
 
 
 def test_every_part_keeps_the_command_that_made_it(tmp_path: Path) -> None:
