@@ -303,14 +303,19 @@ def cell(estimate: Estimate | None, digits: int = 3) -> str:
 
 
 def points(estimate: Estimate | None, *, is_signed: bool = False) -> str:
-    """A share in per cent, or a difference of shares in points.
+    """A share in per cent, or a difference of shares in points; no interval goes beyond what either can be, as that of
+    two seeds would (Student's t with one degree of freedom).
 
     >>> points(Estimate(value=0.125, low=0.1, high=0.15, count=9), is_signed=True)
     '+12.5 [10.0, 15.0]'
+    >>> points(Estimate(value=0.75, low=-2.0, high=4.0, count=2))
+    '75.0 [0.0, 100.0]'
     """
     if estimate is None:
         return number(None)
-    return ("+" if is_signed and estimate.value > 0 else "") + cell(estimate.scaled(100), 1)
+    low, high = max(estimate.low, -1.0 if is_signed else 0.0), min(estimate.high, 1.0)
+    within = Estimate(value=estimate.value, low=low, high=high, count=estimate.count)
+    return ("+" if is_signed and estimate.value > 0 else "") + cell(within.scaled(100), 1)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, of: Literal["numbers", "words"] = "numbers") -> str:

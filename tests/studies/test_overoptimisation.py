@@ -248,6 +248,8 @@ def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp
     difference = float(rows["PPO: mean, 1,000 labels over 1,000 labels"][0].split()[0])
     assert difference == pytest.approx(0.2 * math.sqrt(2), abs=0.15)  # at 2 nats
     assert rows["ppo"][:2] == ["31", "3.5"]
+    golds = [{"seed": n, "parts": {"gold": {"seconds": took, "cost": {}}}} for n, took in ((1, 160.0), (2, 0.1))]
+    assert page.cost_table(golds).splitlines()[-1] == "| gold, once for all seeds | 160 | – |"
     drawing = ElementTree.fromstring((tmp_path / "overoptimisation.svg").read_text())
     assert len(drawing.findall("{http://www.w3.org/2000/svg}g")) == 4
     drawn = (tmp_path / "overoptimisation.svg").read_text()

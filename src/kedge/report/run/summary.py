@@ -24,6 +24,7 @@ STATUS_WORDS: Mapping[Status, str] = {
     "interrupted": "was interrupted; `kedge run RECIPE --resume` goes on with it",
 }
 
+
 def what_happened(stage: StageRecord) -> Iterator[str]:
     """How it ended, then how its main numbers moved."""
     steps = f" after {stage.last_step:,} steps" if stage.last_step else ""
