@@ -1,6 +1,6 @@
 """Study: harmless and still helpful. SmolLM2-135M by PPO with two gated reward models, by DPO and by best-of-N.
 
-    python benchmarks/studies/harmless.py --seed 1 --data DATA        one seed, seven to nine minutes on an H200
+    python benchmarks/studies/harmless.py --seed 1 --data DATA        one seed, nine minutes of a shared H200
     python benchmarks/studies/harmless.py --merge                     page and figure from the seeds that are there
 
 DATA is a folder with pairs/hh-harmless.jsonl.gz, pairs/alpacaeval-gpt4.jsonl.gz, sft/instructions.jsonl.gz and, below
