@@ -180,7 +180,9 @@ def scores_of_answers(study: Study) -> dict[str, Floats]:
     shape = (study.plan.counts.best_of_n, study.plan.answers)
     tables = scored(study, "best-of-n", answers, places)
     members = {name: scores_MN.reshape(-1, *shape) for name, scores_MN in zip(judges, tables, strict=True)}
-    np.savez_compressed(file, **members)  # pyright: ignore[reportArgumentType]
+    unfinished = file.with_name("best-of-n.part.npz")
+    np.savez_compressed(unfinished, **members)  # pyright: ignore[reportArgumentType]
+    unfinished.rename(file)  # a kill in the middle leaves no half of a file
     return members
 
 

@@ -291,6 +291,30 @@ def test_a_proxy_that_is_not_there_takes_no_other_with_it(tmp_path: Path, monkey
     assert set(study_module.part_best_of_n(study)["curves"]) == {"single-100", "single-1000"}
 
 
+def test_scores_are_kept_whole_and_made_anew_for_other_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = options(tmp_path)
+    chosen.work.mkdir()
+    study = study_module.Study(options=chosen, plan=plan.SMALL, say=Clock(lambda _: None), results=SeedFile(chosen))
+    names = ["single-12"]
+    monkeypatch.setattr(jobs_module.Study, "trained", property(lambda _: names))
+    made: list[int] = []
+
+    def scored(_study: Any, _name: str, answers: list[Any], judges: list[Path]) -> list[np.ndarray]:
+        made.append(len(judges))
+        return [np.full((1, len(answers)), float(place)) for place in range(len(judges))]
+
+    monkeypatch.setattr(study_module, "sampled", lambda *_, answers, **__: [{}] * answers * 4)
+    monkeypatch.setattr(study_module, "scored", scored)
+    (chosen.work / "best-of-n.part.npz").write_bytes(b"half")
+    first, again = study_module.scores_of_answers(study), study_module.scores_of_answers(study)
+    assert made == [2]
+    assert all(np.array_equal(first[name], again[name]) for name in ("gold", "single-12"))
+    assert first["single-12"].shape == (1, 4, plan.SMALL.answers)
+    names.append("single-24")
+    assert set(study_module.scores_of_answers(study)) == {"gold", "single-12", "single-24"}
+    assert made == [2, 3]
+
+
 def write_ppo_run(run: Path, *, steps: int, status: Status) -> None:
     """A run of one stage with gold at each of so many steps."""
     for folder in (run, run / "ppo"):
