@@ -36,7 +36,7 @@ from kedge.commands.sample import asked_prompts, sample_answers
 from kedge.commands.score import load_judge, read_answers, score_answers
 from kedge.core.files import write_json
 from overoptimisation_curves import COMBINES, Floats, Scale, best_of_n_results, ppo_curve
-from overoptimisation_jobs import STUDY, Job, Study, is_done, run_jobs
+from overoptimisation_jobs import STUDY, Job, Study, has_begun, is_done, run_jobs
 from overoptimisation_page import merge
 from overoptimisation_plan import FULL, QUIET, SMALL
 
@@ -180,9 +180,9 @@ def scores_of_answers(study: Study) -> dict[str, Floats]:
     shape = (study.plan.counts.best_of_n, study.plan.answers)
     tables = scored(study, "best-of-n", answers, places)
     members = {name: scores_MN.reshape(-1, *shape) for name, scores_MN in zip(judges, tables, strict=True)}
-    unfinished = file.with_name("best-of-n.part.npz")
-    np.savez_compressed(unfinished, **members)  # pyright: ignore[reportArgumentType]
-    unfinished.rename(file)  # a kill in the middle leaves no half of a file
+    beside = file.with_name("best-of-n.part.npz")
+    np.savez_compressed(beside, **members)  # pyright: ignore[reportArgumentType]
+    beside.rename(file)  # a kill in the middle leaves no half of a file
     return members
 
 
@@ -207,7 +207,7 @@ def ppo_curves(study: Study, jobs: Sequence[Job]) -> Record:
     curves: Record = {}
     for job, folder, _ in jobs:
         place, name = folder / job, job.removeprefix("ppo-")
-        metrics = list(StageRun(place / "ppo").metrics()) if (place / "ppo" / "run.json").is_file() else []
+        metrics = list(StageRun(place / "ppo").metrics()) if has_begun(place / "ppo") else []
         if any("gold/mean" in row for row in metrics):
             curve = ppo_curve(metrics, scales["gold"], scales[name])
             curves[name] = curve | {"is_whole": is_done(place)}
@@ -303,6 +303,13 @@ RUNS: dict[str, Callable[[Study], Record]] = {
 }
 
 
+def unfinished(study: Study) -> list[str]:
+    """Runs of the parts that were asked for that failed or were broken off: the next call goes on with them."""
+    makers = {"proxies": proxy_jobs, "ppo": ppo_jobs}
+    jobs = [job for part, make in makers.items() if part in study.options.only for job in make(study)]
+    return [name for name, folder, _ in jobs if not is_done(folder / name)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(STUDY, PARTS, __doc__ or "", arguments)
     is_whole = options.is_merge or run_parts(options)
@@ -328,7 +335,7 @@ def run_parts(options: Options) -> bool:
             study.say(f"part {part} is done")
             gc.collect()
             torch.cuda.empty_cache()  # runs in processes of their own need the room
-    return True
+    return not unfinished(study)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,13 @@ class Study:
         return [name for name, _, _ in self.proxies if is_done(self.options.work / name)]
 
 
+def has_begun(run: Path) -> bool:
+    """Whether there is something to go on with; a run that was killed as it began has a folder and nothing in it."""
+    return (run / "run.json").is_file()
+
+
 def is_done(run: Path) -> bool:
-    return run.is_dir() and Run(run).status == "done"
+    return has_begun(run) and Run(run).status == "done"
 
 
 Job = tuple[str, Path, Record]
@@ -111,12 +116,12 @@ def run_jobs(
 def run_here(folder: Path, name: str, *, at_once: int) -> None:
     with (folder / f"{name}.log").open("w") as log:
         recipe = load_recipe(folder / f"{name}.yaml")
-        run_recipe(recipe, folder, is_resumed=(folder / name).is_dir(), say=partial(print, file=log))
+        run_recipe(recipe, folder, is_resumed=has_begun(folder / name), say=partial(print, file=log))
 
 
 def run_apart(folder: Path, name: str, *, at_once: int) -> None:
     command = [sys.executable, "-m", "kedge.cli", "run", str(folder / f"{name}.yaml"), "--runs", str(folder)]
-    resume = ["--resume"] if (folder / name).is_dir() else []
+    resume = ["--resume"] if has_begun(folder / name) else []
     # Side by side, more threads in all than cores would only wait for each other.
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
     log = folder / f"{name}.log"

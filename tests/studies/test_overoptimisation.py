@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import math
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
@@ -349,6 +350,23 @@ def test_runs_that_are_broken_off_beside_one_that_has_ended_are_kept_as_far_as_t
     whole = {name: (curve["is_whole"], len(curve["kl"])) for name, curve in part["curves"].items()}
     assert whole == {"single-12": (True, 13), "single-24": (False, 11)}
     assert list(part["cost"]) == ["ppo-single-12"]
+
+
+def test_a_call_that_leaves_a_run_behind_says_so_and_the_next_one_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_ppo_run(tmp_path / "w" / "single-12", steps=0, status="done")
+    write_ppo_run(tmp_path / "w" / "ensemble-24", steps=0, status="failed")
+    (tmp_path / "w" / "single-24").mkdir()  # killed as it began
+    monkeypatch.setattr(study_module, "RUNS", dict.fromkeys(study_module.PARTS, lambda _: {}))
+    small = ["--size", "small", "--only"]
+    assert study_module.run_parts(options(tmp_path, *small, "labels"))
+    assert not study_module.run_parts(options(tmp_path, *small, "proxies"))
+    assert [jobs_module.has_begun(tmp_path / "w" / name) for name in ("single-24", "ensemble-24")] == [False, True]
+    for name in ("single-24", "ensemble-24"):
+        shutil.rmtree(tmp_path / "w" / name)
+        write_ppo_run(tmp_path / "w" / name, steps=0, status="done")
+    assert study_module.run_parts(options(tmp_path, *small, "proxies"))
 
 
 @pytest.mark.slow
