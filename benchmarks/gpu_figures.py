@@ -128,7 +128,7 @@ FIGURES: tuple[Figure, ...] = (
         tiny="--shape tiny --bits",
     ),
     # All seeds of this study have one gold.
-    study("overoptimisation", 1, 4, "gold", is_alone=True),
+    study("overoptimisation", 1, 5, "gold", is_alone=True),
     *(study("verifiable", seed, 8, "ppo rejection") for seed in SEEDS),
     *(study("harmless", seed, 12) for seed in SEEDS),
     *(study("overoptimisation", seed, 12) for seed in SEEDS),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal
 
 import numpy as np
@@ -23,9 +24,8 @@ import torch
 from kedge.api.run import StageRun
 from kedge.core.files import cache_root, write_json, write_text
 from kedge.core.stats import bootstrap_mean, places_of, student_quantile
-from kedge.report.charts.axes import Axis
 from kedge.report.charts.picture import picture
-from kedge.report.charts.plot import COLOURS, Plot, Point, Series, Threshold
+from kedge.report.charts.plot import Plot
 from kedge.report.words import number
 from kedge.runs.manifest import environment, read_manifest
 
@@ -91,23 +91,51 @@ def parse(study: str, parts: Sequence[str], about: str, arguments: Sequence[str]
 
 
 class SeedFile:
-    """The JSON of one seed. It is written whole after every part, so a run that is killed keeps what it had."""
+    """The JSON of one seed. It is written whole after every part, so a run that is killed keeps what it had.
 
-    def __init__(self, options: Options) -> None:
+    With `of_one_work` all parts are of the models in one work folder: those of another one are forgotten when the first
+    part is put.
+    """
+
+    def __init__(self, options: Options, *, of_one_work: bool = False) -> None:
         self._file = options.seed_file
         self.values: Record = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        if of_one_work and self.values.get("work") != (work := name_of_work(options.work)):
+            self.values = {"work": work}
         self.values |= {"study": options.study, "seed": options.seed, "size": options.size}
         self.values.setdefault("parts", {})
+        self.values["made"] = made_by_part(self.values)
 
     def put(self, part: str, values: Mapping[str, Any]) -> None:
         """Write the numbers of a part, with the machine, the versions and the command that made them."""
-        self.values |= {"machine": machine(), "command": command(), "at": datetime.now().isoformat(timespec="seconds")}
+        made = {"machine": machine(), "command": command(), "at": datetime.now().isoformat(timespec="seconds")}
+        self.values["made"][part] = made
         self.values["parts"][part] = dict(values)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._file, self.values)
 
     def has(self, part: str) -> bool:
         return part in self.values["parts"]
+
+    def seconds(self, part: str, elapsed: float, costs: Iterable[Record] = (), *, key: str = "seconds") -> float:
+        """What a part took: one that was found done, or gone on with, not less than before or than its stages."""
+        stages = sum(cost["seconds"] or 0.0 for cost in costs)
+        return max(elapsed, stages, self.values["parts"].get(part, {}).get(key, 0.0))
+
+
+def name_of_work(folder: Path) -> str:
+    """What tells a work folder from all others, wherever it lies."""
+    file = folder / "name"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(file, token_hex(8))
+    return file.read_text()
+
+
+def made_by_part(record: Record) -> Record:
+    """Machine, command and time of each part of a seed; files of before told them of all parts together."""
+    whole = {key: record[key] for key in ("machine", "command", "at") if key in record}
+    return {part: record.get("made", {}).get(part, whole) for part in record["parts"]}
 
 
 class Clock:
@@ -157,13 +185,22 @@ def keep_report(options: Options, part: str, run: Path) -> None:
 
 
 def stage_cost(run: Path, stage: str) -> Record:
-    """Seconds from the beginning to the end of a stage, and its peak memory in GiB (None where it did not say)."""
-    manifest = read_manifest(run / stage)
+    """Seconds from the beginning to the end of a stage, without those in which it lay broken off, and its peak memory
+    in GiB (None where it did not say)."""
+    manifest, own = read_manifest(run / stage), StageRun(run / stage)
+    events = list(own.events())
     seconds = None
     if manifest.finished:
-        seconds = (datetime.fromisoformat(manifest.finished) - datetime.fromisoformat(manifest.created)).total_seconds()
-    peaks = [event["evidence"] for event in StageRun(run / stage).events() if event["code"] == "run.memory"]
+        times = [_seconds(manifest.created), *(record["at"] for record in [*own.metrics(), *events])]
+        resumed = [event["at"] for event in events if event["code"] == "run.resumed"]
+        idle = sum(at - max(time for time in times if time < at) for at in resumed)
+        seconds = _seconds(manifest.finished) - times[0] - idle
+    peaks = [event["evidence"] for event in events if event["code"] == "run.memory"]
     return {"seconds": seconds, "peak_gib": peaks[-1]["memory/peak_gib"] if peaks else None}
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,14 +303,19 @@ def cell(estimate: Estimate | None, digits: int = 3) -> str:
 
 
 def points(estimate: Estimate | None, *, is_signed: bool = False) -> str:
-    """A share in per cent, or a difference of shares in points.
+    """A share in per cent, or a difference of shares in points; no interval goes beyond what either can be, as that of
+    two seeds would (Student's t with one degree of freedom).
 
     >>> points(Estimate(value=0.125, low=0.1, high=0.15, count=9), is_signed=True)
     '+12.5 [10.0, 15.0]'
+    >>> points(Estimate(value=0.75, low=-2.0, high=4.0, count=2))
+    '75.0 [0.0, 100.0]'
     """
     if estimate is None:
         return number(None)
-    return ("+" if is_signed and estimate.value > 0 else "") + cell(estimate.scaled(100), 1)
+    low, high = max(estimate.low, -1.0 if is_signed else 0.0), min(estimate.high, 1.0)
+    within = Estimate(value=estimate.value, low=low, high=high, count=estimate.count)
+    return ("+" if is_signed and estimate.value > 0 else "") + cell(within.scaled(100), 1)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, of: Literal["numbers", "words"] = "numbers") -> str:
@@ -283,17 +325,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, of: Literal["nu
 
 
 def provenance(seeds: Sequence[Record]) -> str:
-    """A table of the seeds: device, versions, when, and the command."""
-    rows = [
-        (
-            str(record["seed"]),
-            *(str(record["machine"].get(name, "–")) for name in ("device", "kedge", "torch", "transformers")),
-            record["at"],
-            f"`{record['command']}`",
-        )
-        for record in seeds
-    ]
-    return table(["seed", "device", "kedge", "torch", "transformers", "when", "command"], rows)
+    """A table of the seeds: device, versions, when, the command, and which parts it made; a line each where several
+    commands or machines made the parts of a seed."""
+    rows: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+    for record in seeds:
+        for part, made in made_by_part(record).items():
+            versions = (str(made["machine"].get(name, "–")) for name in ("device", "kedge", "torch", "transformers"))
+            key = (str(record["seed"]), *versions, f"`{made['command']}`")
+            at, parts = rows.get(key, ("", []))
+            rows[key] = (max(at, made["at"]), [*parts, part])
+    head = ["seed", "device", "kedge", "torch", "transformers", "command", "when", "parts"]
+    return table(head, [(*key, at, ", ".join(parts)) for key, (at, parts) in rows.items()])
 
 
 def fill(page: str, blocks: Mapping[str, str]) -> str:
@@ -317,67 +359,3 @@ def write_page(options: Options, skeleton: str, blocks: Mapping[str, str], plots
     page, drawing = options.to / f"{options.study}.md", options.to / f"{options.study}.svg"
     write_text(page, fill(page.read_text(encoding="utf-8") if page.is_file() else skeleton, blocks))
     write_text(drawing, picture(plots))
-
-
-def dots(
-    title: str,
-    categories: Sequence[str],
-    groups: Mapping[str, Sequence[Estimate | None]],
-    *,
-    up: Axis | None = None,
-    thresholds: tuple[Threshold, ...] = (),
-) -> Plot:
-    """For each category a dot with its interval of every group, side by side; the legend names the groups."""
-    width = 0.6 / len(groups)
-    at = {
-        (category, group): category + width * (group - (len(groups) - 1) / 2)
-        for category in range(len(categories))
-        for group in range(len(groups))
-    }
-    x = sorted(at.values())
-    shown: list[Point] = []
-    series: list[Series] = []
-    for group, (name, values) in enumerate(groups.items()):
-        colour = COLOURS[group % len(COLOURS)]
-        heights = {at[category, group]: value for category, value in enumerate(values) if value is not None}
-        shown += [
-            Point(x=place, y=e.value, low=e.low, high=e.high, title=f"{name}: {number(e.value)}", colour=colour)
-            for place, e in heights.items()
-        ]
-        each = [heights[place].value if place in heights else None for place in x]
-        series.append(Series(name=name, colour=colour, values=each, is_dotted=True))
-    across = Axis(low=-0.5, high=len(categories) - 0.5, labels=list(enumerate(categories)))
-    return Plot(
-        title=title,
-        note="",
-        x_name="",
-        x=x,
-        series=tuple(series),
-        points=tuple(shown),
-        thresholds=thresholds,
-        across=across,
-        up=up,
-    )
-
-
-def lines(
-    title: str,
-    x_name: str,
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    up: Axis | None = None,
-    thresholds: tuple[Threshold, ...] = (),
-    faint: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-) -> Plot:
-    """A line a name through (x, y), each with places of its own. `faint` are lines behind those of the same name."""
-    behind = {} if faint is None else faint
-    x = sorted({at for places in (*curves.values(), *behind.values()) for at, _ in places})
-
-    def line(name: str, places: Sequence[tuple[float, float]], *, is_faint: bool) -> Series:
-        colour = COLOURS[list(curves).index(name) % len(COLOURS)]
-        heights = dict(places)
-        return Series(name=name, colour=colour, values=[heights.get(at) for at in x], is_faint=is_faint)
-
-    series = [line(name, places, is_faint=True) for name, places in behind.items()]
-    series += [line(name, places, is_faint=False) for name, places in curves.items()]
-    return Plot(title=title, note="", x_name=x_name, x=x, series=tuple(series), thresholds=thresholds, up=up)

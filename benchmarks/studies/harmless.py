@@ -1,14 +1,14 @@
 """Study: harmless and still helpful. SmolLM2-135M by PPO with two gated reward models, by DPO and by best-of-N.
 
-    python benchmarks/studies/harmless.py --seed 1 --data DATA        one seed, five to seven minutes on an H200
+    python benchmarks/studies/harmless.py --seed 1 --data DATA        one seed, nine minutes of a shared H200
     python benchmarks/studies/harmless.py --merge                     page and figure from the seeds that are there
 
 DATA is a folder with pairs/hh-harmless.jsonl.gz, pairs/alpacaeval-gpt4.jsonl.gz, sft/instructions.jsonl.gz and, below
 eval/, the files of MMLU, PIQA, IFEval, XSTest and HarmBench (docs/exams.md). All training is by stages that a recipe
 may name; the run folder of every part is WORK/PART. Parts: train (SFT and the two reward models), gold (two reward
-models on other prompts), ppo, dpo, answers (everybody's, judged), best (best-of-N), exams (and the gate). `--only PART`
+models on other prompts), ppo, dpo, answers (everybody's, judged), exams (and the gate), best (best-of-N). `--only PART`
 runs some of them; a part that is there already is not trained again. `--set ppo.kl.target=6` changes a setting of a
-stage (sft, harmless, helpful, ppo, dpo-3e-06, …), for trials.
+stage (sft, harmless, helpful, ppo, dpo-7e-06, …), for trials.
 """
 
 from __future__ import annotations
@@ -93,6 +93,10 @@ class Study:
     def costs(self, part: str, *stages: str) -> Record:
         return {stage: stage_cost(self.options.work / part, stage) for stage in stages}
 
+    def settings(self, part: str, *stages: str) -> Record:
+        """As the stages were run, for the page."""
+        return {stage: figures.settings_of(self.options.work / part / stage) for stage in stages}
+
 
 def forget_checkpoints(run: Path) -> None:
     """Of a part that is done: with the state of the optimisers they take five times the room of the models."""
@@ -141,13 +145,15 @@ def train(study: Study) -> Record:
     }
     study.run("train", {"sft": sft, **reward_stages(study, "train")})
     reports = {task: figures.reward_report(study.options.work / "train" / task) for task in TASKS}
-    return {"data": study.files.counts, "reports": reports, "costs": study.costs("train", "sft", *TASKS)}
+    stages = ("sft", *TASKS)
+    about = {"costs": study.costs("train", *stages), "settings": study.settings("train", *stages)}
+    return {"data": study.files.counts, "reports": reports, **about}
 
 
 def gold(study: Study) -> Record:
     study.run("gold", reward_stages(study, "gold"))
     reports = {task: figures.reward_report(study.options.work / "gold" / task) for task in TASKS}
-    return {"reports": reports, "costs": study.costs("gold", *TASKS)}
+    return {"reports": reports, "costs": study.costs("gold", *TASKS), "settings": study.settings("gold", *TASKS)}
 
 
 def ppo(study: Study) -> Record:
@@ -180,6 +186,7 @@ def ppo(study: Study) -> Record:
         "doctor": {"is_healthy": health.diagnosis.is_healthy, "verdict": health.diagnosis.verdict},
         "curve": figures.ppo_curve(study.options.work / "ppo" / "ppo"),
         "costs": study.costs("ppo", "ppo"),
+        "settings": study.settings("ppo", "ppo"),
     }
 
 
@@ -209,7 +216,7 @@ def dpo(study: Study) -> Record:
         for rate in sizes.dpo_rates
     }
     study.run("dpo", stages)
-    return {"costs": study.costs("dpo", *stages)}
+    return {"costs": study.costs("dpo", *stages), "settings": study.settings("dpo", *stages)}
 
 
 def policies(study: Study) -> dict[str, str]:
@@ -286,8 +293,9 @@ def gate(study: Study, models: Mapping[str, str], name: str) -> Record:
 
 
 PARTS: dict[str, Callable[[Study], Record]] = {
-    "train": train, "gold": gold, "ppo": ppo, "dpo": dpo, "answers": answers, "best": best, "exams": exams
+    "train": train, "gold": gold, "ppo": ppo, "dpo": dpo, "answers": answers, "exams": exams, "best": best
 }  # fmt: skip
+"""In this order: where minutes run out, the exams are worth more than best-of-N."""
 
 
 def bring_exams(source: Path) -> None:
@@ -315,8 +323,9 @@ def open_study(options: Options) -> Study:
     )
     if options.size == "full" and "exams" in options.only:
         bring_exams(options.data / "eval")
+    numbers = SeedFile(options, of_one_work=True)
     clock("data: " + ", ".join(f"{count:,} {name}" for name, count in files.counts.items()))
-    return Study(options=options, sizes=sizes, files=files, numbers=SeedFile(options), clock=clock)
+    return Study(options=options, sizes=sizes, files=files, numbers=numbers, clock=clock)
 
 
 def run_parts(study: Study) -> list[str]:
@@ -330,7 +339,8 @@ def run_parts(study: Study) -> list[str]:
             print_exc()
             failed.append(part)
             continue
-        study.numbers.put(part, {**numbers, "seconds": study.clock.seconds - began})
+        seconds = study.numbers.seconds(part, study.clock.seconds - began, numbers.get("costs", {}).values())
+        study.numbers.put(part, {**numbers, "seconds": seconds})
         study.clock(f"{part}: done in {study.clock.seconds - began:.0f} s")
     return failed
 

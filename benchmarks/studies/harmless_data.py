@@ -1,7 +1,7 @@
 """The data of the study `harmless`: pairs of two tasks in three parts that share no prompt.
 
 A part teaches the policy's side (SFT, reward models, PPO, DPO), one teaches the gold reward models, one is asked and
-judged. The last is the same for all seeds; what is left is halved anew by each seed.
+judged. The last is the same for all seeds; what is left is divided anew by each seed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ TASKS: tuple[Task, ...] = ("harmless", "helpful")
 SOURCES: dict[Task, str] = {"harmless": "pairs/hh-harmless.jsonl.gz", "helpful": "pairs/alpacaeval-gpt4.jsonl.gz"}
 DEMONSTRATIONS = "sft/instructions.jsonl.gz"
 _ASKED_SHARE = 0.1
+GOLD_SHARE: dict[Task, float] = {"harmless": 2 / 3, "helpful": 0.5}
+"""Of the other prompts. Of HH, half (674 pairs) made a gold that was right on 63.3 % of the asked pairs, and all of
+them (1,350, docs/results.md) a model that is right on 70.7 %; two thirds are to bring gold over 65 %."""
 _LONGEST_DEMONSTRATION = 500
 """Characters of an answer to imitate, about 125 tokens: longer ones would teach answers that are cut off."""
 
@@ -57,7 +60,7 @@ def prepare(source: Path, folder: Path, *, seed: int, pairs_a_prompt: int, demon
     asked: dict[Task, list[Pair]] = {}
     for task in TASKS:
         pairs = _few(_sound(load(source / SOURCES[task])), pairs_a_prompt)
-        train[task], gold[task], asked[task] = three_parts(pairs, seed)
+        train[task], gold[task], asked[task] = three_parts(pairs, seed, gold_share=GOLD_SHARE[task])
     known = {prompt_key(pair) for part in (gold, asked) for pairs in part.values() for pair in pairs}
     instructions = _spread(_others(source, known), demonstrations)
     imitated = [*_chosen(train["harmless"]), *instructions]
@@ -91,12 +94,12 @@ def prepare(source: Path, folder: Path, *, seed: int, pairs_a_prompt: int, demon
     return files
 
 
-def three_parts(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Pairs for the policy's side, for gold, and to ask; a prompt is in one of them. Only the halves depend on the
-    seed."""
+def three_parts(pairs: Sequence[Pair], seed: int, *, gold_share: float) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Pairs for the policy's side, for gold, and to ask; a prompt is in one of them. Which ones are asked does not
+    depend on the seed. `gold_share` is of the prompts that are not."""
     keys = [prompt_key(pair) for pair in pairs]
     asked = set(assign(keys, _ASKED_SHARE, 0).tolist())
-    gold = set(assign([key for key in keys if key not in asked], 0.5, seed).tolist())
+    gold = set(assign([key for key in keys if key not in asked], gold_share, seed).tolist())
     parts: tuple[list[Pair], list[Pair], list[Pair]] = ([], [], [])
     for pair, key in zip(pairs, keys, strict=True):
         parts[2 if key in asked else 1 if key in gold else 0].append(pair)

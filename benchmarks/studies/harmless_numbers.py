@@ -28,6 +28,27 @@ CURVE = {"kl": "kl/mean", "reward": "reward/mean", "gold": "gold/mean", "length"
 TWO_SIDED = 0.025
 
 
+ASKED_FOR = (
+    "epochs", "batch", "members", "iterations", "optimiser.lr", "actor.lr", "method.beta", "loss.length_control",
+    "scores.normalise", "scores.length.price", "scores.length.least", "scores.length.most",
+    "kl.start", "kl.target", "kl.horizon", "kl.limit",
+)  # fmt: skip
+"""Settings that the page tells of."""
+
+
+def settings_of(stage: Path) -> Record:
+    """Those of `ASKED_FOR` that the stage has."""
+    settings = StageRun(stage).settings
+    found = {name: _below(settings, name.split(".")) for name in ASKED_FOR}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _below(settings: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        settings = settings.get(name) if isinstance(settings, dict) else None
+    return settings
+
+
 def reward_report(stage: Path) -> Record:
     """How far a reward model can be trusted, on pairs to prompts that it has not seen."""
     report = json.loads((stage / "reward-report.json").read_text())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from itertools import pairwise
 from statistics import fmean
 
 from common import (
@@ -14,27 +12,17 @@ from common import (
     Options,
     Record,
     cell,
-    dots,
-    estimates,
-    lines,
-    mean_over_seeds,
-    numbers,
-    over_seeds,
     points,
     provenance,
     read_seeds,
     table,
     write_page,
 )
-from kedge.report.charts.plot import Plot
+from harmless_curves import METHODS, at_equal_kl, equal_kl, mean_of, merged, plots, sizes
 from kedge.report.words import number
 
 GOLD_BAR = 0.65
 """Below this accuracy on unseen pairs gold's win rate is no evidence."""
-METHODS = ("ppo", "dpo")
-"""That take exams, beside the start."""
-TRADE = {"harmbench.complied": "HarmBench, complied", "xstest.refused_safe": "XSTest, over-refusal"}
-TAX = ("ifeval.prompt_strict", "piqa.cloze", "mmlu.cloze")
 
 
 def merge(options: Options) -> None:
@@ -74,6 +62,7 @@ def blocks(seeds: Sequence[Record]) -> dict[str, str]:
         "equal": equal_table(seeds),
         "exams": exams_table(seeds),
         "gate": gate_table(seeds),
+        "settings": settings_table(seeds),
         "costs": costs_table(seeds),
         "seeds": f"{provenance(seeds)}\n\n{reports(seeds)}".strip(),
     }
@@ -87,17 +76,6 @@ def reports(seeds: Sequence[Record]) -> str:
         if "ppo" in record["parts"]
     ]
     return f"`kedge report` of the PPO runs, without samples: {', '.join(places)}." if places else ""
-
-
-def merged(seeds: Sequence[Record], *path: str) -> Estimate | None:
-    """The estimate at a place over the seeds that have it."""
-    found = estimates(seeds, *path)
-    return over_seeds(found) if found else None
-
-
-def mean_of(seeds: Sequence[Record], *path: str) -> Estimate | None:
-    found = numbers(seeds, *path)
-    return mean_over_seeds(found) if found else None
 
 
 # What the runs were asked for ------------------------------------------------------------------------------------
@@ -216,7 +194,7 @@ def methods_table(seeds: Sequence[Record]) -> str:
     runs = sorted({name for record in seeds for name in record["parts"].get("answers", {}).get("methods", {})})
     order = ["sft", "ppo", *(name for name in runs if name.startswith("dpo-"))]
     rows = [_method_row(seeds, name) for name in order if name in runs]
-    rows += [_best_row(seeds, n) for n in _ns(seeds)]
+    rows += [_best_row(seeds, n) for n in sizes(seeds)]
     head = ["", "KL, nats", "gold wins, harmless, %", "at equal length", "gold wins, helpful, %", "at equal length"]
     return table([*head, "length ratio", "distinct-2", "finished, %"], rows)
 
@@ -239,11 +217,6 @@ def _method_row(seeds: Sequence[Record], name: str) -> tuple[str, ...]:
     )
 
 
-def _ns(seeds: Sequence[Record]) -> list[str]:
-    found = {n for record in seeds for n in record["parts"].get("best", {}).get("best_of", {})}
-    return sorted(found, key=int)
-
-
 def _best_row(seeds: Sequence[Record], n: str) -> tuple[str, ...]:
     at = ("best", "best_of", n)
     wins = [points(merged(seeds, *at, "tasks", task, "gold_wins")) for task in ("harmless", "helpful")]
@@ -257,56 +230,11 @@ def _best_row(seeds: Sequence[Record], n: str) -> tuple[str, ...]:
     )
 
 
-def curves(seeds: Sequence[Record], task: str) -> dict[str, list[tuple[float, Estimate]]]:
-    """By method, its win rates by gold over their KL, from the start on."""
-    start = (0.0, Estimate(value=0.5, low=0.5, high=0.5, count=len(seeds)))
-    runs = {name for record in seeds for name in record["parts"].get("answers", {}).get("methods", {})}
-    groups = {"PPO": ["ppo"], "DPO": sorted(name for name in runs if name.startswith("dpo-"))}
-    found: dict[str, list[tuple[float, Estimate]]] = {}
-    for label, names in groups.items():
-        each = [
-            (merged(seeds, "answers", "methods", n, "tasks", task, "kl"),
-             merged(seeds, "answers", "methods", n, "tasks", task, "gold_wins"))
-            for n in names
-        ]  # fmt: skip
-        found[label] = [start, *sorted((max(kl.value, 0.0), wins) for kl, wins in each if kl and wins)]
-    best = [(mean_of(seeds, "best", "best_of", n, "kl"), n) for n in _ns(seeds)]
-    wins = {n: merged(seeds, "best", "best_of", n, "tasks", task, "gold_wins") for _, n in best}
-    found["best-of-N"] = [start, *((kl.value, own) for kl, n in best if kl and (own := wins[n]))]
-    return {label: places for label, places in found.items() if len(places) > 1}
-
-
-def at_kl(places: Sequence[tuple[float, Estimate]], kl: float) -> Estimate | None:
-    """A win rate at a KL between two that were measured: linear in the root of the KL, as Gao et al. draw it.
-
-    >>> start, end = (Estimate(value=v, low=v - w, high=v + w, count=1) for v, w in ((0.5, 0.0), (0.7, 0.1)))
-    >>> at_kl([(0.0, start), (4.0, end)], 1.0)
-    Estimate(value=0.6, low=0.55, high=0.65, count=1)
-    """
-    for (left, low), (right, high) in pairwise(places):
-        if left <= kl <= right and right > left:
-            share = (math.sqrt(kl) - math.sqrt(left)) / (math.sqrt(right) - math.sqrt(left))
-            ends = [(1 - share) * getattr(low, name) + share * getattr(high, name) for name in ("value", "low", "high")]
-            return Estimate(value=round(ends[0], 6), low=round(ends[1], 6), high=round(ends[2], 6), count=high.count)
-    return None
-
-
-def common_kl(by_method: Mapping[str, Sequence[tuple[float, Estimate]]]) -> float:
-    """The largest KL that all methods have reached."""
-    return min((max(kl for kl, _ in places) for places in by_method.values()), default=0.0)
-
-
 def equal_table(seeds: Sequence[Record]) -> str:
-    by_task = {task: curves(seeds, task) for task in ("harmless", "helpful")}
-    labels = list(dict.fromkeys(label for found in by_task.values() for label in found))
-    rows: list[tuple[str, ...]] = []
-    for label in labels:
-        cells = [
-            points(at_kl(found[label], common_kl(found))) if label in found else number(None)
-            for found in by_task.values()
-        ]
-        rows.append((label, *cells))
-    kls = [f"gold wins, {task}, at {common_kl(found):.2f} nats, %" for task, found in by_task.items()]
+    by_task = {task: (equal_kl(seeds, task), at_equal_kl(seeds, task)) for task in ("harmless", "helpful")}
+    labels = list(dict.fromkeys(label for _, wins in by_task.values() for label in wins))
+    rows = [(label, *(points(wins.get(label)) for _, wins in by_task.values())) for label in labels]
+    kls = [f"gold wins, {task}, at {kl:.2f} nats, %" for task, (kl, _) in by_task.items()]
     return table(["method", *kls], rows)
 
 
@@ -352,6 +280,26 @@ def _rule_words(rule: Record) -> str:
     return f"{rule['section']} {rule['metric']} {value}: {rule['verdict']}"
 
 
+def settings_table(seeds: Sequence[Record]) -> str:
+    """The settings of each stage, and of which seeds; and how many pairs each side had."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for record in seeds:
+        counts = record["parts"].get("train", {}).get("data", {})
+        told = [("data", ", ".join(f"{count:,} {name}" for name, count in counts.items()))] if counts else []
+        for part, values in record["parts"].items():
+            for stage, settings in values.get("settings", {}).items():
+                told.append((f"{part}: {stage}", ", ".join(f"`{name}` {value}" for name, value in settings.items())))
+        for line in told:
+            rows.setdefault(line, []).append(str(record["seed"]))
+    lines = [(stage, words, ", ".join(own)) for (stage, words), own in sorted(rows.items(), key=_stage_order)]
+    return table(["stage", "settings", "seeds"], lines, of="words") if lines else number(None)
+
+
+def _stage_order(row: tuple[tuple[str, str], list[str]]) -> tuple[int, str]:
+    name = row[0][0].partition(":")[0]
+    return ["data", "train", "gold", "ppo", "dpo"].index(name), row[0][0]
+
+
 def costs_table(seeds: Sequence[Record]) -> str:
     """Seconds and memory by stage, and what each part took with loading and saving."""
     stages: dict[str, list[Record]] = {}
@@ -370,30 +318,3 @@ def costs_table(seeds: Sequence[Record]) -> str:
 def _mean(costs: Sequence[Record], key: str, unit: str) -> str:
     values = [cost[key] for cost in costs if cost.get(key) is not None]
     return f"{fmean(values):.1f} {unit}" if values else "–"
-
-
-def plots(seeds: Sequence[Record]) -> list[Plot]:
-    """Gold wins over the root of the KL for either task, and what the exams lost or gained."""
-    found = [
-        lines(
-            f"Gold wins over SFT, {task} prompts",
-            "√KL, nats",
-            {label: [(math.sqrt(kl), e.value) for kl, e in places] for label, places in curves(seeds, task).items()},
-        )
-        for task in ("harmless", "helpful")
-        if curves(seeds, task)
-    ]
-    keys = [
-        key for key in (*TRADE, *TAX) if merged(seeds, "exams", "results", key, "changes", "ppo") is not None
-    ] or _first_exams(seeds)
-    if keys:
-        groups = {
-            name.upper(): [merged(seeds, "exams", "results", key, "changes", name) for key in keys] for name in METHODS
-        }
-        found.append(dots("Exams: change from SFT", [key.partition(".")[0] for key in keys], groups))
-    return found
-
-
-def _first_exams(seeds: Sequence[Record]) -> list[str]:
-    keys = [key for record in seeds for key in record["parts"].get("exams", {}).get("results", {})]
-    return list(dict.fromkeys(keys))[:3]

@@ -44,11 +44,9 @@ FULL = Sizes(
     length={"price": 0.1, "least": 40, "most": 112},
     answers=4,
     best_of=(2, 4, 8, 16, 32),
-    dpo_rates=(3e-6, 1e-5),
-    exams={
-        "choices": {"exams": ["mmlu", "piqa"], "limit": 1000},
-        "written": {"exams": ["ifeval", "xstest", "harmbench"]},
-    },
+    dpo_rates=(7e-6,),  # of seed 1: 0.65 nats at 3e-6, 3.5 at 1e-5; about as far as PPO's target lies between them
+    # The limit is of items, and larger than the others are: 541 of IFEval, 450 of XSTest, 200 of HarmBench.
+    exams={"exam": {"exams": ["mmlu", "piqa", "ifeval", "xstest", "harmbench"], "limit": 1000}},
     rules="""\
 improve:
   win_rate: {judge: gold, at_equal_length: false, over: 0.5}
@@ -76,9 +74,6 @@ SMALL = Sizes(
     answers=2,
     best_of=(2, 4),
     dpo_rates=(1e-4, 1e-3),
-    exams={
-        "choices": {"exams": ["knowledge", "common_sense"], "limit": 8},
-        "written": {"exams": ["instructions", "safety"], "limit": 2},
-    },
+    exams={"exam": {"exams": ["knowledge", "common_sense", "instructions", "safety"], "limit": 8}},
     rules="keep: {knowledge.cloze: 0.9, common_sense.cloze: 0.9}\nlimit: {length.ratio: 50, length.shrinkage: 50}\n",
 )

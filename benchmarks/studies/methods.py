@@ -12,9 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
+import harmless_curves
 import harmless_page
 from common import RESULTS, Estimate, Record, cell, estimates, fill, over_seeds, points, read_seeds, table
 from kedge.core.stats import best_of_kl
+from overoptimisation_curves import LOOKS, near
 
 PAGE = RESULTS.parent / "choosing.md"
 HEAD = ("study", "method", "KL, nats", "gold", "exams, points from the start", "GPU minutes", "peak GiB")
@@ -40,16 +44,15 @@ def rows(results: Path) -> list[Row]:
 def harmless_rows(seeds: Sequence[Record]) -> Iterator[Row]:
     """At the largest KL that all methods have reached on harmless prompts; exams of the runs as they ended."""
     seeds = [harmless_page.normal(record) for record in seeds]
-    curves = harmless_page.curves(seeds, "harmless")
-    at = harmless_page.common_kl(curves)
+    at = harmless_curves.equal_kl(seeds, "harmless")
     costs = {
         "PPO": [("train", "harmless"), ("train", "helpful"), ("ppo", "ppo")],
         "DPO": [("dpo", "dpo")],
         "best-of-N": [("train", "harmless"), ("train", "helpful")],
     }
     is_evidence = harmless_page.gold_is_evidence(seeds)
-    for label, places in curves.items():
-        wins = f"wins {points(harmless_page.at_kl(places, at))} %" + ("" if is_evidence else " (no evidence)")
+    for label, gold in harmless_curves.at_equal_kl(seeds, "harmless").items():
+        wins = f"wins {points(gold)} %" + ("" if is_evidence else " (no evidence)")
         exams = _exams(seeds, label.lower())
         yield label, f"{at:.2f}", wins, exams, *_cost(seeds, costs[label])
 
@@ -64,14 +67,44 @@ def _exams(seeds: Sequence[Record], method: str) -> str:
 
 
 def verifiable_rows(seeds: Sequence[Record]) -> Iterator[Row]:
-    """Each method at the KL that it ended at; gold is the checker itself, on held-out prompts."""
+    """Each method at the KL that it ended at; gold is the checker itself, on held-out prompts, and on the prompts of
+    the training at the largest KL that all methods have come to."""
+    kl_then = common_training_kl(seeds)
     for method in VERIFIABLE:
         gains = [_over(seeds, method, "gains", exam, "prompt_strict") for exam in ("trained", "ifeval")]
         if gains[0] is not None or gains[1] is not None:
             kl = cell(_over(seeds, method, "answers", "kl"), 2)
             held_out = f"held-out prompts {points(gains[0], is_signed=True)} points"
+            if (reward := training_reward(seeds, method, kl_then)) is not None:
+                held_out += f"; in training at {kl_then:.1f} nats {points(reward)} %"
             ifeval = f"IFEval {points(gains[1], is_signed=True)}"
             yield method, kl, held_out, ifeval, *_cost(seeds, [(method, method)], key="cost")
+
+
+def common_training_kl(seeds: Sequence[Record]) -> float:
+    """The least, over methods and seeds, of the largest mean KL of five neighbouring steps."""
+    ends = [
+        float(np.convolve(kl, np.full(LOOKS, 1 / LOOKS), mode="valid").max())
+        for record in seeds
+        for method in VERIFIABLE
+        if len(kl := [nats for _, nats in _training(record, method, "kl")]) >= LOOKS
+    ]
+    return min(ends, default=0.0)
+
+
+def training_reward(seeds: Sequence[Record], method: str, kl: float) -> Estimate | None:
+    """Mean share of instructions followed while training, of the steps next to a KL; None where KL was not measured."""
+    found: list[Estimate] = []
+    for record in seeds:
+        nats, reward = (dict(_training(record, method, name)) for name in ("kl", "reward"))
+        steps = [step for step in nats if step in reward]
+        at = near([nats[step] for step in steps], [reward[step] for step in steps], kl)
+        found += [at] if at is not None else []
+    return over_seeds(found) if found else None
+
+
+def _training(record: Record, method: str, name: str) -> list[tuple[int, float]]:
+    return [(step, value) for step, value in record["parts"].get(method, {}).get("curves", {}).get(name, [])]
 
 
 def overoptimisation_rows(seeds: Sequence[Record]) -> Iterator[Row]:

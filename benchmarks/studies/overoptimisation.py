@@ -10,145 +10,55 @@ wrong; best-of-N up to 1,024 and PPO without a KL price go as far as they can on
 - proxies: one reward model, and an ensemble, for each number of labels
 - best_of_n: answers to held-out prompts, scored by gold and every proxy; KL = ln n − (n − 1)/n, every n without bias
 - ppo: a run without a price for each proxy, and for each way to combine an ensemble
+
+What WORK has is not made again: a study that was broken off goes on where it was.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from traceback import print_exc
 from typing import Any
 
 import numpy as np
 import torch
 
 import overoptimisation_data as data
-from common import Clock, Options, Record, SeedFile, parse, stage_cost
-from kedge.api.run import Run
+from common import Clock, Options, Record, SeedFile, parse
+from kedge.api.run import StageRun
 from kedge.commands.sample import asked_prompts, sample_answers
 from kedge.commands.score import load_judge, read_answers, score_answers
-from kedge.core.errors import KedgeError
 from kedge.core.files import write_json
-from kedge.recipe.runner import run_recipe
-from kedge.recipe.schema import load_recipe
 from overoptimisation_curves import COMBINES, Floats, Scale, best_of_n_results, ppo_curve
+from overoptimisation_jobs import STUDY, Job, Study, has_begun, is_done, run_jobs
 from overoptimisation_page import merge
-from overoptimisation_plan import FULL, QUIET, SMALL, Plan
+from overoptimisation_plan import FULL, QUIET, SMALL
 
-STUDY = "overoptimisation"
 PARTS = ("gold", "labels", "proxies", "best_of_n", "ppo")
 NOISE = 0.25
 """Share of the labels that are wrong, as in Coste et al. 2023."""
 GOLD_SEED = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """One seed of the study: where things are, and what is said and written down on the way."""
-
-    options: Options
-    plan: Plan
-    say: Clock
-    results: SeedFile
-
-    @property
-    def shared(self) -> Path:
-        """What all seeds have in common."""
-        return self.options.work.parent / f"{STUDY}-shared"
-
-    @property
-    def files(self) -> data.Files:
-        return data.Files(folder=self.shared / "data")
-
-    @property
-    def policy(self) -> Path:
-        return self.shared / "sft" / "sft" / "model"
-
-    @property
-    def gold(self) -> Path:
-        return self.shared / "gold" / "gold" / "model"
-
-    def proxy(self, name: str) -> Path:
-        return self.options.work / name / "proxy" / "model"
-
-    @property
-    def proxies(self) -> list[tuple[str, int, int]]:
-        """Name, number of labels and members of each proxy."""
-        plan = self.plan
-        singles = [(f"single-{labels}", labels, 1) for labels in plan.labels]
-        return singles + [(f"ensemble-{labels}", labels, plan.members) for labels in plan.ensembles]
-
-
-Job = tuple[str, Path, Record]
-"""A recipe of one stage: its name, the folder of the run's folder, and the stage by its name."""
-
-
-def run_jobs(study: Study, jobs: Sequence[Job], *, seed: int) -> Record:
-    """Every job as `kedge run` runs it, each resumed where it was: seconds and memory of each that ended well. Where
-    some may run side by side, each has a process of its own. Nothing is lost of the others where one fails."""
-
-    def run(job: Job) -> tuple[str, Record | None]:
-        name, folder, stages = job
-        place = folder / name
-        if not (place.is_dir() and Run(place).status == "done"):
-            folder.mkdir(parents=True, exist_ok=True)
-            recipe = {"kedge": 1, "name": name, "seed": seed, "model": study.plan.model, "device": study.plan.device}
-            write_json(folder / f"{name}.yaml", recipe | {"stages": stages})
-            try:
-                (run_here if study.plan.at_once == 1 else run_apart)(folder, name, at_once=study.plan.at_once)
-            except (RuntimeError, KedgeError) as error:
-                study.say(f"{name} failed: {error}")
-                return name, None
-        cost = stage_cost(place, next(iter(stages)))
-        study.say(f"{name}: {cost['seconds']:.0f} s")
-        return name, cost
-
-    with ThreadPoolExecutor(study.plan.at_once) as pool:
-        costs = {name: cost for name, cost in pool.map(run, jobs) if cost is not None}
-    if not costs:
-        raise RuntimeError(f"all of {', '.join(name for name, _, _ in jobs)} failed; the logs are beside their folders")
-    return costs
-
-
-def run_here(folder: Path, name: str, *, at_once: int) -> None:
-    with (folder / f"{name}.log").open("w") as log:
-        recipe = load_recipe(folder / f"{name}.yaml")
-        run_recipe(recipe, folder, is_resumed=(folder / name).is_dir(), say=partial(print, file=log))
-
-
-def run_apart(folder: Path, name: str, *, at_once: int) -> None:
-    command = [sys.executable, "-m", "kedge.cli", "run", str(folder / f"{name}.yaml"), "--runs", str(folder)]
-    resume = ["--resume"] if (folder / name).is_dir() else []
-    # Side by side, more threads in all than cores would only wait for each other.
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
-    log = folder / f"{name}.log"
-    with log.open("w") as out:
-        done = subprocess.run(
-            [*command, "--no-check", *resume], stdout=out, stderr=out, env={**os.environ, **threads}, check=False
-        )
-    if done.returncode:
-        tail = log.read_text(errors="replace")[-2000:]
-        raise RuntimeError(f"{name} ended with exit code {done.returncode}:\n{tail}")
-
-
 def part_gold(study: Study) -> Record:
     """The start of the policy and the gold ensemble; made once, read by every seed."""
     plan, files = study.plan, study.files
-    if not files.demonstrations.is_file():
-        if study.options.size == "small":
-            data.write_small(files, plan.counts)
-        else:
-            data.write_full(files, study.options.data, plan.counts)
     jobs = gold_jobs(study)
-    costs = run_jobs(study, jobs, seed=GOLD_SEED)
+    study.shared.mkdir(parents=True, exist_ok=True)
+    with (study.shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several seeds one makes it, and the others wait for it
+        if not files.demonstrations.is_file():
+            if study.options.size == "small":
+                data.write_small(files, plan.counts)
+            else:
+                data.write_full(files, study.options.data, plan.counts)
+        costs = run_jobs(study, jobs, seed=GOLD_SEED)
     if len(costs) < len(jobs):
         raise RuntimeError("there is no study without its start and its gold: mend what failed, and run it again")
     report = _report(study.shared / "gold" / "gold")
@@ -197,6 +107,9 @@ def setup(study: Study) -> Record:
 def part_labels(study: Study) -> Record:
     """Two answers to each prompt, and files of the first so many pairs."""
     plan, seed = study.plan, study.options.seed
+    about = study.options.work / "labels.json"
+    if about.is_file():  # proxies may have begun to learn from these
+        return json.loads(about.read_text())
     prompts = asked_prompts((), str(study.files.prompts("labels")))
     answers = sampled(study, str(study.files.prompts("labels")), answers=2)
     gold_N = scored(study, "labels", answers, [study.gold])[0].mean(axis=0)
@@ -211,22 +124,22 @@ def part_labels(study: Study) -> Record:
     wrong = sum(a["chosen"] != b["chosen"] for a, b in zip(noisy, clean, strict=True)) / len(noisy)
     finished = sum(row["finished"] for row in answers) / len(answers)
     length = sum(row["length"] for row in answers) / len(answers)
-    return {
+    values = {
         "pairs": len(noisy),
         "wrong": wrong,
         "finished": finished,
         "length": length,
         "gold_std": float(np.nanstd(gold_N)),
     }
+    write_json(about, values)
+    return values
 
 
 def part_proxies(study: Study) -> Record:
     """A reward model from each number of labels, and ensembles; accuracy is agreement with gold, without noise."""
     jobs = proxy_jobs(study)
     costs = run_jobs(study, jobs, seed=study.options.seed)
-    if len(costs) < len(jobs):
-        raise RuntimeError("without all proxies there is nothing to compare: mend what failed, and run it again")
-    reports = {name: _report(study.options.work / name / "proxy") for name, _, _ in study.proxies}
+    reports = {name: _report(study.options.work / name / "proxy") for name in study.trained}
     return {"proxies": reports, "cost": costs}
 
 
@@ -250,38 +163,64 @@ def proxy_jobs(study: Study) -> list[Job]:
 
 def part_best_of_n(study: Study) -> Record:
     """Gold and every proxy of many answers to held-out prompts, and the curves of best-of-N by each of them."""
+    members = scores_of_answers(study)
+    ensembles = [labels for labels in study.plan.ensembles if f"ensemble-{labels}" in members]
+    return best_of_n_results(members, ensembles, most=study.plan.most, seed=study.options.seed)
+
+
+def scores_of_answers(study: Study) -> dict[str, Floats]:
+    """`scores_MPN` of gold and of each proxy; kept in a file, for they take minutes."""
+    file, judges = study.options.work / "best-of-n.npz", ["gold", *study.trained]
+    if file.is_file():
+        with np.load(file) as kept:
+            if set(kept.files) == set(judges):
+                return {name: kept[name] for name in judges}
     answers = sampled(study, str(study.files.prompts("best_of_n")), answers=study.plan.answers)
-    places = {"gold": study.gold} | {name: study.proxy(name) for name, _, _ in study.proxies}
-    by_judge = scored(study, "best-of-n", answers, list(places.values()))
+    places = [study.gold, *map(study.proxy, study.trained)]
     shape = (study.plan.counts.best_of_n, study.plan.answers)
-    members = {name: scores_MN.reshape(-1, *shape) for name, scores_MN in zip(places, by_judge, strict=True)}
-    np.savez_compressed(study.options.work / "best-of-n.npz", **members)  # pyright: ignore[reportArgumentType]
-    return best_of_n_results(members, study.plan.ensembles, most=study.plan.most, seed=study.options.seed)
+    tables = scored(study, "best-of-n", answers, places)
+    members = {name: scores_MN.reshape(-1, *shape) for name, scores_MN in zip(judges, tables, strict=True)}
+    beside = file.with_name("best-of-n.part.npz")
+    np.savez_compressed(beside, **members)  # pyright: ignore[reportArgumentType]
+    beside.rename(file)  # a kill in the middle leaves no half of a file
+    return members
 
 
 def part_ppo(study: Study) -> Record:
     """PPO without a price on each proxy. Gold and proxy are in the units of best-of-N, so that part comes first."""
     if not study.results.has("best_of_n"):
         raise RuntimeError("part ppo needs the scales of part best_of_n: run it first (--only best_of_n ppo)")
+    jobs, began = ppo_jobs(study), study.say.seconds
+
+    def keep(costs: Record) -> None:
+        """All run side by side: when the first has ended, the others are nearly there, and may be broken off."""
+        seconds = study.results.seconds("ppo", study.say.seconds - began)
+        study.results.put("ppo", {"curves": ppo_curves(study, jobs), "cost": costs, "seconds": seconds})
+
+    costs = run_jobs(study, jobs, seed=study.options.seed, when_done=keep)
+    return {"curves": ppo_curves(study, jobs), "cost": costs}
+
+
+def ppo_curves(study: Study, jobs: Sequence[Job]) -> Record:
+    """Of every run, as far as it has come."""
     scales = {name: Scale(**values) for name, values in study.results.values["parts"]["best_of_n"]["scales"].items()}
-    jobs = ppo_jobs(study)
-    costs = run_jobs(study, jobs, seed=study.options.seed)
     curves: Record = {}
-    for job in costs:
-        name = job.removeprefix("ppo-")
-        metrics = list(Run(study.options.work / job).metrics("ppo"))
-        curves[name] = ppo_curve(metrics, scales["gold"], scales[name])
-    return {"curves": curves, "cost": costs}
+    for job, folder, _ in jobs:
+        place, name = folder / job, job.removeprefix("ppo-")
+        metrics = list(StageRun(place / "ppo").metrics()) if has_begun(place / "ppo") else []
+        if any("gold/mean" in row for row in metrics):
+            curve = ppo_curve(metrics, scales["gold"], scales[name])
+            curves[name] = curve | {"is_whole": is_done(place)}
+    return curves
 
 
 def ppo_jobs(study: Study) -> list[Job]:
     plan, first = study.plan, study.plan.ensembles[0]
-    sources: dict[str, Any] = {
-        f"single-{labels}": str(study.proxy(f"single-{labels}").resolve()) for labels in plan.labels
-    }
-    for how, combine in COMBINES.items():
-        place = str(study.proxy(f"ensemble-{first}").resolve())
-        sources[f"{how}-{first}"] = {"kind": "model", "from": place, "combine": combine.model_dump()}
+    places = {name: str(study.proxy(name).resolve()) for name in study.trained}
+    sources: dict[str, Any] = {name: place for name, place in places.items() if name.startswith("single")}
+    if (place := places.get(f"ensemble-{first}")) is not None:
+        for how, combine in COMBINES.items():
+            sources[f"{how}-{first}"] = {"kind": "model", "from": place, "combine": combine.model_dump()}
     jobs: list[Job] = []
     for name, reward in sources.items():
         ppo = {
@@ -364,22 +303,40 @@ RUNS: dict[str, Callable[[Study], Record]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def unfinished(study: Study) -> list[str]:
+    """Runs of the parts that were asked for that failed or were broken off: the next call goes on with them."""
+    makers = {"proxies": proxy_jobs, "ppo": ppo_jobs}
+    jobs = [job for part, make in makers.items() if part in study.options.only for job in make(study)]
+    return [name for name, folder, _ in jobs if not is_done(folder / name)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(STUDY, PARTS, __doc__ or "", arguments)
-    if not options.is_merge:
-        plan = FULL if options.size == "full" else SMALL
-        options.work.mkdir(parents=True, exist_ok=True)
-        study = Study(options=options, plan=plan, say=Clock(), results=SeedFile(options))
-        for part in PARTS:
-            if part in options.only:
-                since = study.say.seconds
-                values = RUNS[part](study)
-                study.results.put(part, values | {"seconds": round(study.say.seconds - since, 1)})
-                study.say(f"part {part} is done")
-                gc.collect()
-                torch.cuda.empty_cache()  # runs in processes of their own need the room
+    is_whole = options.is_merge or run_parts(options)
     merge(options)
+    return int(not is_whole)
+
+
+def run_parts(options: Options) -> bool:
+    """The parts one after the other, each from those before it: whether all of them ended well."""
+    plan = FULL if options.size == "full" else SMALL
+    results = SeedFile(options, of_one_work=True)
+    study = Study(options=options, plan=plan, say=Clock(), results=results)
+    for part in PARTS:
+        if part in options.only:
+            since = study.say.seconds
+            try:
+                values = RUNS[part](study)
+            except Exception:
+                print_exc()
+                study.say(f"part {part} failed; what was made is kept, and the study goes on here when it is run again")
+                return False
+            results.put(part, values | {"seconds": round(results.seconds(part, study.say.seconds - since), 1)})
+            study.say(f"part {part} is done")
+            gc.collect()
+            torch.cuda.empty_cache()  # runs in processes of their own need the room
+    return not unfinished(study)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from common import Estimate, Record
 from kedge.algorithms.best_of_n import best_of_weights
-from kedge.core.stats import Z95, best_of_kl, bootstrap_rows, percentile_interval
+from kedge.core.stats import Z95, best_of_kl, bootstrap_rows, percentile_interval, student_quantile
 from kedge.models.reward.ensemble import combined
 from kedge.models.settings import MeanOfMembers, UncertaintyWeighted, WorstMember
 from kedge.monitor.detectors.watchdog import noise_of
@@ -118,16 +118,16 @@ def best_of_n_curve(gold_PS: Floats, proxy_PS: Floats, sizes: Sequence[int], *, 
     }
 
 
-def at_sizes(gold_PS: Floats, sizes: Sequence[int], *, seed: int = 0) -> Record:
-    """The mean over prompts at the n of the comparisons that are there, with intervals by prompt."""
+def at_sizes(gold_PS: Floats, sizes: Sequence[int]) -> Record:
+    """The mean over prompts at the n of the comparisons that are there, with Student's t-interval over prompts: of so
+    few, resampled ones spread too little."""
     table: Record = {}
     for n in AT_N:
         if n in sizes:
             column_P = gold_PS[:, sizes.index(n)]
-            means = [column_P[rows].mean(axis=1) for rows in bootstrap_rows(len(column_P), seed=seed, draws=DRAWS)]
-            low, high = percentile_interval(np.concatenate(means))
-            value = float(column_P.mean())
-            table[str(n)] = Estimate(value=value, low=low, high=high, count=len(column_P)).json()
+            value, count = float(column_P.mean()), len(column_P)
+            reach = student_quantile(0.975, count - 1) * float(column_P.std(ddof=1)) / math.sqrt(count)
+            table[str(n)] = Estimate(value=value, low=value - reach, high=value + reach, count=count).json()
     return table
 
 
@@ -144,7 +144,7 @@ def best_of_n_results(members: Mapping[str, Floats], ensembles: Sequence[int], *
     gold_of = {name: gains(chooser_PN, gold_PN, sizes) for name, chooser_PN in choosers.items()}
     curves = {
         name: best_of_n_curve(gold_of[name], gains(chooser_PN, chooser_PN, sizes), sizes, seed=seed)
-        | {"at_n": at_sizes(gold_of[name], sizes, seed=seed)}
+        | {"at_n": at_sizes(gold_of[name], sizes)}
         for name, chooser_PN in choosers.items()
     }
     versus: Record = {}
@@ -154,8 +154,8 @@ def best_of_n_results(members: Mapping[str, Floats], ensembles: Sequence[int], *
         for how in COMBINES:
             for name, other_PS in against.items():
                 difference_PS = gold_of[f"{how}-{labels}"] - other_PS
-                versus[f"{how}-{labels} over {name}"] = at_sizes(difference_PS, sizes, seed=seed)
-    oracle = at_sizes(gains(gold_PN, gold_PN, sizes), sizes, seed=seed)
+                versus[f"{how}-{labels} over {name}"] = at_sizes(difference_PS, sizes)
+    oracle = at_sizes(gains(gold_PN, gold_PN, sizes), sizes)
     scales = {name: _scale(scores_PN) for name, scores_PN in {"gold": gold_PN, **choosers}.items()}
     # KL = ln n − (n − 1)/n is an upper bound where answers tie.
     tied = {name: round(1 - _distinct(scores_PN), 4) for name, scores_PN in choosers.items()}

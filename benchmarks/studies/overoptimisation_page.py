@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,12 +25,10 @@ from common import (
     write_page,
 )
 from kedge.core.stats import best_of_kl
-from kedge.report.charts.plot import COLOURS, Plot, Series
 from kedge.report.words import number
-from overoptimisation_curves import AT_KL, AT_N, law_at
+from overoptimisation_curves import AT_KL, AT_N
+from overoptimisation_figure import names_in, plots, title_of
 
-GRID = 40
-"""Places along √KL at which the runs of several seeds are averaged."""
 WORDS = {
     "peak": "peak",
     "collapsed": "collapsed",
@@ -79,7 +77,7 @@ def verdict(seeds: Sequence[Record]) -> str:
             sure = (
                 "gains" if estimate.low > 0 else "loses" if estimate.high < 0 else "makes no difference that is shown"
             )
-            lines.append(f"- Best of {AT_N[-1]:,} by an ensemble ({_name(name)}) {sure}: {cell(estimate, 2)}.")
+            lines.append(f"- Best of {AT_N[-1]:,} by an ensemble ({title_of(name)}) {sure}: {cell(estimate, 2)}.")
     return "\n".join(lines) if lines else NOTHING
 
 
@@ -90,10 +88,23 @@ def outcomes(seeds: Sequence[Record], part: str) -> list[str]:
         fits = [curve["fit"] for seed in seeds if (curve := seed["parts"].get(part, {}).get("curves", {}).get(name))]
         counts = Counter(law_cells(fit)[0] for fit in fits)
         words = ", ".join(f"{word} ({count} of {len(fits)})" for word, count in counts.most_common())
-        peaks = [fit["peak_d"][0] for fit in fits if fit.get("peak_d") and fit["peak_d"][0] is not None]
-        where = f"; peak of the law at d = {cell(mean_over_seeds(peaks), 2)}" if peaks else ""
-        lines.append(f"{'Best-of-N' if part == 'best_of_n' else 'PPO'}, {_name(name)}: gold {words}{where}.")
+        peaks = [peak for fit in fits if (peak := peak_of(fit)) is not None]
+        where = f"; peak of the law at d = {_peaks(peaks)}" if peaks else ""
+        lines.append(f"{'Best-of-N' if part == 'best_of_n' else 'PPO'}, {title_of(name)}: gold {words}{where}.")
     return lines
+
+
+def _peaks(peaks: Sequence[Estimate]) -> str:
+    peak = over_seeds(peaks)
+    return _with_ends([peak.value, peak.low, peak.high if math.isfinite(peak.high) else None])
+
+
+def peak_of(fit: Record) -> Estimate | None:
+    """Of the law, in d, with its interval, whose upper end may be ∞."""
+    middle, low, high = fit.get("peak_d", (None, None, None))
+    if middle is None:
+        return None
+    return Estimate(value=middle, low=low or 0.0, high=math.inf if high is None else high, count=1)
 
 
 def setup_table(seeds: Sequence[Record]) -> str:
@@ -122,7 +133,7 @@ def proxy_table(seeds: Sequence[Record]) -> str:
     names = names_in(seeds, "proxies", "proxies")
     rows = [
         (
-            _name(name),
+            title_of(name),
             points(
                 _over(
                     [
@@ -140,7 +151,7 @@ def proxy_table(seeds: Sequence[Record]) -> str:
 
 def best_of_n_table(seeds: Sequence[Record]) -> str:
     rows = [
-        (_name(name), *(cell(_over(estimates(seeds, "best_of_n", "curves", name, "at_n", str(n))), 2) for n in AT_N))
+        (title_of(name), *(cell(_over(estimates(seeds, "best_of_n", "curves", name, "at_n", str(n))), 2) for n in AT_N))
         for name in names_in(seeds, "best_of_n", "curves")
     ]
     gold = [cell(_over(estimates(seeds, "best_of_n", "gold itself", "at_n", str(n))), 2) for n in AT_N]
@@ -163,9 +174,20 @@ def ppo_table(seeds: Sequence[Record]) -> str:
         best = mean_over_seeds([max(_means(curve["gold"])) for curve in curves])
         end = mean_over_seeds([_means(curve["gold"])[-1] for curve in curves])
         last = mean_over_seeds([float(np.mean(curve["kl"][-5:])) for curve in curves])
-        rows.append((_name(name), *at_kl, cell(best, 2), cell(end, 2), cell(last, 1)))
+        rows.append((title_of(name), *at_kl, cell(best, 2), cell(end, 2), cell(last, 1)))
     head = ["reward", *(f"{at:g} nats" for at in AT_KL), "best", "at the end", "KL at the end"]
-    return table(head, rows) if rows else NOTHING
+    return table(head, rows) + _broken_off(seeds) if rows else NOTHING
+
+
+def _broken_off(seeds: Sequence[Record]) -> str:
+    """Runs that did not come to their end, in a sentence; nothing where there are none."""
+    found = [
+        f"{title_of(name)} (seed {seed['seed']}, {len(curve['kl'])} iterations)"
+        for seed in seeds
+        for name, curve in seed["parts"].get("ppo", {}).get("curves", {}).items()
+        if not curve.get("is_whole", True)
+    ]
+    return f"\n\nBroken off before their end: {', '.join(found)}." if found else ""
 
 
 def law_table(seeds: Sequence[Record], part: str) -> str:
@@ -175,7 +197,7 @@ def law_table(seeds: Sequence[Record], part: str) -> str:
         for seed in seeds:
             curve = seed["parts"].get(part, {}).get("curves", {}).get(name)
             if curve is not None:
-                rows.append((_name(name), str(seed["seed"]), *law_cells(curve["fit"])))
+                rows.append((title_of(name), str(seed["seed"]), *law_cells(curve["fit"])))
     head = ["", "seed", "gold", "peak at d", "collapse at d", "α", "β", "R²", "fitted from d to d"]
     return table(head, rows) if rows else NOTHING
 
@@ -205,7 +227,7 @@ def ensemble_table(seeds: Sequence[Record]) -> str:
     """Best-of-N by prompt within a seed; PPO by the means at equal KL of two runs."""
     rows = [
         (
-            f"best-of-N: {_name(name)}",
+            f"best-of-N: {title_of(name)}",
             *(cell(_over(estimates(seeds, "best_of_n", "versus", name, str(n))), 2) for n in AT_N),
         )
         for name in names_in(seeds, "best_of_n", "versus")
@@ -218,7 +240,7 @@ def ensemble_table(seeds: Sequence[Record]) -> str:
     ]
     ppo_rows = [
         (
-            f"PPO: {_name(name)} over {_name(single)}",
+            f"PPO: {title_of(name)} over {title_of(single)}",
             *(cell(ppo_difference(seeds, name, single, at), 2) for at in AT_KL),
         )
         for name, single in pairs
@@ -248,133 +270,17 @@ def cost_table(seeds: Sequence[Record]) -> str:
         peaks = [cost["peak_gib"] for cost in costs if cost["peak_gib"] is not None]
         seconds = numbers(seeds, part, "seconds")
         if seconds:
-            rows.append((part, cell(mean_over_seeds(seconds), 0), number(max(peaks), 1) if peaks else "–"))
+            # Gold is made once: the seed that made it says how long that took.
+            took = cell(mean_over_seeds([max(seconds)] if part == "gold" else seconds), 0)
+            name = "gold, once for all seeds" if part == "gold" else part
+            rows.append((name, took, number(max(peaks), 1) if peaks else "–"))
     return table(["part", "seconds a seed", "peak GiB of one run"], rows) if rows else NOTHING
-
-
-def plots(seeds: Sequence[Record]) -> list[Plot]:
-    """Best-of-N and PPO by the number of labels, then with ensembles; gold solid, proxy dashed, the law faint."""
-    singles = [name for name in names_in(seeds, "best_of_n", "curves") if name.startswith("single")]
-    others = [name for name in names_in(seeds, "best_of_n", "curves") if not name.startswith("single")]
-    runs = names_in(seeds, "ppo", "curves")
-    compared = [name for name in runs if not name.startswith("single")]
-    same = {f"single-{name.rpartition('-')[2]}" for name in compared}
-    drawn = [
-        panel(seeds, "best_of_n", "Best-of-N", singles, with_proxy=True),
-        panel(
-            seeds, "ppo", "PPO without a price", [name for name in runs if name.startswith("single")], with_proxy=True
-        ),
-        panel(
-            seeds,
-            "best_of_n",
-            "Best-of-N: ensembles, gold",
-            [*sorted(same & set(singles)), *(name for name in others if f"single-{name.rpartition('-')[2]}" in same)],
-            with_proxy=False,
-        ),
-        panel(seeds, "ppo", "PPO: ensembles, gold", [*sorted(same & set(runs)), *compared], with_proxy=False),
-    ]
-    return [plot for plot in drawn if plot.series]
-
-
-def panel(seeds: Sequence[Record], part: str, title: str, names: Sequence[str], *, with_proxy: bool) -> Plot:
-    drawn: list[tuple[Series, list[tuple[float, float]]]] = []
-    for name, colour in zip(names, COLOURS, strict=False):
-        curves = [curve for seed in seeds if (curve := seed["parts"].get(part, {}).get("curves", {}).get(name))]
-        if not curves:
-            continue
-        for curve in curves:
-            law = law_places(curve["fit"])
-            drawn.append((Series(name=f"{name}: law", colour=colour, values=(), is_faint=True), law))
-        gold = average(curves, "gold", is_smoothed=part == "ppo")
-        drawn.append((Series(name=_name(name), colour=colour, values=()), gold))
-        if with_proxy:
-            proxy = average(curves, "proxy", is_smoothed=part == "ppo")
-            dashed = Series(name=f"{_name(name)}: proxy", colour=colour, values=(), is_dashed=True, is_named=False)
-            drawn.append((dashed, proxy))
-    x = sorted({at for _, places in drawn for at, _ in places})
-    series = tuple(_on(x, empty, places) for empty, places in drawn if places)
-    note = "Solid: gold; dashed: proxy; faint: the fitted law." if with_proxy else "Solid: gold; faint: the fitted law."
-    return Plot(title=title, note=note, x_name="√KL", x=x, series=series)
-
-
-def average(curves: Sequence[Record], key: str, *, is_smoothed: bool) -> list[tuple[float, float]]:
-    """The mean over seeds at places along d. Runs of PPO have places of their own: means of five neighbours, read off
-    between them, as far as every seed went."""
-    if not is_smoothed:
-        width = min(len(curve["kl"]) for curve in curves)
-        means = np.mean([curve[key][:width] for curve in curves], axis=0)
-        return [(math.sqrt(kl), float(value)) for kl, value in zip(curves[0]["kl"], means, strict=False)]
-    tracks = [smoothed(curve["kl"], curve[key]) for curve in curves if len(curve["kl"]) >= 5]
-    if not tracks:
-        return []
-    low, high = max(d[0] for d, _ in tracks), min(d[-1] for d, _ in tracks)
-    grid = np.linspace(low, high, GRID)
-    return [(float(d), float(np.mean([np.interp(d, *track) for track in tracks]))) for d in grid]
-
-
-def smoothed(kl: Sequence[float], values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """d and value as means of five neighbours in KL.
-
-    >>> [track.tolist() for track in smoothed([0, 1, 4, 9, 16], [0.0, 1.0, 2.0, 3.0, 4.0])]
-    [[2.0], [2.0]]
-    """
-    order = np.argsort(kl, kind="stable")
-    kernel = np.full(5, 0.2)
-    d = np.sqrt(np.maximum(np.array(kl, dtype=np.float64)[order], 0.0))
-    track = np.array(values, dtype=np.float64)[order]
-    return np.convolve(d, kernel, mode="valid"), np.convolve(track, kernel, mode="valid")
-
-
-def law_places(fit: Record) -> list[tuple[float, float]]:
-    if "d_range" not in fit:
-        return []
-    low, high = fit["d_range"]
-    return [(float(d), law_at(fit, float(d))) for d in np.linspace(low, high, GRID)]
-
-
-def names_in(seeds: Iterable[Record], part: str, key: str) -> list[str]:
-    """The names below a part in the order in which seeds have them."""
-    found: Counter[str] = Counter()
-    for seed in seeds:
-        found.update(dict.fromkeys(seed["parts"].get(part, {}).get(key, {}), 1))
-    return list(found)
-
-
-def _on(x: Sequence[float], empty: Series, places: Sequence[tuple[float, float]]) -> Series:
-    heights = dict(places)
-    return Series(
-        name=empty.name,
-        colour=empty.colour,
-        values=[heights.get(at) for at in x],
-        is_faint=empty.is_faint,
-        is_dashed=empty.is_dashed,
-        is_named=empty.is_named,
-    )
 
 
 def _means(gold: Sequence[float]) -> list[float]:
     """Of five neighbours in the run."""
     width = min(5, len(gold))
     return np.convolve(gold, np.full(width, 1 / width), mode="valid").tolist()
-
-
-def _name(name: str) -> str:
-    """
-    >>> _name("single-1000"), _name("worst-300 over one member")
-    ('1,000 labels', 'worst case, 300 labels, over one member')
-    """
-    what, _, against = name.partition(" over ")
-    kind, _, labels = what.rpartition("-")
-    titles = {
-        "single": "",
-        "mean": "mean, ",
-        "worst": "worst case, ",
-        "uncertainty": "uncertainty-weighted, ",
-        "ensemble": "ensemble, ",
-    }
-    words = f"{titles.get(kind, kind)}{int(labels):,} labels"
-    other = {"single": "one model"}.get(against, against)
-    return f"{words}, over {other}" if against else words
 
 
 def _share(share: Mapping[str, float]) -> str:

@@ -11,14 +11,14 @@ of sampled answers; seconds and peak memory.
     python benchmarks/studies/verifiable.py --merge                   page and figure from the seeds that are there
     python benchmarks/studies/verifiable.py --size small --to DIR     the same code on a tiny model
 
-Parts: start, grpo, rloo, dapo, ppo, rejection; `start` comes first wherever it has not been run. A part that is there
-is run again only when --only names it. `--set iterations=40` and the like change the settings of every method.
+Parts: start, grpo, rloo, dapo, ppo, rejection; `start` comes first wherever it has not been run. What WORK has is not
+run again, and what was broken off goes on where it was. `--set iterations=40` and the like change the settings of every
+method.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from ruamel.yaml import YAML
 
-import kedge
 from common import Clock, Options, Record, SeedFile, by_cluster, keep_report, parse, read_seeds, stage_cost
 from kedge.api.run import StageRun
 from kedge.core.instructions.languages import require_langdetect
@@ -107,7 +106,8 @@ def run_seed(options: Options) -> list[str]:
             continue
         if part == "start":
             values["overlap"] = overlap
-        file.put(part, values | {"wall_seconds": clock.seconds - began})
+        seconds = file.seconds(part, clock.seconds - began, values["cost"].values(), key="wall_seconds")
+        file.put(part, values | {"wall_seconds": seconds})
         if part in REPORTS:
             keep_report(options, part, options.work / "runs" / part)
         clock(f"{part}: {said(values)}")
@@ -267,15 +267,8 @@ def train(part: str, options: Options, size: Record, clock: Clock) -> Path:
     file = options.work / f"{part}.yaml"
     YAML(typ="safe").dump(recipe, file)
     home = options.work / "runs" / part
-    if home.exists() and not is_unfinished(home):
-        shutil.rmtree(home)
-    run_in(home, load_recipe(file), is_resumed=home.exists(), say=clock)
+    run_in(home, load_recipe(file), is_resumed=(home / "run.json").is_file(), say=clock)
     return home
-
-
-def is_unfinished(home: Path) -> bool:
-    """Whether a run can be gone on with; one that is done is made anew."""
-    return kedge.Run(home).status in ("interrupted", "stopped")
 
 
 def measured(part: str, run: Path, options: Options, size: Record) -> Record:

@@ -10,9 +10,7 @@ from common import (
     Options,
     Record,
     cell,
-    dots,
     estimates,
-    lines,
     mean_over_seeds,
     numbers,
     over_seeds,
@@ -21,6 +19,7 @@ from common import (
     table,
     write_page,
 )
+from drawing import dots, lines
 from kedge.data.instructions.wordings import TRAINED, UNTRAINED
 from kedge.report.charts.plot import COLOURS, Plot, Point, Series
 

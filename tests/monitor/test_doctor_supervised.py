@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kedge.monitor.doctor import Diagnosis, History, diagnose
+from kedge.monitor.doctor import Diagnosis, History, diagnose, supervised
 from kedge.stages.sft.settings import SFTSettings
 
 
@@ -122,3 +122,9 @@ def test_members_that_are_trained_one_after_the_other_do_not_look_like_divergenc
     assert not diagnose(history).is_healthy  # as one learner it would be
     ensemble = History(**{**{name: getattr(history, name) for name in History.__slots__}, "settings": {"members": 3}})
     assert diagnose(ensemble).is_healthy
+
+
+def test_the_ends_of_the_losses_are_those_that_the_report_tells() -> None:
+    metrics = [{"step": step, "train/loss": 30.0 - step} for step in range(1, 21)]
+    told = History(kind="sft", status="done", settings={}, metrics=metrics, events=[], samples=[])
+    assert supervised.story(told) == "train/loss went from 27 to 12 in 20 steps"

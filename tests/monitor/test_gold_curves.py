@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.monitor.gold_law import Kind, fit_law
+from kedge.monitor.gold_peak import observed_peak
 from kedge.monitor.overoptimisation import Fit, NoFit, fit
 
 KINDS = st.sampled_from(sorted(PARAMETERS))
@@ -128,3 +129,27 @@ def test_residuals_redrawn_spread_as_the_covariance_says() -> None:
     widths = np.array([high - low for low, high in curve.intervals])
     assert spread * 2 * 1.96 == pytest.approx(widths, rel=0.1)
     assert PEAKS["rl"] == pytest.approx(math.exp(curve.law.alpha / curve.law.beta - 1), rel=0.1)
+
+
+@pytest.mark.parametrize("lasting", [0.0, 0.5])
+def test_what_lasts_from_point_to_point_is_not_underestimated_because_a_law_was_fitted(lasting: float) -> None:
+    rng = np.random.default_rng(2)
+    d_N = np.linspace(0.0, 6.0, 50)
+    seen: list[float] = []
+    for _ in range(300):
+        noise_N = rng.normal(size=50)
+        for at in range(1, 50):
+            noise_N[at] = lasting * noise_N[at - 1] + math.sqrt(1 - lasting**2) * noise_N[at]
+        widening = fit_law(d_N, noise_N, "rl").widening
+        seen.append((widening - 1) / (widening + 1))
+    # Without lasting noise, what is below 0 counts as 0: the mean of half a normal of 0.13 to 0.15 is left.
+    assert np.mean(seen) == pytest.approx(lasting or 0.06, abs=0.04)
+
+
+def test_the_measured_peak_of_a_cliff_is_at_its_edge() -> None:
+    kl = np.arange(40, dtype=np.float64)
+    gold = np.where(kl <= 25, kl, 0.0) + np.random.default_rng(0).normal(0, 0.1, 40)
+    found = observed_peak(kl, gold)
+    assert found is not None
+    assert found.has_fallen
+    assert found.kl_interval == (21.0, 25.0)

@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "studies"))
 
 import harmless
+import harmless_curves
 import harmless_data
 import harmless_numbers
 import harmless_page
@@ -25,7 +26,7 @@ from kedge.data.examples import Message, Origin, Pair
 from kedge.data.reading import load, prompt_key
 
 
-@pytest.mark.parametrize("module", [harmless, harmless_numbers, harmless_page, methods])
+@pytest.mark.parametrize("module", [harmless, harmless_numbers, harmless_curves, methods])
 def test_the_examples_hold(module: Any) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -38,9 +39,9 @@ def pair(number: int) -> Pair:
 
 def test_three_parts_share_no_prompt_and_the_asked_one_is_the_same_for_all_seeds() -> None:
     pairs = [pair(number // 2) for number in range(400)]
-    first, second = (harmless_data.three_parts(pairs, seed) for seed in (1, 2))
+    first, second = (harmless_data.three_parts(pairs, seed, gold_share=2 / 3) for seed in (1, 2))
     keys = [{prompt_key(one) for one in part} for part in first]
-    assert [len(part) for part in keys] == [90, 90, 20]
+    assert [len(part) for part in keys] == [60, 120, 20]
     assert len(keys[0] | keys[1] | keys[2]) == 200
     assert first[2] == second[2]
     assert first[0] != second[0]
@@ -56,7 +57,7 @@ def test_what_is_written_marks_the_prompts_of_either_task(tmp_path: Path) -> Non
     imitated = {prompt_key(one) for one in load(files.demonstrations)}
     assert not asked & (learnt | gold | imitated)
     assert not gold & (learnt | imitated)
-    assert files.counts["demonstrations"] == 36 + 40
+    assert files.counts["demonstrations"] == 24 + 40
 
 
 def answers(prompt: str, scores: list[tuple[float, float]], task: str = "harmless") -> list[AnswerRow]:
@@ -164,14 +165,38 @@ def test_a_gold_model_that_is_seldom_right_is_no_evidence() -> None:
 
 def test_methods_are_compared_at_the_largest_kl_that_all_have() -> None:
     seeds = [harmless_page.normal(record(1, gold=0.7, wins=0.7))]
-    curves = harmless_page.curves(seeds, "harmless")
-    assert harmless_page.common_kl(curves) == 1.84
+    curves = harmless_curves.curves(seeds, "harmless")
+    assert harmless_curves.common_kl(curves) == 1.84
     # half of the way from 1 to 9 nats in the root is 4
-    at_four = harmless_page.at_kl(curves["DPO"], 4.0)
+    at_four = harmless_curves.at_kl(curves["DPO"], 4.0)
     assert at_four is not None
     assert at_four.value == pytest.approx(0.575)
-    assert harmless_page.at_kl(curves["PPO"], 5.0) is None
-    assert harmless_page.at_kl(curves["PPO"], 4.0) == Estimate(value=0.7, low=0.68, high=0.72, count=1)
+    assert harmless_curves.at_kl(curves["PPO"], 5.0) is None
+    assert harmless_curves.at_kl(curves["PPO"], 4.0) == Estimate(value=0.7, low=0.68, high=0.72, count=1)
+
+
+def test_at_equal_kl_each_seed_is_read_by_itself() -> None:
+    seeds = [harmless_page.normal(record(seed, gold=0.7, wins=0.7)) for seed in (1, 2)]
+    for task in ("harmless", "helpful"):
+        # one seed's PPO went to 1 nat with 70 %, the other's to 4 with 80: at 1 nat the latter is half of the way
+        seeds[0]["parts"]["answers"]["methods"]["ppo"]["tasks"][task] = method(1.0, 0.7)["tasks"][task]
+        seeds[1]["parts"]["answers"]["methods"]["ppo"]["tasks"][task] = method(4.0, 0.8)["tasks"][task]
+    assert harmless_curves.equal_kl(seeds, "harmless") == 1.0
+    wins = harmless_curves.at_equal_kl(seeds, "harmless")
+    assert wins["PPO"].value == pytest.approx((0.7 + 0.65) / 2)
+    assert wins["PPO"].count == 2
+    assert wins["best-of-N"].value == pytest.approx(0.6 + 0.06 * (1 - 0.64**0.5) / (1.84**0.5 - 0.64**0.5))
+    head, _, ppo, *_ = harmless_page.equal_table(seeds).splitlines()
+    assert "at 1.00 nats" in head
+    assert ppo.startswith("| PPO | 67.5 [")
+
+
+def test_the_page_tells_the_settings_that_the_stages_had() -> None:
+    seeds = [record(seed, gold=0.7, wins=0.7) for seed in (1, 2, 3)]
+    for one, price in zip(seeds, (None, 0.1, 0.1), strict=True):
+        one["parts"]["ppo"] = {"settings": {"ppo": {"scores.length.price": price}}} if price else {}
+    assert harmless_page.settings_table(seeds).splitlines()[2:] == ["| ppo: ppo | `scores.length.price` 0.1 | 2, 3 |"]
+    assert harmless_page.settings_table(seeds[:1]) == "–"
 
 
 def test_every_block_of_the_page_is_filled_and_the_figure_is_drawn() -> None:
@@ -182,7 +207,7 @@ def test_every_block_of_the_page_is_filled_and_the_figure_is_drawn() -> None:
     assert "| best of 16 | 1.84 |" in blocks["methods"]
     assert "seed 2, DPO | pass | all rules pass" in blocks["gate"]
     assert "seed 1, PPO | fail | keep ifeval -0.100 [-0.120, -0.080]: fail" in blocks["gate"]
-    assert [plot.title for plot in harmless_page.plots(seeds)][-1] == "Exams: change from SFT"
+    assert [plot.title for plot in harmless_curves.plots(seeds)][-1] == "Exams: change from SFT"
 
 
 def write_seed(results: Path, study: str, values: dict[str, Any]) -> None:
@@ -200,8 +225,12 @@ def test_the_table_of_methods_reads_the_seeds_of_all_studies(tmp_path: Path) -> 
     write_seed(tmp_path / "results", "harmless", own)
     cost = {"grpo": {"seconds": 90.0, "peak_gib": 12.5}}
     gains = {"trained": {"prompt_strict": estimate(0.2)}, "ifeval": {"prompt_strict": estimate(0.1)}}
-    grpo = {"gains": gains, "answers": {"kl": estimate(3.0)}, "cost": cost}
-    write_seed(tmp_path / "results", "verifiable", {"seed": 1, "parts": {"grpo": grpo}})
+    steps = range(1, 11)
+    grpo_curves = {"kl": [[n, 0.5 * n - 0.5] for n in steps], "reward": [[n, 0.1 * n] for n in steps]}
+    rloo_curves = {"kl": [[n, 0.25 * n - 0.25] for n in steps], "reward": [[n, 0.2] for n in steps]}
+    grpo = {"gains": gains, "answers": {"kl": estimate(3.0)}, "cost": cost, "curves": grpo_curves}
+    rloo = {"gains": gains, "answers": {"kl": estimate(2.0)}, "cost": {}, "curves": rloo_curves}
+    write_seed(tmp_path / "results", "verifiable", {"seed": 1, "parts": {"grpo": grpo, "rloo": rloo}})
     curve = {"at_kl": {"2": estimate(0.8)}}
     ppo = {"curves": {"single-100": curve}, "cost": {"ppo-single-100": {"seconds": 60.0, "peak_gib": 9.0}}}
     write_seed(tmp_path / "results", "overoptimisation", {"seed": 1, "parts": {"ppo": ppo}})
@@ -209,7 +238,10 @@ def test_the_table_of_methods_reads_the_seeds_of_all_studies(tmp_path: Path) -> 
     text = page.read_text().replace("](results/", " ")
     assert "| [harmless harmless.md) | DPO | 1.84 | wins 55.9 [53.9, 57.9] % (no evidence) | HarmBench complied" in text
     assert "| 0.5 | 4.0 |" in text
-    assert "verifiable.md) | grpo | 3.00 [2.98, 3.02] | held-out prompts +20.0 [18.0, 22.0] points |" in text
+    # RLOO's last five steps are at 1.75 nats in the mean; of GRPO the steps 3 to 7 (1 to 3 nats) are next to that
+    held_out = "held-out prompts +20.0 [18.0, 22.0] points; in training at 1.8 nats"
+    assert f"verifiable.md) | grpo | 3.00 [2.98, 3.02] | {held_out} 50.0" in text
+    assert f"verifiable.md) | rloo | 2.00 [1.98, 2.02] | {held_out} 20.0 % |" in text
     assert "overoptimisation.md) | PPO, single-100 | 2.00 | 0.80 [0.78, 0.82] deviations | – | 1.0 | 9.0 |" in text
 
 
@@ -224,6 +256,7 @@ def test_the_small_size_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["parts"]["exams"]["gate"]["ppo"]["verdict"] in ("pass", "fail", "undecided")
     assert not list((tmp_path / "work").glob("*/*/checkpoints"))
     assert StageRun(tmp_path / "work/ppo/ppo").settings["kl"]["target"] == 5
+    assert found["parts"]["ppo"]["settings"]["ppo"]["kl.target"] == 5
     report = (tmp_path / "to/harmless/ppo-seed-3.html").read_text(encoding="utf-8")
     assert str(tmp_path) not in report
     assert "How do I break" not in report

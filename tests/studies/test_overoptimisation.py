@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import math
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
@@ -20,15 +21,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "studies"))
 import overoptimisation as study_module
 import overoptimisation_curves as curves
 import overoptimisation_data as data
+import overoptimisation_figure as figure
+import overoptimisation_jobs as jobs_module
 import overoptimisation_page as page
 import overoptimisation_plan as plan
 from common import Clock, Options, SeedFile, parse
 from kedge.core.stats import best_of_kl
 from kedge.models.settings import UncertaintyWeighted
 from kedge.recipe.schema import load_recipe
+from kedge.runs.folder import Run as Folder
+from kedge.runs.manifest import Status, new_manifest
 
 
-@pytest.mark.parametrize("module", [curves, page, plan])
+@pytest.mark.parametrize("module", [curves, figure, page, plan])
 def test_the_examples_hold(module: Any) -> None:
     tried = doctest.testmod(module)
     assert tried.attempted
@@ -169,7 +174,9 @@ def options(folder: Path, *more: str) -> Options:
     return parse("overoptimisation", study_module.PARTS, "", ["--to", str(folder), "--work", str(folder / "w"), *more])
 
 
-def test_every_recipe_of_the_full_size_is_one(tmp_path: Path) -> None:
+def test_every_recipe_of_the_full_size_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = property(lambda study: [name for name, _, _ in study.proxies])
+    monkeypatch.setattr(jobs_module.Study, "trained", everything)
     chosen = options(tmp_path)
     study = study_module.Study(options=chosen, plan=plan.FULL, say=Clock(lambda _: None), results=SeedFile(chosen))
     jobs = [*study_module.gold_jobs(study), *study_module.proxy_jobs(study), *study_module.ppo_jobs(study)]
@@ -190,8 +197,8 @@ def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, monke
         if name == "bad":
             raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(study_module, "run_here", run)
-    monkeypatch.setattr(study_module, "stage_cost", lambda *_: {"seconds": 2.0, "peak_gib": None})
+    monkeypatch.setattr(jobs_module, "run_here", run)
+    monkeypatch.setattr(jobs_module, "stage_cost", lambda *_: {"seconds": 2.0, "peak_gib": None})
     jobs = [(name, tmp_path, {"ppo": {}}) for name in ("bad", "good")]
     assert study_module.run_jobs(study, jobs, seed=4) == {"good": {"seconds": 2.0, "peak_gib": None}}
     assert any("bad failed: out of memory" in line for line in said)
@@ -242,6 +249,8 @@ def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp
     difference = float(rows["PPO: mean, 1,000 labels over 1,000 labels"][0].split()[0])
     assert difference == pytest.approx(0.2 * math.sqrt(2), abs=0.15)  # at 2 nats
     assert rows["ppo"][:2] == ["31", "3.5"]
+    golds = [{"seed": n, "parts": {"gold": {"seconds": took, "cost": {}}}} for n, took in ((1, 160.0), (2, 0.1))]
+    assert page.cost_table(golds).splitlines()[-1] == "| gold, once for all seeds | 160 | – |"
     drawing = ElementTree.fromstring((tmp_path / "overoptimisation.svg").read_text())
     assert len(drawing.findall("{http://www.w3.org/2000/svg}g")) == 4
     drawn = (tmp_path / "overoptimisation.svg").read_text()
@@ -252,15 +261,120 @@ def test_the_page_has_the_numbers_of_all_seeds_and_what_is_not_there_is_said(tmp
     assert (tmp_path / "overoptimisation.md").read_text() == again
 
 
+def test_a_peak_over_seeds_has_the_errors_of_the_fits_too_and_runs_that_were_broken_off_are_told() -> None:
+    fits: list[dict[str, Any]] = [
+        {"outcome": "peak", "has_fallen": True, "peak_d": [2.0, 1.5, 2.5], **dict.fromkeys(["collapse_d", "r2"])}
+        for _ in range(2)
+    ]
+    seeds = [{"seed": n, "parts": {"ppo": {"curves": {"single-100": {"fit": fit}}}}} for n, fit in enumerate(fits)]
+    assert page.outcomes(seeds, "ppo")[0].endswith("peak of the law at d = 2.00 [1.50, 2.50].")
+    fits[1]["peak_d"] = [2.0, 1.5, None]
+    assert page.outcomes(seeds, "ppo")[0].endswith("peak of the law at d = 2.00 [1.50, ∞].")
+    for seed, whole in zip(seeds, (True, False), strict=True):
+        run = {"kl": [0.0] * 9, "gold": [0.0] * 9, "is_whole": whole}
+        seed["parts"]["ppo"]["curves"] = {"single-100": run}
+    assert page.ppo_table(seeds).endswith("Broken off before their end: 100 labels (seed 1, 9 iterations).")
+
+
 def test_without_seeds_nothing_is_written(tmp_path: Path) -> None:
     page.merge(options(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_proxy_that_is_not_there_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = options(tmp_path)
+    study = study_module.Study(options=chosen, plan=plan.FULL, say=Clock(lambda _: None), results=SeedFile(chosen))
+    monkeypatch.setattr(jobs_module, "is_done", lambda run: run.name in ("single-300", "single-1000"))
+    assert [name for name, _, _ in study_module.ppo_jobs(study)] == ["ppo-single-300", "ppo-single-1000"]
+    members = scores(1)
+    del members["ensemble-1000"]
+    monkeypatch.setattr(study_module, "scores_of_answers", lambda _: members)
+    assert set(study_module.part_best_of_n(study)["curves"]) == {"single-100", "single-1000"}
+
+
+def test_scores_are_kept_whole_and_made_anew_for_other_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = options(tmp_path)
+    chosen.work.mkdir()
+    study = study_module.Study(options=chosen, plan=plan.SMALL, say=Clock(lambda _: None), results=SeedFile(chosen))
+    names = ["single-12"]
+    monkeypatch.setattr(jobs_module.Study, "trained", property(lambda _: names))
+    made: list[int] = []
+
+    def scored(_study: Any, _name: str, answers: list[Any], judges: list[Path]) -> list[np.ndarray]:
+        made.append(len(judges))
+        return [np.full((1, len(answers)), float(place)) for place in range(len(judges))]
+
+    monkeypatch.setattr(study_module, "sampled", lambda *_, answers, **__: [{}] * answers * 4)
+    monkeypatch.setattr(study_module, "scored", scored)
+    (chosen.work / "best-of-n.part.npz").write_bytes(b"half")
+    first, again = study_module.scores_of_answers(study), study_module.scores_of_answers(study)
+    assert made == [2]
+    assert all(np.array_equal(first[name], again[name]) for name in ("gold", "single-12"))
+    assert first["single-12"].shape == (1, 4, plan.SMALL.answers)
+    names.append("single-24")
+    assert set(study_module.scores_of_answers(study)) == {"gold", "single-12", "single-24"}
+    assert made == [2, 3]
+
+
+def write_ppo_run(run: Path, *, steps: int, status: Status) -> None:
+    """A run of one stage with gold at each of so many steps."""
+    for folder in (run, run / "ppo"):
+        manifest = new_manifest(name=folder.name, kind="pipeline", seed=1, settings={})
+        with Folder.create(folder, manifest=manifest) as opened:
+            for step in range(steps if folder.parent == run else 0):
+                gold = {"kl/mean": 0.5 * step, "reward/mean": 0.1 * step, "length/mean": 20.0, "gold/mean": 0.2 * step}
+                opened.log(gold, step)
+            opened.finish(status)
+
+
+def test_runs_that_are_broken_off_beside_one_that_has_ended_are_kept_as_far_as_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = options(tmp_path)
+    chosen.work.mkdir()
+    study = study_module.Study(options=chosen, plan=plan.SMALL, say=Clock(lambda _: None), results=SeedFile(chosen))
+    names = ["single-12", "single-24"]
+    monkeypatch.setattr(jobs_module.Study, "trained", property(lambda _: names))
+    study.results.put("best_of_n", {"scales": {key: {"mean": 0.0, "deviation": 1.0} for key in ["gold", *names]}})
+
+    def run(folder: Path, name: str, *, at_once: int) -> None:
+        if name == "ppo-single-24":
+            raise KeyboardInterrupt
+        write_ppo_run(folder / "ppo-single-24", steps=11, status="interrupted")
+        write_ppo_run(folder / name, steps=13, status="done")
+
+    monkeypatch.setattr(jobs_module, "run_here", run)
+    with pytest.raises(KeyboardInterrupt):
+        study_module.part_ppo(study)
+    part = json.loads(chosen.seed_file.read_text())["parts"]["ppo"]
+    whole = {name: (curve["is_whole"], len(curve["kl"])) for name, curve in part["curves"].items()}
+    assert whole == {"single-12": (True, 13), "single-24": (False, 11)}
+    assert list(part["cost"]) == ["ppo-single-12"]
+
+
+def test_a_call_that_leaves_a_run_behind_says_so_and_the_next_one_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_ppo_run(tmp_path / "w" / "single-12", steps=0, status="done")
+    write_ppo_run(tmp_path / "w" / "ensemble-24", steps=0, status="failed")
+    (tmp_path / "w" / "single-24").mkdir()  # killed as it began
+    monkeypatch.setattr(study_module, "RUNS", dict.fromkeys(study_module.PARTS, lambda _: {}))
+    small = ["--size", "small", "--only"]
+    assert study_module.run_parts(options(tmp_path, *small, "labels"))
+    assert not study_module.run_parts(options(tmp_path, *small, "proxies"))
+    assert [jobs_module.has_begun(tmp_path / "w" / name) for name in ("single-24", "ensemble-24")] == [False, True]
+    for name in ("single-24", "ensemble-24"):
+        shutil.rmtree(tmp_path / "w" / name)
+        write_ppo_run(tmp_path / "w" / name, steps=0, status="done")
+    assert study_module.run_parts(options(tmp_path, *small, "proxies"))
+
+
 @pytest.mark.slow
-def test_the_small_size_runs_to_its_end_and_again_from_where_it_was(tmp_path: Path) -> None:
+def test_the_small_size_runs_to_its_end_and_again_from_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["--size", "small", "--to", str(tmp_path), "--work", str(tmp_path / "w"), "--seed", "3"]
-    study_module.main(arguments)
+    assert study_module.main(arguments) == 0
     record = json.loads((tmp_path / "overoptimisation" / "seed-3.json").read_text())
     assert list(record["parts"]) == list(study_module.PARTS)
     names = {"single-12", "single-24", "mean-24", "worst-24", "uncertainty-24"}
@@ -268,5 +382,8 @@ def test_the_small_size_runs_to_its_end_and_again_from_where_it_was(tmp_path: Pa
     assert len(record["parts"]["ppo"]["curves"]["worst-24"]["kl"]) == plan.SMALL.iterations
     assert page.NOTHING not in (tmp_path / "overoptimisation.md").read_text()
     trained = (tmp_path / "w" / "single-24" / "proxy" / "run.json").stat().st_mtime_ns
-    study_module.main([*arguments, "--only", "proxies", "best_of_n"])
+    monkeypatch.setattr(study_module, "sampled", lambda *_, **__: pytest.fail("what is there is sampled again"))
+    assert study_module.main(arguments) == 0
     assert (tmp_path / "w" / "single-24" / "proxy" / "run.json").stat().st_mtime_ns == trained
+    again = json.loads((tmp_path / "overoptimisation" / "seed-3.json").read_text())
+    assert again["parts"] == record["parts"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,17 @@ def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
         return mean, -math.inf, math.inf
     half = student_quantile(0.975, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return mean, mean - half, mean + half
+
+
+def ends_of(values: Sequence[float]) -> tuple[float, float]:
+    """Means over the first and the last of a run's values, for single ones are noisy: over a tenth of them, but no more
+    than ten, and no fewer than five where there are as many at both ends.
+
+    >>> ends_of([1.0, 2.0, 3.0]), ends_of(range(20))
+    ((1.0, 3.0), (2.0, 17.0))
+    """
+    size = min(10, max(round(len(values) / 10), min(5, len(values) // 2), 1))
+    return fmean(values[:size]), fmean(values[-size:])
 
 
 def falling_root(function: Callable[[float], float], low: float, high: float) -> float:

@@ -27,6 +27,8 @@ hold."""
 GOOD_R2 = 0.98
 """A law that explains so much of the variance holds all the same: with little noise, the smallest departure from it has
 residuals that go together."""
+MOST_LAG = 0.9
+"""Above it, as many points as a run has say nothing of how long residuals last."""
 DRAWS = 1000
 _SEED = 0
 
@@ -207,12 +209,14 @@ def _least_squares(design_N3: Vector, target_N: Vector) -> tuple[Vector, Vector,
     """The solution, its covariance σ² (XᵀX)⁻¹, the residuals in the order of the run, and what widens the covariance.
 
     Neighbouring points share a policy, so residuals are autocorrelated. With a lag-1 autocorrelation r > 0, n points
-    are worth n (1 − r) / (1 + r): the covariance grows by the inverse.
+    are worth n (1 − r) / (1 + r): the covariance grows by the inverse. Residuals of a fit show too little of it: with
+    three parameters what is seen is r less about (3 + 5 r) / n (as Marriott and Pope 1954 have it for a mean).
     """
     solution = np.asarray(np.linalg.lstsq(design_N3, target_N, rcond=None)[0], dtype=np.float64)
     residuals_N = target_N - design_N3 @ solution
     variance = float(residuals_N @ residuals_N) / (len(target_N) - design_N3.shape[1])
-    lag = max(0.0, _lag_correlation(residuals_N))
+    seen = _lag_correlation(residuals_N)
+    lag = min(max(0.0, seen + (3 + 5 * seen) / len(target_N)), MOST_LAG)
     widening = (1 + lag) / (1 - lag)
     return solution, np.linalg.inv(design_N3.T @ design_N3) * variance * widening, residuals_N, widening
 

@@ -23,8 +23,8 @@ class ObservedPeak:
 
     kl: float
     kl_interval: Interval
-    """From the lowest to the highest KL at which the mean of `LOOKS` neighbours is no more than `PEAK_Z` standard
-    errors below the best."""
+    """From the lowest to the highest KL of points in a mean of `LOOKS` neighbours that is no more than `PEAK_Z`
+    standard errors below the best: at a cliff the best mean ends where the peak is."""
     gold: float
     gold_now: float
     """Mean of the last `LOOKS` points of the run."""
@@ -62,7 +62,7 @@ def observed_peak(kl: Vector, gold: Vector) -> ObservedPeak | None:
     now = float(gold[-LOOKS:].mean())
     return ObservedPeak(
         kl=float(centres[best]),
-        kl_interval=(float(centres[is_peak].min()), float(centres[is_peak].max())),
+        kl_interval=(float(kl[windows[is_peak]].min()), float(kl[windows[is_peak]].max())),
         gold=float(means[best]),
         gold_now=now,
         kl_now=float(kl[-1]),

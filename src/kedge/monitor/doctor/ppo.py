@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from kedge.core.metric_table import as_table
+from kedge.core.stats import ends_of
 from kedge.monitor.alarms import Alarm
 from kedge.monitor.detectors import CATALOGUE, DetectorSettings, Watchdog
 from kedge.monitor.detectors.policy_rules import EXPLAINED, MISMATCH
@@ -113,8 +114,9 @@ def story(history: History) -> str:
     rewards, kl = _values(history, "reward/mean"), _values(history, "kl/mean")
     if not rewards:
         return "no step has been logged"
-    clause = f"the reward went from {fmean(rewards[:5]):.3g} to {fmean(rewards[-5:]):.3g} in {len(rewards)} steps"
-    return clause + (f", at a KL of {fmean(kl[-5:]):.3g} nats" if kl else "")
+    first, last = ends_of(rewards)
+    clause = f"the reward went from {first:.3g} to {last:.3g} in {len(rewards)} steps"
+    return clause + (f", at a KL of {ends_of(kl)[1]:.3g} nats" if kl else "")
 
 
 def notes(history: History) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kedge.core.metric_table import as_table
+from kedge.core.stats import ends_of
 from kedge.monitor.detectors.watchdog import noise_of
 from kedge.monitor.doctor.diagnosis import Cause, Change, History
 from kedge.monitor.doctor.settings_changes import changed, number_at, rounded, scaled, value_at
@@ -237,10 +238,11 @@ def learners(history: History) -> list[list[Point]]:
 
 def story(history: History) -> str:
     """The course of the losses, in one clause."""
-    smooth, evaluations = _smoothed(_points(history, TRAIN_LOSS)), _points(history, HELDOUT_LOSS)
-    if not smooth:
+    losses, evaluations = _points(history, TRAIN_LOSS), _points(history, HELDOUT_LOSS)
+    if not losses:
         return "no step has been logged"
-    training = f"train/loss went from {smooth[0][1]:.3g} to {smooth[-1][1]:.3g} in {smooth[-1][0]} steps"
+    first, last = ends_of([loss for _, loss in losses])
+    training = f"train/loss went from {first:.3g} to {last:.3g} in {losses[-1][0]} steps"
     heldout = f", heldout/loss ended at {evaluations[-1][1]:.3g}" if evaluations else ""
     accuracy = _points(history, HELDOUT_ACCURACY)
     return training + heldout + (f" with an accuracy of {accuracy[-1][1]:.1%}" if accuracy else "")

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from kedge.core.metric_table import as_table
+from kedge.core.stats import ends_of
 from kedge.report.run.methods import what_was_run
 from kedge.report.run.run_records import Record, RunRecord, StageRecord
 from kedge.report.words import listed, number, percent, short
@@ -23,9 +23,6 @@ STATUS_WORDS: Mapping[Status, str] = {
     "waiting": "waits for people; `kedge run RECIPE --resume` goes on when they are done",
     "interrupted": "was interrupted; `kedge run RECIPE --resume` goes on with it",
 }
-
-_ENDS_SHARE, _MOST_AT_ENDS = 0.1, 10
-"""Both ends of a run are means over this share of its steps, at most so many: single steps are noisy."""
 
 
 def what_happened(stage: StageRecord) -> Iterator[str]:
@@ -89,10 +86,7 @@ def ends(metrics: Sequence[Record], name: str) -> tuple[float, float] | None:
     (1.0, 4.0)
     """
     values = as_table(metrics).finite(name).tolist()
-    if len(values) < 2:
-        return None
-    size = min(_MOST_AT_ENDS, max(1, round(_ENDS_SHARE * len(values))))
-    return fmean(values[:size]), fmean(values[-size:])
+    return ends_of(values) if len(values) >= 2 else None
 
 
 _MOVES = {
