@@ -21,8 +21,10 @@ from pathlib import Path
 
 PATIENCE_S = 10.0
 """What a server gets to end by itself."""
-_REST_S = 3.0
-"""What its own processes get then, one of which gives back the shared memory of those that were killed."""
+_REST_S = 1.0
+"""What its own processes get then."""
+_TRACKER = b"from multiprocessing.resource_tracker import main"
+"""In the command line of the process of Python that gives back shared memory when all who use it are gone."""
 
 
 def main(command: list[str]) -> int:
@@ -60,21 +62,31 @@ def _end_with_kedge(server: subprocess.Popen[bytes]) -> None:
 
 
 def _end_rest() -> None:
-    """Ask what the server has left behind to end, and wait for it."""
+    """End what the server has left behind, last the processes that clean up after the others."""
     os.killpg(0, signal.SIGTERM)
+    _wait_for_rest()
+    for process, command in _rest().items():
+        if _TRACKER not in command:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    _wait_for_rest()
+
+
+def _wait_for_rest() -> None:
     until = time.monotonic() + _REST_S
-    while _others_in_group() and time.monotonic() < until:
+    while _rest() and time.monotonic() < until:
         time.sleep(0.05)
 
 
-def _others_in_group() -> bool:
-    """Whether processes beside this one are in its group; those that have ended do not count."""
-    for place in Path("/proc").glob("[0-9]*/stat"):
+def _rest() -> dict[int, bytes]:
+    """The command lines of the other processes of the keeper's group; those that have ended do not count."""
+    rest: dict[int, bytes] = {}
+    for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            state, _, group = place.read_text().rpartition(")")[2].split()[:3]
-            if int(group) == os.getpid() and state != "Z" and place.parent.name != str(os.getpid()):
-                return True
-    return False
+            state, _, group = (place / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) == os.getpid() and state != "Z" and place.name != group:
+                rest[int(place.name)] = (place / "cmdline").read_bytes()
+    return rest
 
 
 if __name__ == "__main__":
