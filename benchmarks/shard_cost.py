@@ -7,12 +7,14 @@ Also: how long the copy takes that a local generator samples from. What links be
     python benchmarks/shard_cost.py --shape 0.5b
     python benchmarks/shard_cost.py --shape tiny --steps 4 --rows 8      # anywhere
     python benchmarks/shard_cost.py --shape 7b --load-only               # peak memory of host and GPU while loading
+    python benchmarks/shard_cost.py --shape 7b --load-only --lora        # adapters on a frozen base in bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import statistics
 import subprocess
@@ -25,6 +27,7 @@ from random import Random
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kedge.core.batches import Batch
@@ -37,6 +40,7 @@ from kedge.models.forward.reader import compile_layers
 from kedge.models.forward.sharding import shard_model, whole_copy
 from kedge.models.loading.start import start_causal
 from kedge.models.loading.tiny import tiny_tokenizer
+from kedge.models.settings import LoraSettings, TrainingMemory
 from kedge.models.training.learner import Learner
 from kedge.models.training.objectives import imitation
 from kedge.models.training.passes import Passes
@@ -48,6 +52,7 @@ from token_cache import peak_of, rss_anon
 VOCABULARY, SHORTEST, LONGEST = 49_152, 60, 700
 TINY_VOCABULARY = 512
 PLAIN, SHARD = "plain", "shard"
+FILE_BYTES = 2 * 10**9
 
 
 def main() -> None:
@@ -56,12 +61,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="pairs of steps that are timed")
     parser.add_argument("--rows", type=int, default=128, help="rows of a step, about 380 tokens each")
     parser.add_argument("--load-only", action="store_true", help="load from files, and nothing else")
+    parser.add_argument("--lora", action="store_true", help="with --load-only: adapters learn, on a base in bfloat16")
     parser.add_argument("--load-from", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.load_from:
-        load_and_tell(args.load_from)
+        load_and_tell(args.load_from, with_lora=args.lora)
     elif args.load_only:
-        measure_loading(args.shape)
+        measure_loading(args.shape, with_lora=args.lora)
     else:
         with sharding_alone(on_gpu=torch.cuda.is_available()) as world:
             compare(args.shape, args.rows, args.steps, world)
@@ -156,40 +162,65 @@ def random_rows(rows: int, vocabulary: int) -> list[TokenSequence]:
     ]
 
 
-def measure_loading(shape: str) -> None:
-    """Write random weights of a shape into files, and load them in a process of its own."""
+def measure_loading(shape: str, *, with_lora: bool) -> None:
+    """Write the weights of a shape into files, and load them in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = LlamaForCausalLM(config_of(shape)).to(torch.bfloat16)
-        model.save_pretrained(folder, max_shard_size="2GB")
-        tiny_tokenizer().save_pretrained(folder)
-        size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
-        count = sum(weight.numel() for weight in model.parameters())
+        count, size = write_weights(shape, Path(folder))
         print(f"{shape}: {count:,} weights, {size / 2**30:.2f} GiB of files", flush=True)
-        del model
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        with subprocess.Popen([sys.executable, __file__, "--load-from", folder]) as child:
+        command = [sys.executable, __file__, "--load-from", folder, *(["--lora"] if with_lora else [])]
+        with subprocess.Popen(command) as child:
             host, _ = peak_of(child)
         print(f"  peak of the host {host / 2**30:.2f} GiB (anonymous: pages of mapped files do not count)")
 
 
-def load_and_tell(folder: Path) -> None:
+def write_weights(shape: str, folder: Path) -> tuple[int, int]:
+    """A model's folder in bfloat16, of which one file at a time is in memory: how many weights, and bytes of them."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config_of(shape)).to(torch.bfloat16)
+    model.config.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    files: list[list[str]] = [[]]
+    room = FILE_BYTES
+    weights = dict(model.named_parameters())
+    for name, weight in weights.items():
+        if files[-1] and weight.nbytes > room:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(name)
+        room -= weight.nbytes
+    named = {f"model-{number:05}-of-{len(files):05}.safetensors": names for number, names in enumerate(files, 1)}
+    for file, names in named.items():
+        # All alike: what they are changes no memory, and billions of random numbers take minutes.
+        save_file({name: torch.full_like(weights[name], 1e-3, device="cpu") for name in names}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, names in named.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return sum(weight.numel() for weight in weights.values()), sum((folder / file).stat().st_size for file in named)
+
+
+def load_and_tell(folder: Path, *, with_lora: bool) -> None:
     on_gpu = torch.cuda.is_available()
     with sharding_alone(on_gpu=on_gpu) as world:
         start = rss_anon(os.getpid())
-        model = load(folder, world.mesh, device="cuda" if on_gpu else "cpu")
+        model = load(folder, world.mesh, device="cuda" if on_gpu else "cpu", with_lora=with_lora)
         held = sum(local(weight).nbytes for weight in model.parameters())
         gpu = f"; peak of the GPU {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if on_gpu else ""
-        print(f"  weights in {num_parts(world.mesh)} part: {held / 2**30:.2f} GiB, float32 as they learn{gpu}")
+        kind = "adapters in float32 on a base in bfloat16" if with_lora else "float32 as they learn"
+        print(f"  weights in {num_parts(world.mesh)} part: {held / 2**30:.2f} GiB, {kind}{gpu}")
         print(f"  the host before loading: {start / 2**30:.2f} GiB", flush=True)
 
 
-def load(folder: Path, mesh: Any, *, device: str) -> Any:
-    """A model of which all weights learn, as a stage opens it."""
-    model = start_causal(str(folder), lora=None, device=device, seed=0, unread=True)
-    shard_model(model, mesh, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+def load(folder: Path, mesh: Any, *, device: str, with_lora: bool) -> Any:
+    """A model of which all weights learn, or adapters alone, as a stage opens it."""
+    narrow = torch.bfloat16 if device == "cuda" or with_lora else torch.float32
+    model = start_causal(
+        str(folder),
+        lora=LoraSettings() if with_lora else None,
+        device=device,
+        seed=0,
+        memory=TrainingMemory(dtype="bfloat16" if with_lora else "auto"),
+        unread=True,
+    )
+    shard_model(model, mesh, dtype=narrow)
     return model
 
 

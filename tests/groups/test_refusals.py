@@ -123,6 +123,12 @@ def test_processes_and_groups_exclude_each_other(file: Path) -> None:
         load_recipe(file, ["placement.processes=2"])
 
 
+@pytest.mark.parametrize("nothing", ["{}", "null"])
+def test_a_run_goes_on_without_the_groups_of_its_recipe(file: Path, nothing: str) -> None:
+    recipe = load_recipe(file, [f"placement.groups={nothing}", "placement.processes=2"])
+    assert (recipe.settings.placement.groups, recipe.settings.placement.processes) == (None, 2)
+
+
 @pytest.mark.parametrize(
     ("groups", "words"),
     [

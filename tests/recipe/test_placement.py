@@ -44,7 +44,6 @@ def file(write: Write) -> Path:
         ("groups={lerner: {roles: [policy]}}", "live in `learner`, which is not among them .did you mean 'lerner'..;"),
         ("groups={learner: {roles: [critic]}, b: {roles: [critic]}}", "the role critic is in learner and in b"),
         ("groups={A B: {gpus: 1}, learner: {gpus: 1}}", "placement.groups.A B"),
-        ("groups={}", "placement.groups: needs at least 1 item"),
         ("restarts=-1", "placement.restarts: must be at least 0"),
         ("timeout=0", "placement.timeout: must be greater than 0"),
     ],

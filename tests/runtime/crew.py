@@ -102,6 +102,9 @@ def start(members: Sequence[Member], home: Path) -> list[int]:
         }
         for number, member in enumerate(members)
     ]
+    for number in range(len(members)):
+        for name in ("out", "err"):
+            (home / f"{name}-{number}.txt").touch()  # one that is killed at once never opens it
     server = _server()
     assert server.stdin is not None
     server.stdin.write(json.dumps(asked) + "\n")

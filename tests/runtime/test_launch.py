@@ -9,8 +9,12 @@ import threading
 import time
 from pathlib import Path
 
+import failures
 import pytest
 
+from kedge.commands import run as commands_run
+from kedge.core.errors import ConfigError
+from kedge.recipe.schema import load_recipe
 from kedge.runtime.launch import Ending, run_processes
 from kedge.runtime.processes import Place, first_host, place_of
 
@@ -87,3 +91,18 @@ def test_places_are_read_from_the_environment_of_the_launcher() -> None:
     with pytest.raises(ValueError, match="MASTER_ADDR"):
         place_of({"RANK": "0", "WORLD_SIZE": "2"})
     assert first_host("node007") == "node007"
+
+
+def test_a_process_without_a_gpu_of_its_number_says_how_srun_hides_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(commands_run, "gpus_of", lambda _: 1)
+    recipe = load_recipe(failures.write_recipe(tmp_path))
+    with pytest.raises(ConfigError, match=r"number 1 on .* torch finds 1 GPU\(s\): .* --gpu-bind=none, not --gpus-per"):
+        commands_run.run_placed(recipe, tmp_path, is_resumed=False, command=[], check=_never, run=_never, say=_never)
+
+
+def _never(*_: object, **__: object) -> None:
+    raise AssertionError("nothing was to be started")

@@ -161,7 +161,8 @@ def _run_joined(
     if num_gpus is not None and place.local_rank >= num_gpus:
         raise ConfigError(
             f"process {place.rank} is number {place.local_rank} on {socket.gethostname()}, where torch finds "
-            f"{num_gpus} GPU(s): start at most one process a GPU, or set device: cpu"
+            f"{num_gpus} GPU(s): start at most one process a GPU, and let each see all GPUs of its machine (srun: "
+            "--gpus-per-node and --gpu-bind=none, not --gpus-per-task); or set device: cpu"
         )
     is_restarted = int(os.environ.get(_RESTARTS, "0")) > 0
     device = None if num_gpus is None else f"cuda:{place.local_rank}"

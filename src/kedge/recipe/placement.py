@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from kedge.core.errors import ConfigError
 from kedge.core.quoting import quoted
@@ -51,6 +51,11 @@ class RoleGroup(Section):
 GroupName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=40)]
 
 
+def _none_where_empty(groups: dict[str, RoleGroup] | None) -> dict[str, RoleGroup] | None:
+    """`--set placement.groups={}` goes on without the groups of a recipe."""
+    return groups or None
+
+
 class PlacementSettings(Section):
     """The processes that compute a run together. A resumed run may have other ones."""
 
@@ -66,9 +71,9 @@ class PlacementSettings(Section):
     restarts: int = Field(default=3, ge=0, le=1000)
     """How many times a process that was killed leads back to the last checkpoint by itself."""
 
-    groups: dict[GroupName, RoleGroup] | None = Field(default=None, min_length=1)
+    groups: Annotated[dict[GroupName, RoleGroup] | None, AfterValidator(_none_where_empty)] = None
     """Groups of processes, each with GPUs of its own, that hold the roles of RL stages, through Ray
-    (`kedge[ray]`). A role that none of them names lives in `learner`."""
+    (`kedge[ray]`). A role that none of them names lives in `learner`. `{}`: no groups."""
 
     @model_validator(mode="after")
     def _groups_hold_every_role_once(self) -> PlacementSettings:
