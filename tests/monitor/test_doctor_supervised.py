@@ -127,4 +127,4 @@ def test_members_that_are_trained_one_after_the_other_do_not_look_like_divergenc
 def test_the_ends_of_the_losses_are_those_that_the_report_tells() -> None:
     metrics = [{"step": step, "train/loss": 30.0 - step} for step in range(1, 21)]
     told = History(kind="sft", status="done", settings={}, metrics=metrics, events=[], samples=[])
-    assert supervised.story(told) == "train/loss went from 27 to 12 in 20 steps"
+    assert supervised.story(told) == "train/loss went from 28.5 to 10.5 in 20 steps"

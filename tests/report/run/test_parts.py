@@ -91,14 +91,14 @@ def test_parts_of_less_than_a_hundredth_are_other(ppo_run: MakeRun) -> None:
     assert by_phase == pytest.approx({"learning": 80.7, "saving": 15.0, "other": 6.2})
 
 
-def test_ends_are_means_over_five_of_few_finite_values_as_the_doctor_has_them() -> None:
+def test_ends_are_means_over_a_tenth_of_the_finite_values_as_the_doctor_has_them() -> None:
     records: list[dict[str, Any]] = [{"a": float(at)} for at in range(20)]
     records[5]["a"] = math.nan
-    assert ends(records, "a") == (2.0, 17.0)  # 19 finite values, five at each end
+    assert ends(records, "a") == (0.5, 18.5)  # 19 finite values, two at each end
     steps = [{"step": at, "reward/mean": float(at)} for at in range(20)]
-    assert ends(steps, "reward/mean") == (2.0, 17.0)
+    assert ends(steps, "reward/mean") == (0.5, 18.5)
     told = History(kind="ppo", status="done", settings={}, metrics=steps, events=[], samples=[])
-    assert story(told) == "the reward went from 2 to 17 in 20 steps"
+    assert story(told) == "the reward went from 0.5 to 18.5 in 20 steps"
     assert ends(records[:1], "a") is None
 
 
