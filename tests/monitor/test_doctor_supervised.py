@@ -128,3 +128,14 @@ def test_the_ends_of_the_losses_are_those_that_the_report_tells() -> None:
     metrics = [{"step": step, "train/loss": 30.0 - step} for step in range(1, 21)]
     told = History(kind="sft", status="done", settings={}, metrics=metrics, events=[], samples=[])
     assert supervised.story(told) == "train/loss went from 28.5 to 10.5 in 20 steps"
+
+
+def test_a_heldout_loss_that_ends_above_its_start_is_worth_a_note() -> None:
+    def notes(*losses: float, **settings: Any) -> tuple[str, ...]:
+        metrics = [{"step": 10 * at, "heldout/loss": loss} for at, loss in enumerate(losses)]
+        told = History(kind="preference", status="done", settings=settings, metrics=metrics, events=[], samples=[])
+        return tuple(line for line in diagnose(told).notes if "before training" in line)
+
+    (note,) = notes(25.0, 24.0, 25.9)
+    assert note.startswith("heldout/loss is 25.9 and was 25 before training")
+    assert notes(25.0, 26.0, 20.1) == notes(25.0) == notes(25.0, 25.9, eval={"patience": 2}) == ()

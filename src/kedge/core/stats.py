@@ -66,8 +66,8 @@ def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ends_of(values: Sequence[float]) -> tuple[float, float]:
-    """Means over the first and the last tenth of a run's values, ten at the most: single ones are noisy, and more are no
-    longer the end.
+    """Means over the first and the last tenth of a run's values, ten at the most: single ones are noisy, and more are
+    no longer the end.
 
     >>> ends_of([1.0, 2.0, 3.0]), ends_of(range(20))
     ((1.0, 3.0), (0.5, 18.5))

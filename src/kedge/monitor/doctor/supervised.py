@@ -249,7 +249,8 @@ def story(history: History) -> str:
 
 
 def notes(history: History) -> list[str]:
-    """What is worth knowing and no fault: findings of a fit reward model, no held-out data, early stopping."""
+    """What is worth knowing and no fault: findings of a fit reward model, no held-out data, early stopping, a held-out
+    loss that is no lower than before training."""
     evaluations = _points(history, HELDOUT_LOSS)
     lines = _findings(history) if history.reward_report.get("is_fit", True) else []
     if not evaluations and _points(history, TRAIN_LOSS):
@@ -257,6 +258,12 @@ def notes(history: History) -> list[str]:
     if evaluations and value_at(history.settings, "eval.patience") is not None:
         best = min(evaluations, key=lambda point: point[1])
         lines.append(f"early stopping: the held-out loss was best at step {best[0]} ({best[1]:.3g})")
+    elif len(evaluations) > 1 and evaluations[0][0] == 0 and evaluations[-1][1] >= evaluations[0][1]:
+        before, after = (f"{evaluations[place][1]:.3g}" for place in (0, -1))
+        lines.append(
+            f"heldout/loss is {after} and was {before} before training: steps may be too large (a third of "
+            "optimiser.lr is the usual next try), or too many"
+        )
     return lines
 
 
