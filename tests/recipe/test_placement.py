@@ -35,7 +35,7 @@ def file(write: Write) -> Path:
     [
         ("processes=0", "placement.processes: must be auto or a whole number from 1 to 1,024, found 0"),
         ("processes=all", "placement.processes: must be auto or a whole number from 1 to 1,024, found 'all'"),
-        ("processes=true", "found True"),
+        ("processes=true", "found 'true'"),
         ("weights=halve", "weights"),
         ("groups={judge: 1}", "placement.groups.judge: must be a mapping of settings, found 1"),
         ("groups={judge: {gpus: 0}}", "placement.groups.judge.gpus: must be at least 1, found 0"),

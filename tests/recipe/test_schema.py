@@ -331,3 +331,28 @@ def test_a_method_that_cannot_be_used_is_a_problem_of_the_recipe_that_names_it(
     assert f"line 9: stages.grpo.method: {expected}" in message_of(write("g.yaml", GROUP.replace("METHOD", "broken")))
     variants = recipe_schema()["$defs"]["stage.group"]["properties"]["method"]["anyOf"]
     assert len(variants) == 1 + len(real("algorithms"))  # the names, and the sections of all others
+
+
+def test_true_is_no_number(write: Write) -> None:
+    told = message_of(
+        write(
+            "truth.yaml",
+            """\
+            kedge: 1
+            name: n
+            seed: true
+            model: tiny
+            stages:
+              sft: {kind: sft, data: d.jsonl, batch: true, micro_batch: false, lora: {rank: 4, rslora: true},
+                    optimiser: {lr: true}}
+            """,
+        )
+    )
+    assert "4 problem(s)" in told
+    for place, expected in (
+        ("line 3: seed", "must be a whole number, found 'true'"),
+        ("line 6: stages.sft.batch", "must be a whole number, found 'true'"),
+        ("line 6: stages.sft.micro_batch", "found 'false'"),
+        ("line 7: stages.sft.optimiser.lr", "must be a number, found 'true'"),
+    ):
+        assert any(place in line and expected in line for line in told.splitlines()), told

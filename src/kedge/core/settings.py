@@ -7,8 +7,9 @@ field that holds it: `actor: {clip: 0.5}` changes `clip` alone. And every number
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, cast, get_args
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
@@ -99,6 +100,7 @@ class Section(BaseModel):
             return given
         values = dict(cast("Mapping[str, Any]", given))
         for name, info in cls.model_fields.items():
+            _spell_out_truth(values, name, info)
             default = default_of(info)
             if isinstance(default, Section):
                 _put_under(values, name, info, default)
@@ -109,6 +111,34 @@ class Section(BaseModel):
         schema = handler(source)
         _bound_numbers(handler.resolve_ref_schema(schema))
         return schema
+
+
+def _spell_out_truth(values: dict[str, Any], name: str, info: FieldInfo) -> None:
+    """`true` where a number is wanted is no number: pydantic would read 1, a learning rate of 1.0 among them."""
+    key = info.alias if info.alias in values else name
+    if isinstance(values.get(key), bool) and _is_number(info.annotation):
+        values[key] = str(values[key]).lower()  # refused by the field itself, as any other word
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether a field takes numbers, and no truth values.
+
+    >>> _is_number(float | None), _is_number(int | Literal["auto"]), _is_number(bool | int), _is_number(bool)
+    (True, True, False, False)
+    """
+    kinds = {*_kinds(annotation)}
+    return bool(kinds & {int, float}) and not kinds & {bool, Any, object}
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The types of a union, without what they are annotated with; the types of the values of a `Literal`."""
+    if get_origin(annotation) is Literal:
+        yield from map(type, get_args(annotation))
+    elif get_origin(annotation) in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _kinds(part)
+    else:
+        yield get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def default_of(info: FieldInfo) -> Any:

@@ -21,7 +21,7 @@ MOST_ON_CPU: Final = 64
 
 
 def _auto_or_count(processes: Any) -> Any:
-    is_count = isinstance(processes, int) and not isinstance(processes, bool) and 1 <= processes <= MOST
+    is_count = isinstance(processes, int) and 1 <= processes <= MOST
     if processes != "auto" and not is_count:
         raise ValueError(f"must be auto or a whole number from 1 to {MOST:,}, found {quoted(processes)}")
     return processes

@@ -58,7 +58,7 @@ def _option(name: str) -> str:
 
 
 def _gpus(given: Any) -> Any:
-    is_count = isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MOST_GPUS
+    is_count = isinstance(given, int) and 0 <= given <= MOST_GPUS
     if given != "shared" and not is_count:
         nearest = did_you_mean(given, ("shared",)) if isinstance(given, str) else ""
         raise ValueError(
