@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -160,6 +162,22 @@ def test_a_changed_mind_takes_the_place_of_the_verdict_before(site: StudioSite, 
     assert (cut, json.loads(thumb)["label"]) == ('{"cut by a kill', False)
     (pair,) = map(json.loads, (site.folder / chats.PAIRS).read_text().splitlines())
     assert (pair["chosen"], pair["rejected"]) == chat.turns[0].answers
+
+
+def test_a_verdict_pressed_twice_at_once_is_one_line(
+    site: StudioSite, room: ChatRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(room, "hello")
+    remember = ChatRoom._sent
+
+    def slowly(self: ChatRoom, *arguments: Any, **options: Any) -> Chat:
+        time.sleep(0.1)
+        return remember(self, *arguments, **options)
+
+    monkeypatch.setattr(ChatRoom, "_sent", slowly)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda _: room.thumb(place(0, 0), is_good=True), range(2)))
+    assert len((site.folder / chats.THUMBS).read_text().splitlines()) == 1
 
 
 def test_an_empty_answer_is_no_data(site: StudioSite, room: ChatRoom) -> None:

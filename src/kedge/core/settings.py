@@ -95,7 +95,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_defaults_of_parts(cls, given: Any) -> Any:
+    def _read_as_meant(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
         values = dict(cast("Mapping[str, Any]", given))

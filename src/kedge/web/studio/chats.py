@@ -93,7 +93,7 @@ class Serving:
 @dataclass(slots=True)
 class ChatRoom:
     studio: Studio
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def chat(self) -> Chat | None:
         try:
@@ -242,7 +242,7 @@ class ChatRoom:
                 if instead_of.words in sent:
                     _take_back(file, instead_of.line)
                 append_line(file, verdict.line)
-        return self._sent(place, verdict.words, instead_of=instead_of.words)
+            return self._sent(place, verdict.words, instead_of=instead_of.words)
 
     def _sent(self, place: Place, words: str, *, instead_of: str = "") -> Chat:
         """Remember with a turn where answers of it have gone."""
